@@ -1,0 +1,37 @@
+"""Errors a user can act on: one line that names the value, what is allowed and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedtailError(Exception):
+    """Bad input or a run that cannot go on. Printed as one line; the command exits with code 2."""
+
+
+def one_of(kind: str, value: object, allowed: Iterable[str]) -> FedtailError:
+    """The error for a value that is not in a closed list, with the nearest right spelling."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return FedtailError(f"{kind} {value!r} is unknown{hint} (allowed: {', '.join(names)})")
+
+
+def check_range(
+    name: str,
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Raise unless ``low <= value <= high`` (strict where open); NaN never passes."""
+    above = low is None or (value > low if open_low else value >= low)
+    below = high is None or (value < high if open_high else value <= high)
+    if not (above and below):
+        left = "-inf" if low is None else f"{low:g}"
+        right = "inf" if high is None else f"{high:g}"
+        bounds = f"{'(' if open_low or low is None else '['}{left}, {right}{')' if open_high or high is None else ']'}"
+        raise FedtailError(f"{name} = {value!r} is outside {bounds}")

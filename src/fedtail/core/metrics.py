@@ -1,0 +1,129 @@
+"""Every metric from one confusion matrix (SPEC 9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtail.core.errors import one_of
+
+MANY, FEW = 100, 20
+"""Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""
+
+HEADLINE = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "micro_f1")
+
+
+def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
+    """(C, C) counts; row = true class, column = predicted class."""
+    y, z = np.asarray(labels, dtype=np.int64), np.asarray(predictions, dtype=np.int64)
+    return np.bincount(y * n_classes + z, minlength=n_classes * n_classes).reshape(n_classes, n_classes)
+
+
+def per_class(confusion: ArrayLike) -> dict[str, np.ndarray]:
+    """Recall (= per-class accuracy, NaN for classes without test samples), precision, F1 and support."""
+    m = np.asarray(confusion, dtype=np.float64)
+    hit, support, predicted = np.diag(m), m.sum(1), m.sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recall = np.where(support > 0, hit / support, np.nan)
+        precision = np.where(predicted > 0, hit / predicted, 0.0)
+        f1 = np.where(support + predicted > 0, 2 * hit / (support + predicted), 0.0)
+    return {"recall": recall, "precision": precision, "f1": f1, "support": support}
+
+
+def shot_groups(train_counts: ArrayLike) -> dict[str, np.ndarray]:
+    """Boolean masks of many / medium / few classes by *training* counts."""
+    n = np.asarray(train_counts)
+    return {"many": n >= MANY, "medium": (n > FEW) & (n < MANY), "few": n <= FEW}
+
+
+def summarize(confusion: ArrayLike, train_counts: ArrayLike | None = None) -> dict[str, Any]:
+    """Headline metrics, per-class accuracy and, given training counts, head / tail and shot groups.
+
+    Averages over classes take the classes that have test samples. An empty group is NaN, not 0.
+    ``head`` and ``tail`` are the accuracy over the most and least frequent third of the classes (at least
+    one class each), since small data sets have no few-shot classes at all.
+    """
+    m = np.asarray(confusion, dtype=np.float64)
+    each = per_class(m)
+    total, support, seen = m.sum(), each["support"], each["support"] > 0
+    share = support / total if total else support
+    recall, f1 = each["recall"], each["f1"]
+    accuracy = float(np.diag(m).sum() / total) if total else float("nan")
+    out: dict[str, Any] = {
+        "accuracy": accuracy,
+        "balanced_accuracy": _mean(recall[seen]),
+        "macro_f1": _mean(f1[seen]),
+        "weighted_f1": float((share * f1).sum()) if total else float("nan"),
+        "micro_f1": accuracy,
+        "per_class_accuracy": [float(v) for v in recall],
+        "per_class_f1": [float(v) for v in f1],
+    }
+    if train_counts is not None:
+        n = np.asarray(train_counts)
+        for name, mask in shot_groups(n).items():
+            out[name] = _mean(recall[mask & seen])
+        order = np.lexsort((np.arange(n.size), -n))
+        third = max(1, n.size // 3)
+        out["head"] = _mean(recall[order[:third]][seen[order[:third]]])
+        out["tail"] = _mean(recall[order[-third:]][seen[order[-third:]]])
+    return out
+
+
+def majority_floor(test_counts: ArrayLike, majority: int | None = None) -> dict[str, float]:
+    """Headline metrics of always answering the majority class: the floor every table shows.
+
+    ``majority`` is the most frequent training class; by default the most frequent test class.
+    """
+    n = np.asarray(test_counts, dtype=np.int64)
+    column = int(n.argmax()) if majority is None else majority
+    m = np.zeros((n.size, n.size), dtype=np.int64)
+    m[:, column] = n
+    summary = summarize(m)
+    return {name: summary[name] for name in HEADLINE}
+
+
+def score(counts: ArrayLike, metric: str) -> np.ndarray:
+    """A validation metric from per-class counts, for one model or many.
+
+    Args:
+        counts: (..., 3, C) correctly classified, true and predicted samples per class: what clients
+            return instead of a confusion matrix. Sums over clients are exact.
+        metric: ``accuracy``, ``balanced_accuracy`` or ``macro_f1``.
+    """
+    c = np.asarray(counts, dtype=np.float64)
+    hit, support, predicted = c[..., 0, :], c[..., 1, :], c[..., 2, :]
+    seen = support > 0
+    n_seen = np.maximum(seen.sum(-1), 1)
+    if metric == "accuracy":
+        return hit.sum(-1) / np.maximum(support.sum(-1), 1)
+    if metric == "balanced_accuracy":
+        return np.where(seen, hit / np.maximum(support, 1), 0.0).sum(-1) / n_seen
+    if metric == "macro_f1":
+        return np.where(seen, 2 * hit / np.maximum(support + predicted, 1), 0.0).sum(-1) / n_seen
+    raise one_of("metric", metric, ("accuracy", "balanced_accuracy", "macro_f1"))
+
+
+def class_counts(confusion: np.ndarray) -> np.ndarray:
+    """(3, C) correct, true and predicted counts per class: the sufficient statistics of ``score``."""
+    return np.stack([np.diag(confusion), confusion.sum(1), confusion.sum(0)])
+
+
+def alignment(updates: ArrayLike, weights: ArrayLike) -> float:
+    """mean_k cos(u_k, sum_j p_j u_j): 1 for identical updates, 1/sqrt(K) for K orthogonal equal-norm ones."""
+    u, p = np.asarray(updates, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    mean = p @ u
+    norms = np.linalg.norm(u, axis=1) * np.linalg.norm(mean)
+    return _mean((u @ mean)[norms > 0] / norms[norms > 0])
+
+
+def path_variation(rates: ArrayLike, weights: ArrayLike) -> np.ndarray:
+    """(T,) V_t = sum over rounds up to t of sum_k p_k |r_k^t - r_k^(t-1)|, with r^(-1) := r^0; rates (T, K)."""
+    r, p = np.asarray(rates, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    steps = np.abs(np.diff(r, axis=0, prepend=r[:1])) @ p
+    return np.asarray(steps.cumsum())
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if values.size else float("nan")

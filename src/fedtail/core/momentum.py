@@ -1,0 +1,44 @@
+"""The class-grouped normalized momentum step on flat vectors (paper section 3.1; SPEC 1.2).
+
+    m_h <- beta m_h + (1 - beta) g_h
+    direction = sum_h m_h / (||m_h|| + delta)
+
+All functions take leading batch dimensions: one client is (H, d), all clients at once are (K, H, d).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Scalar = float | Tensor
+
+
+def like(value: Scalar, target: Tensor) -> Scalar:
+    """A scalar, or one value per leading batch entry, shaped to broadcast against ``target``."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    return value.reshape(value.shape + (1,) * (target.ndim - value.ndim))
+
+
+def group_momentum(momentum: Tensor, grads: Tensor, beta: Scalar) -> Tensor:
+    """(..., H, d) momentum after one step; an absent group has a zero gradient and decays."""
+    b = like(beta, grads)
+    return b * momentum + (1.0 - b) * grads
+
+
+def normalized_sum(momentum: Tensor, delta: Scalar) -> Tensor:
+    """(..., d) sum over groups of m_h / (||m_h|| + delta); the norm is over all parameters jointly.
+
+    A zero vector contributes zero also with ``delta = 0``.
+    """
+    norm = torch.linalg.vector_norm(momentum, dim=-1, keepdim=True)
+    denominator = norm + like(delta, momentum)
+    safe = torch.where(denominator > 0, denominator, torch.ones_like(denominator))
+    return (momentum / safe).sum(dim=-2)
+
+
+def cgnm_direction(momentum: Tensor, grads: Tensor, beta: Scalar, delta: Scalar) -> tuple[Tensor, Tensor]:
+    """One CGNM step: the direction (..., d) to subtract, and the new momentum (..., H, d)."""
+    momentum = group_momentum(momentum, grads, beta)
+    return normalized_sum(momentum, delta), momentum

@@ -1,0 +1,68 @@
+"""The records that cross between the round loop and an engine. They are the wire contract:
+what is not in ``Task`` never reaches a client, what is not in ``Update`` never leaves one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One round's work order, the same for every engine.
+
+    ``probes`` holds, per searched quantity, a (S, P) array: what each of the S sampled clients tries in
+    each of its P local runs. ``"rate"`` is always there; ``"lr"``, ``"beta"``, ``"mu"`` ... may be.
+    """
+
+    round: int
+    x: Tensor
+    """(n,) the global model: parameters, then float buffers."""
+    clients: tuple[int, ...]
+    """Sampled clients, ascending; row i of every probe array belongs to ``clients[i]``."""
+    probes: Mapping[str, np.ndarray]
+    lr: float
+    broadcast: Tensors = field(default_factory=dict)
+    """The method's message to every client (Ratio Loss weights, SCAFFOLD's control variate ...)."""
+    messages: Mapping[int, Tensors] = field(default_factory=dict)
+    """The method's message to single clients."""
+    reports: frozenset[str] = frozenset()
+    """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``."""
+
+    @property
+    def n_probes(self) -> int:
+        return int(self.probes["rate"].shape[1])
+
+
+@dataclass
+class Update:
+    """EVERYTHING a client uploads after local training; P = number of probes it ran."""
+
+    client: int
+    delta: Tensor
+    """(P, n) local model minus global model."""
+    n_samples: int
+    """Original training samples: the aggregation weight p_k comes from it."""
+    steps: tuple[int, ...]
+    """(P,) local steps taken."""
+    loss: tuple[float, ...]
+    """(P,) mean training loss over the local run."""
+    reports: dict[str, np.ndarray] = field(default_factory=dict)
+    """(P,) scalars requested by ``Task.reports``."""
+    extras: Tensors = field(default_factory=dict)
+    """(P, ...) what the method declares in ``Method.wire`` beyond FedAvg; empty for most."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client whose update is missing or was not accepted, and why."""
+
+    client: int
+    round: int
+    reason: str

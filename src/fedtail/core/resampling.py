@@ -1,0 +1,115 @@
+"""Resampling of a client's data at rate r (paper section 3; SPEC 2).
+
+Class c is replicated by f_c = (max_s q_s / q_c)^r, which leaves proportions q_c^(1-r) / sum_s q_s^(1-r).
+Replication is fractional: every sample appears floor(f_c) times per epoch and a fresh random subset once
+more, so that class sizes are exact in every epoch and continuous in r, and no head sample is left out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtail.core.errors import FedtailError
+
+REPLICATIONS = ("fractional", "round", "ceil")
+
+
+def replication_factors(counts: ArrayLike, rate: float, replication: str = "fractional") -> np.ndarray:
+    """(C,) f_c >= 1 for classes with samples, 0 for absent ones (rates above 1 invert the imbalance).
+
+    ``replication`` other than ``"fractional"`` rounds the factor to an integer, to nearest or up.
+    """
+    n = np.asarray(counts, dtype=np.float64)
+    if n.ndim != 1 or np.any(n < 0) or not np.all(np.isfinite(n)):
+        raise FedtailError("class counts must be a vector of finite, non-negative numbers")
+    if not (math.isfinite(rate) and rate >= 0):
+        raise FedtailError(f"resampling rate {rate!r} is outside [0, inf)")
+    if replication not in REPLICATIONS:
+        raise FedtailError(f"replication {replication!r} is unknown (allowed: {', '.join(REPLICATIONS)})")
+    present = n > 0
+    factors = np.zeros_like(n)
+    if present.any():
+        factors[present] = (n.max() / n[present]) ** rate
+    if replication == "round":
+        factors[present] = np.maximum(np.rint(factors[present]), 1.0)
+    elif replication == "ceil":
+        factors[present] = np.ceil(factors[present] - 1e-9)
+    return factors
+
+
+def resampled_counts(counts: ArrayLike, rate: float, replication: str = "fractional") -> np.ndarray:
+    """(C,) exact class sizes of one resampled epoch.
+
+    >>> resampled_counts([100, 10], 0.5)
+    array([100,  32])
+    """
+    n = np.asarray(counts, dtype=np.int64)
+    factors = replication_factors(n, rate, replication)
+    whole = np.floor(factors)
+    return (n * whole).astype(np.int64) + np.rint(n * (factors - whole)).astype(np.int64)
+
+
+def resampled_proportions(counts: ArrayLike, rate: float) -> np.ndarray:
+    """(C,) closed form q_c^(1-r) / sum_s q_s^(1-r); 0 for absent classes."""
+    n = np.asarray(counts, dtype=np.float64)
+    q = np.zeros_like(n)
+    q[n > 0] = n[n > 0] ** (1.0 - rate)
+    return q / q.sum() if q.sum() > 0 else q
+
+
+def resample_epoch(
+    labels: np.ndarray,
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    n_classes: int | None = None,
+    replication: str = "fractional",
+    epoch_length: str = "inflated",
+) -> np.ndarray:
+    """Shuffled positions into ``labels`` for one epoch at ``rate``.
+
+    ``epoch_length="inflated"`` is the paper's: higher rates take more steps. ``"original"`` draws
+    ``len(labels)`` of those positions, so that every rate takes the same number of steps.
+    """
+    labels = np.asarray(labels)
+    counts = np.bincount(labels, minlength=n_classes or 0)
+    factors = replication_factors(counts, rate, replication)
+    parts = []
+    for c in np.flatnonzero(counts):
+        members = np.flatnonzero(labels == c)
+        whole = math.floor(factors[c])
+        extra = round(float(np.rint(len(members) * (factors[c] - whole))))
+        parts.append(np.tile(members, whole))
+        if extra:
+            parts.append(rng.choice(members, size=extra, replace=False))
+    epoch = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    rng.shuffle(epoch)
+    if epoch_length == "original":
+        return epoch[: len(labels)]
+    if epoch_length != "inflated":
+        raise FedtailError(f"epoch_length {epoch_length!r} is unknown (allowed: inflated, original)")
+    return epoch
+
+
+def batch_plan(
+    labels: np.ndarray,
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    batch_size: int,
+    epochs: int,
+    n_classes: int | None = None,
+    replication: str = "fractional",
+    epoch_length: str = "inflated",
+) -> list[np.ndarray]:
+    """The batches of a whole local run: positions into ``labels``, epoch after epoch, last batch short."""
+    batches: list[np.ndarray] = []
+    for _ in range(epochs):
+        epoch = resample_epoch(
+            labels, rate, rng, n_classes=n_classes, replication=replication, epoch_length=epoch_length
+        )
+        batches += [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
+    return batches

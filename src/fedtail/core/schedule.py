@@ -1,0 +1,17 @@
+"""Learning rate over rounds: constant inside a round, cosine between rounds."""
+
+from __future__ import annotations
+
+import math
+
+
+def cosine_rate(t: int, rounds: int, start: float, end: float = 1e-4) -> float:
+    """eta_t = end + (start - end)(1 + cos(pi t / (T - 1))) / 2 for t = 0..T-1; ``start`` if T = 1."""
+    if rounds <= 1:
+        return start
+    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * t / (rounds - 1)))
+
+
+def round_rate(kind: str, t: int, rounds: int, start: float, end: float = 1e-4) -> float:
+    """The rate of round ``t`` under a named schedule, ``cosine`` or ``constant``."""
+    return cosine_rate(t, rounds, start, end) if kind == "cosine" else start

@@ -1,0 +1,274 @@
+"""The federation: pooled tensors and, per client, index views into them. Nothing is copied per client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.errors import FedtailError
+from fedtail.core.random import generator
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and labels. Inputs are as stored (uint8 images or float features); see ``Transform``."""
+
+    x: Tensor
+    """(N, ...)."""
+    y: Tensor
+    """(N,) int64."""
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+    def counts(self, n_classes: int) -> np.ndarray:
+        return np.bincount(self.y.numpy(), minlength=n_classes)
+
+    def take(self, index: np.ndarray) -> Samples:
+        i = torch.as_tensor(index)
+        return Samples(self.x[i], self.y[i])
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Stored values -> model input, on whatever device the batch is: (x * scale - mean) / std per channel.
+
+    Also part of the saved model, so that prediction treats new data the same way.
+    """
+
+    scale: float = 1.0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.to(torch.float32)
+        if self.scale != 1.0:
+            out = out * self.scale
+        if self.mean:
+            shape = (len(self.mean),) + (1,) * (x.ndim - 2)
+            mean = torch.tensor(self.mean, device=x.device).view(shape)
+            std = torch.tensor(self.std, device=x.device).view(shape)
+            out = (out - mean) / std
+        return out
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client's view: pooled tensors plus its own indices."""
+
+    index: int
+    pool: Samples
+    train: np.ndarray
+    validation: np.ndarray
+    n_classes: int
+    transform: Transform
+    augment: str | None
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Labels of the training samples, in the order of ``train``."""
+        return np.asarray(self.pool.y.numpy()[self.train])
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(C,) training samples per class; stays at the client."""
+        return np.bincount(self.labels, minlength=self.n_classes)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Data of K clients with private validation splits, and a test set.
+
+    Make one with ``Federation.from_arrays``, ``fedtail.partition`` or ``fedtail.datasets.load``.
+    """
+
+    pool: Samples
+    train: tuple[np.ndarray, ...]
+    """Per client: its training indices into the pool."""
+    validation: tuple[np.ndarray, ...]
+    """Per client: its private validation indices; never trained on."""
+    test: Samples
+    classes: tuple[str, ...]
+    sites: tuple[str, ...]
+    name: str = "data"
+    transform: Transform = field(default_factory=Transform)
+    augment: str | None = None
+    """``"crop-flip"`` (pad 4, random crop, horizontal flip), ``"flip"`` or None."""
+    auxiliary: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Pool indices of the small balanced set a server-side monitor may use; in no client's training split."""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of the data (repairs, columns left out, synthetic origin ...)."""
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise FedtailError("a federation needs at least one client")
+        empty = [self.sites[k] for k, index in enumerate(self.train) if len(index) == 0]
+        if empty:
+            raise FedtailError(f"no training samples at {', '.join(map(repr, empty[:5]))}; drop or merge these clients")
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.train)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.pool.x.shape[1:])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(K,) training samples per client."""
+        return np.array([len(i) for i in self.train])
+
+    def client(self, k: int) -> Client:
+        return Client(k, self.pool, self.train[k], self.validation[k], self.n_classes, self.transform, self.augment)
+
+    def label_map(self) -> np.ndarray:
+        """(K, C) training samples per client and class. In a real federation nobody has this table."""
+        y = self.pool.y.numpy()
+        return np.stack([np.bincount(y[i], minlength=self.n_classes) for i in self.train])
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        test: tuple[Any, Any],
+        *,
+        classes: Sequence[str] | None = None,
+        sites: Sequence[str] | None = None,
+        validation: float = 0.1,
+        seed: int = 0,
+        **more: Any,
+    ) -> Federation:
+        """One (x, y) pair per client and a common test pair; numpy arrays or tensors.
+
+        Labels are integers 0..C-1 when ``classes`` is given, else anything sortable.
+        """
+        if not clients:
+            raise FedtailError("from_arrays needs at least one (x, y) pair")
+        raw = [np.asarray(y).reshape(-1) for _, y in clients]
+        test_raw = np.asarray(test[1]).reshape(-1)
+        for k, (x, _) in enumerate(clients):
+            if len(x) != len(raw[k]):
+                raise FedtailError(f"client {k} has {len(x)} inputs but {len(raw[k])} labels")
+        if classes is None:
+            names = np.unique(np.concatenate(raw))
+            unknown = np.setdiff1d(test_raw, names)
+            if unknown.size:
+                raise FedtailError(f"test labels {unknown[:5].tolist()} occur at no client")
+            labels = [np.searchsorted(names, y) for y in raw]
+            test_labels, classes = np.searchsorted(names, test_raw), [str(v) for v in names]
+        else:
+            labels, test_labels = raw, test_raw
+            for y in [*labels, test_labels]:
+                if y.size and (y.min() < 0 or y.max() >= len(classes)):
+                    raise FedtailError(f"labels must be 0..{len(classes) - 1}, got {int(y.min())}..{int(y.max())}")
+        x = torch.cat([torch.as_tensor(np.asarray(x)) for x, _ in clients])
+        x = x.float() if x.dtype == torch.float64 else x
+        x_test = torch.as_tensor(np.asarray(test[0])).to(x.dtype)
+        labels_all = torch.as_tensor(np.concatenate(labels)).long()
+        bounds = np.cumsum([0, *(len(v) for v in labels)])
+        parts = [np.arange(a, b) for a, b in pairwise(bounds)]
+        return assemble(
+            Samples(x, labels_all),
+            parts,
+            Samples(x_test, torch.as_tensor(test_labels).long()),
+            classes=classes,
+            sites=sites,
+            validation=validation,
+            seed=seed,
+            **more,
+        )
+
+    @classmethod
+    def from_datasets(cls, clients: Sequence[Any], test: Any, **more: Any) -> Federation:
+        """Any torch ``Dataset`` of (input, label) pairs per client, read once into memory."""
+        return cls.from_arrays([_read(d) for d in clients], _read(test), **more)
+
+
+def _read(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [dataset[i] for i in range(len(dataset))]
+    return (
+        np.stack([np.asarray(torch.as_tensor(x)) for x, _ in pairs]),
+        np.array([int(y) for _, y in pairs]),
+    )
+
+
+def assemble(
+    pool: Samples,
+    parts: Sequence[np.ndarray],
+    test: Samples,
+    *,
+    classes: Sequence[str],
+    sites: Sequence[str] | None = None,
+    validation: float = 0.1,
+    auxiliary: int = 0,
+    seed: int = 0,
+    **more: Any,
+) -> Federation:
+    """Cut each client's part into training, private validation and, if asked, auxiliary samples."""
+    y = pool.y.numpy()
+    aux = np.empty(0, dtype=np.int64)
+    if auxiliary:
+        parts, aux = take_auxiliary(y, parts, auxiliary, len(classes), generator(seed, "auxiliary"))
+    train, held = [], []
+    for k, part in enumerate(parts):
+        t, v = stratified_holdout(y, np.asarray(part), validation, generator(seed, "validation", k))
+        train.append(t)
+        held.append(v)
+    names = tuple(sites) if sites is not None else tuple(f"client {k}" for k in range(len(parts)))
+    return Federation(pool, tuple(train), tuple(held), test, tuple(classes), names, auxiliary=aux, **more)
+
+
+def stratified_holdout(
+    y: np.ndarray, index: np.ndarray, fraction: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rest, held out): ``fraction`` of each class of ``index``, never the last sample of a class.
+
+    Fractions of a sample are settled at random, so that small classes are held out in proportion on average.
+    """
+    if not 0 <= fraction < 1:
+        raise FedtailError(f"validation = {fraction!r} is outside [0, 1)")
+    held = []
+    for c in np.unique(y[index]):
+        members = index[y[index] == c]
+        want = fraction * len(members)
+        n = min(int(want) + int(rng.random() < want - int(want)), len(members) - 1)
+        if n > 0:
+            held.append(rng.choice(members, size=n, replace=False))
+    out = np.sort(np.concatenate(held)) if held else np.empty(0, dtype=np.int64)
+    return np.setdiff1d(index, out), out
+
+
+def take_auxiliary(
+    y: np.ndarray, parts: Sequence[np.ndarray], per_class: int, n_classes: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Take up to ``per_class`` samples of each class out of the clients' parts; never more than half a class,
+    and never a client's last sample."""
+    everything = np.concatenate(list(parts))
+    taken = []
+    for c in range(n_classes):
+        members = everything[y[everything] == c]
+        n = min(per_class, len(members) // 2)
+        taken.append(rng.choice(members, size=n, replace=False))
+    aux = np.sort(np.concatenate(taken))
+    rest = [np.setdiff1d(p, aux) for p in parts]
+    kept = [r if len(r) else np.asarray(p)[:1] for r, p in zip(rest, parts, strict=True)]
+    return kept, np.setdiff1d(aux, np.concatenate(kept))
+
+
+def with_augment(federation: Federation, augment: str | None) -> Federation:
+    """The same federation under another augmentation."""
+    return replace(federation, augment=augment)

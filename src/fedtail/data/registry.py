@@ -1,0 +1,33 @@
+"""The registry of data sets: ``name(**options) -> Pooled``: samples before they are split over clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.registry import Registry
+from fedtail.data.federation import Samples, Transform
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A data set before partition."""
+
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    name: str
+    transform: Transform = field(default_factory=Transform)
+    augment: str | None = None
+    sites: np.ndarray | None = None
+    """(N,) site of each training sample, where the data has sites of its own."""
+    model: str = "mlp"
+    """The model the paper (or good sense) uses for it, and its options."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+DATASETS: Registry[Pooled] = Registry("data set")

@@ -1,0 +1,242 @@
+"""THE ROUND LOOP: no I/O, no engine, no method in particular."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
+from fedtail.core.errors import FedtailError
+from fedtail.core.metrics import alignment, score, summarize
+from fedtail.core.random import generator
+from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.schedule import round_rate
+from fedtail.engines.base import Engine
+from fedtail.methods.base import Method, Server
+from fedtail.models.flat import FlatModel
+from fedtail.rates.base import RateStrategy
+from fedtail.server import ServerOptimizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The server's settings of a run."""
+
+    rounds: int
+    lr: float = 0.1
+    lr_min: float = 1e-4
+    schedule: str = "cosine"
+    participation: float = 1.0
+    seed: int = 0
+    metric: str = "accuracy"
+    """What candidates are compared by: ``accuracy``, ``balanced_accuracy`` or ``macro_f1``."""
+    quorum: float = 1.0
+    """Least share of the sampled clients that must return a valid update."""
+    evaluate_every: int = 1
+    validate_every: int = 1
+    diagnostics: bool = True
+    """Log client alignment each round."""
+
+
+@dataclass
+class State:
+    """All that a run is, between two rounds; checkpoint it and nothing is lost."""
+
+    round: int
+    x: Tensor
+    method: Tensors = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Problem:
+    """What is trained and by whom; assembled by ``fedtail.run`` or ``fedtail.fit``."""
+
+    engine: Engine
+    model: FlatModel
+    method: Method
+    rates: RateStrategy
+    server: ServerOptimizer
+    n_classes: int
+    train_counts: np.ndarray | None = None
+    """(C,) global class counts, where they are known (simulation): for head / tail accuracy."""
+    auxiliary: Callable[[Tensor], Tensor] | None = None
+    """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
+
+
+def train_rounds(
+    problem: Problem,
+    plan: Plan,
+    state: State,
+    on_round: Callable[[State, dict[str, Any]], None] | None = None,
+) -> State:
+    """Run rounds ``state.round`` .. ``plan.rounds - 1``, calling ``on_round`` after each."""
+    engine, method, rates = problem.engine, problem.method, problem.rates
+    p_all = engine.sizes / engine.sizes.sum()
+    for t in range(state.round, plan.rounds):
+        began = time.perf_counter()
+        lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min)
+        server = _server_view(problem, plan, state, t, p_all)
+        state.method = method.before_round(server, state.method)
+
+        clients = sample_clients(engine.n_clients, plan.participation, plan.seed, t)
+        probes = rates.ask()
+        task = Task(
+            t, state.x, clients, _probes(rates, probes, clients), lr, method.broadcast(state.method),
+            {k: m for k in clients if (m := method.message(state.method, k))}, rates.reports,
+        )  # fmt: skip
+        updates, refusals = accept(*engine.train(task), method, task, plan.quorum, problem.n_classes)
+        present = np.array([u.client for u in updates])
+        p = p_all[present] / p_all[present].sum()
+        weights = method.weights(p, updates, state.method)
+
+        candidates = _candidates(rates, state.x, weights, updates, present)
+        rewards = None
+        if candidates is not None:
+            rewards = score(engine.validate(candidates, present.tolist()), plan.metric)
+        winner = rates.tell(
+            rewards,
+            reports=_reports(updates, engine.n_clients),
+            present=np.isin(np.arange(engine.n_clients), present),
+        )
+        choice = rates.choice[present]
+        aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
+        state.x = problem.server.step(state.x, aggregate)
+
+        state.method = method.after_round(server, updates, choice.tolist(), state.method)
+        engine.commit(dict(zip(present.tolist(), choice.tolist(), strict=True)))
+        record = {
+            "round": t,
+            "lr": lr,
+            "clients": present.tolist(),
+            "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
+            "rates": [float(r) for r in rates.rates],
+            "searching": not rates.done,
+            "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            **({"search": stats} if (stats := rates.stats()) else {}),
+            **({"alignment": _alignment(updates, choice, p)} if plan.diagnostics else {}),
+        }
+        if rewards is not None:
+            record["reward"] = float(rewards[winner])
+        last = t == plan.rounds - 1
+        if last or (t + 1) % plan.evaluate_every == 0:
+            record["test"] = summarize(engine.confusion(state.x, "test"), problem.train_counts)
+        if plan.validate_every and (last or (t + 1) % plan.validate_every == 0):
+            record["validation"] = summarize(engine.confusion(state.x, "validation"), problem.train_counts)
+        record["seconds"] = time.perf_counter() - began
+        state.history.append(record)
+        state.round = t + 1
+        if on_round is not None:
+            on_round(state, record)
+    return state
+
+
+def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:
+    """The clients of round t, ascending."""
+    if participation >= 1:
+        return tuple(range(n_clients))
+    n = max(1, round(participation * n_clients))
+    picked = generator(seed, "participation", round=t).choice(n_clients, size=n, replace=False)
+    return tuple(int(k) for k in np.sort(picked))
+
+
+def accept(
+    updates: list[Update], refusals: list[Refusal], method: Method, task: Task, quorum: float, n_classes: int
+) -> tuple[list[Update], list[Refusal]]:
+    """Refuse updates that are not finite, of the wrong shape or beyond the method's norm bound."""
+    good, bad = [], list(refusals)
+    expected = (task.n_probes, task.x.numel())
+    for u in sorted(updates, key=lambda u: u.client):
+        reason = None
+        if tuple(u.delta.shape) != expected:
+            reason = f"update has shape {tuple(u.delta.shape)}, expected {expected}"
+        elif not bool(torch.isfinite(u.delta).all()):
+            reason = "update is not finite"
+        else:
+            lrs = task.probes.get("lr")
+            row = task.clients.index(u.client)
+            for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
+                lr = float(lrs[row, i]) if lrs is not None else task.lr
+                bound = method.bound(lr, steps, n_classes)
+                norm = float(torch.linalg.vector_norm(delta.double()))
+                if bound is not None and norm > bound * (1 + 1e-4) + 1e-6:
+                    reason = f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
+        if reason is None:
+            good.append(u)
+        else:
+            bad.append(Refusal(u.client, task.round, reason))
+    if not good or len(good) < quorum * len(task.clients):
+        first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
+        raise FedtailError(
+            f"round {task.round}: {len(good)} of {len(task.clients)} clients returned a valid update, fewer than the "
+            f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
+        )
+    return good, bad
+
+
+def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
+    """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
+    total = x.double()
+    for a, u, c in zip(weights, updates, choice, strict=True):
+        total = total + float(a) * u.delta[int(c)].double()
+    return total.to(x.dtype)
+
+
+def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.ndarray) -> Server:
+    x = state.x
+
+    def auxiliary() -> Tensor:
+        if problem.auxiliary is None:
+            raise FedtailError(f"method {problem.method.name!r} needs an auxiliary set; set data.auxiliary to e.g. 20")
+        return problem.auxiliary(x)
+
+    def output_weight(vector: Tensor) -> Tensor:
+        offset, shape = problem.model.output_layer()
+        return vector[offset : offset + shape[0] * shape[1]].view(shape)
+
+    return Server(
+        t, plan.rounds, x, problem.engine.n_clients, problem.n_classes, p_all,
+        lambda what: problem.engine.measure(x, what), auxiliary, output_weight,
+    )  # fmt: skip
+
+
+def _probes(rates: RateStrategy, probes: np.ndarray, clients: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rows = probes[list(clients)]
+    if rates.searches == "rate":
+        return {"rate": rows}
+    held = np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape)
+    return {"rate": held, rates.searches: rows}
+
+
+def _candidates(
+    rates: RateStrategy, x: Tensor, weights: np.ndarray, updates: Sequence[Update], present: np.ndarray
+) -> Candidates | None:
+    wanted = rates.patterns()
+    if wanted is None:
+        return None
+    deltas = torch.stack([u.delta for u in updates])
+    if wanted == "uniform":
+        return uniform_candidates(x, weights, deltas)
+    return binary_candidates(x, weights, deltas, rates.axes[present], int(rates.axes.max()) + 1)
+
+
+def _reports(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:
+    names = {name for u in updates for name in u.reports}
+    out = {}
+    for name in sorted(names):
+        probes = max(len(u.reports[name]) for u in updates if name in u.reports)
+        out[name] = np.full((n_clients, probes), np.nan)
+        for u in updates:
+            if name in u.reports:
+                out[name][u.client] = u.reports[name]
+    return out
+
+
+def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
+    return alignment(np.stack([u.delta[int(c)].cpu().numpy() for u, c in zip(updates, choice, strict=True)]), p)

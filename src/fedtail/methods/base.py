@@ -1,0 +1,178 @@
+"""What a method is: a loss, groups of classes, a direction, optional client state, optional server hooks.
+
+A method never knows where clients run. Its client-side functions are pure functions on tensors that accept
+any leading batch dimensions (``...`` below: none for one client, (K,) for all clients at once), so that the
+plain loop, the batched simulator and a site of a real federation run the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedtail.core.momentum import Scalar
+from fedtail.core.records import Tensors, Update
+
+
+class Batch(NamedTuple):
+    """Labels of a batch. ``weight`` is 1 for real samples and 0 for padding; labels are always valid."""
+
+    y: Tensor
+    """(..., B) int64."""
+    weight: Tensor
+    """(..., B) float."""
+    teacher: Tensor | None = None
+    """(..., B, C) logits of the round's global model, for methods with ``needs_teacher``."""
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """What a client knows when a local run starts. None of it leaves the client."""
+
+    client: int
+    round: int
+    counts: np.ndarray
+    """(C,) original training samples per class."""
+    resampled: np.ndarray
+    """(C,) samples per class in one resampled epoch."""
+    n_params: int
+    steps: int
+    lr: float
+    message: Tensors
+    """The server's broadcast and this client's own message, merged."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a server hook may use in round ``round``."""
+
+    round: int
+    rounds: int
+    x: Tensor
+    """(n,) global model."""
+    n_clients: int
+    n_classes: int
+    weights: np.ndarray
+    """(K,) p_k of all registered clients."""
+    measure: Callable[[str], dict[int, Tensor]]
+    """Ask every client for a measurement of the global model: ``train_loss`` (scalar, unweighted cross-entropy on
+    its un-resampled training data) or ``class_loss`` ((C,) mean per class, NaN if absent)."""
+    auxiliary_gradients: Callable[[], Tensor]
+    """(C, rows, columns) gradient of the output layer's weight on the auxiliary samples of each class."""
+    output_weight: Callable[[Tensor], Tensor]
+    """The output layer's (rows, columns) weight inside a model vector."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base and FedAvg behaviour at once: cross-entropy, one group, plain gradient, weighted mean."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    wire: ClassVar[str] = "nothing"
+    """What crosses the wire beyond FedAvg."""
+    client_state: ClassVar[str] = "none"
+    """What a client keeps between rounds."""
+    tunable: ClassVar[tuple[str, ...]] = ("weight_decay",)
+    """Fields that enter the step as scalars, so that a search may set them per client and probe."""
+    stateful_loss: ClassVar[bool] = False
+    """The loss reads and updates step state, so a batch may not be split by group."""
+    needs_teacher: ClassVar[bool] = False
+
+    weight_decay: float = 0.0
+    """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
+
+    # -- client, once per local run ------------------------------------------------------------------
+
+    def group_count(self, n_classes: int) -> int:
+        """H, the number of group gradients a step gets."""
+        return 1
+
+    def groups(self, resampled: np.ndarray) -> np.ndarray:
+        """(C,) group of each class, from the client's own resampled counts."""
+        return np.zeros(len(resampled), dtype=np.int64)
+
+    def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
+        """Constants of the local run, and the state its steps carry (momentum, balancers ...)."""
+        return {}, {}
+
+    def finish(
+        self, run: LocalRun, delta: Tensor, const: Tensors, state: Tensors, client_state: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """After the last step: the client state to keep, and the extras to upload. delta: (d,)."""
+        return client_state, {}
+
+    # -- client, every step: tensors with leading batch dimensions -----------------------------------
+
+    def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
+        """(..., B) loss of each sample, and the step state. logits: (..., B, C)."""
+        return cross_entropy(logits, batch.y), state
+
+    def direction(
+        self,
+        grads: Tensor,
+        x: Tensor,
+        x0: Tensor,
+        const: Tensors,
+        state: Tensors,
+        hyper: Mapping[str, Scalar],
+    ) -> tuple[Tensor, Tensors]:
+        """(..., d) direction to subtract (before weight decay), and the step state.
+
+        grads: (..., H, d) group gradients g_h = (1/B) sum over the batch's samples in group h, so that their
+        sum is the ordinary batch gradient; x, x0: (..., d) local and global parameters.
+        """
+        return grads.sum(dim=-2), state
+
+    # -- server ----------------------------------------------------------------------------------------
+
+    def init_server(self, n_clients: int, n_classes: int, n_params: int) -> Tensors:
+        """Server state: tensors only, so that it can be checkpointed."""
+        return {}
+
+    def before_round(self, server: Server, state: Tensors) -> Tensors:
+        """Prepare a round; may measure clients or use the auxiliary set."""
+        return state
+
+    def broadcast(self, state: Tensors) -> Tensors:
+        """The message every sampled client gets beside the model."""
+        return {}
+
+    def message(self, state: Tensors, client: int) -> Tensors:
+        """The message one client gets."""
+        return {}
+
+    def weights(self, p: np.ndarray, updates: Sequence[Update], state: Tensors) -> np.ndarray:
+        """(S,) coefficients a of x + sum_k a_k delta_k. Linear for every method, so FedHOO works with all."""
+        return p
+
+    def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
+        """Digest the round; ``choice[i]`` is the probe of ``updates[i]`` that was kept."""
+        return state
+
+    # -- description -------------------------------------------------------------------------------------
+
+    def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
+        """Upper bound of a valid update's norm, if the method has one; larger updates are refused."""
+        return None
+
+    def hyper(self) -> dict[str, float]:
+        """The tunable scalars of the step."""
+        return {name: float(getattr(self, name)) for name in self.tunable}
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments that give this method again."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """(..., B) cross-entropy with any leading dimensions."""
+    return -F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,78 @@
+"""A model as one flat vector: parameters first, then float buffers, with the layers as views into it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatModel:
+    """A module whose parameters and float buffers live in one vector.
+
+    ``vector[:n_params]`` are the trainable parameters, in ``module.parameters()`` order; the rest are float
+    buffers (BatchNorm statistics), which are averaged like parameters but never stepped.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.params = [p for p in module.parameters() if p.requires_grad]
+        seen = {id(p) for p in self.params}
+        fixed = [p for p in module.parameters() if id(p) not in seen]
+        buffers = [b for b in module.buffers() if b.is_floating_point()]
+        parts = [*self.params, *fixed, *buffers]
+        self.shapes = [tuple(p.shape) for p in self.params]
+        self.n_params = sum(p.numel() for p in self.params)
+        self.vector = torch.cat([p.detach().reshape(-1).float() for p in parts])
+        offset = 0
+        for part in parts:
+            n = part.numel()
+            part.data = self.vector[offset : offset + n].view(part.shape)
+            offset += n
+
+    @property
+    def size(self) -> int:
+        return self.vector.numel()
+
+    def load(self, x: Tensor) -> None:
+        """Set the whole model from a vector."""
+        with torch.no_grad():
+            self.vector.copy_(x)
+
+    def gradient(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
+        """(d,) gradient with respect to the parameters, flat; unused parameters give zeros."""
+        grads = torch.autograd.grad(loss, self.params, retain_graph=retain_graph, allow_unused=True)
+        return torch.cat(
+            [
+                torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
+                for g, p in zip(grads, self.params, strict=True)
+            ]
+        )
+
+    def clone(self) -> FlatModel:
+        """An independent copy, for another worker."""
+        module = copy.deepcopy(self.module)
+        for p in [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]:
+            p.data = p.data.clone()
+        return FlatModel(module)
+
+    def output_layer(self) -> tuple[int, tuple[int, int]]:
+        """Offset in the vector and (rows, columns) of the last linear layer's weight."""
+        last = None
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Linear) and layer.weight.requires_grad:
+                last = layer.weight
+        if last is None:
+            raise ValueError("the model has no linear output layer")
+        offset = 0
+        for p in self.params:
+            if p is last:
+                return offset, (int(p.shape[0]), int(p.shape[1]))
+            offset += p.numel()
+        raise ValueError("the output layer is not trainable")
+
+
+def has_batchnorm(module: nn.Module) -> bool:
+    """Whether samples of a batch influence each other, so that a batch may not be split by group."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())

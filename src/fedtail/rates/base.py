@@ -1,0 +1,91 @@
+"""What a rate strategy is: ``ask`` for rates to try, ``tell`` what came of them.
+
+The strategy never calls the world; the round loop calls the strategy. So the same object serves the
+simulator and a real federation, and can be saved at any point.
+
+A round under a strategy with P probes and A axes (A = K clients, or fewer clusters of clients):
+
+1. ``ask()`` -> (K, P): what each client tries in each of its P local runs.
+2. The loop trains, builds the candidate models that ``patterns`` names and has them validated.
+3. ``tell(rewards, ...)`` digests the outcome; ``choice`` then says which probe of each client is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+class RateStrategy:
+    """Base of all strategies. A subclass sets ``name`` and overrides what differs from a single fixed rate."""
+
+    name: ClassVar[str]
+    reports: ClassVar[frozenset[str]] = frozenset()
+    """Scalars it needs from each client's local runs: ``local_gain``, ``local_validation``."""
+
+    n_clients: int
+    searches: str = "rate"
+    """Which client-side quantity is searched: ``rate``, ``lr``, or a tunable field of the method."""
+    base_rates: np.ndarray
+    """(K,) resampling rates in force while another quantity is searched."""
+
+    def ask(self) -> np.ndarray:
+        """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
+        raise NotImplementedError
+
+    @property
+    def axes(self) -> np.ndarray:
+        """(K,) the axis (client or cluster) each client moves along."""
+        return np.arange(self.n_clients)
+
+    def patterns(self) -> str | None:
+        """Which candidate models the server validates this round.
+
+        ``None``: none, each client keeps the probe ``choice`` names. ``"binary"``: all 2^A combinations of two
+        probes, candidate s taking probe ``(s >> a) & 1`` on axis a. ``"uniform"``: P candidates, candidate j
+        taking probe j everywhere.
+        """
+        return None
+
+    def tell(
+        self,
+        rewards: np.ndarray | None = None,
+        *,
+        reports: dict[str, np.ndarray] | None = None,
+        present: np.ndarray | None = None,
+    ) -> int:
+        """Digest a round. Returns the index of the candidate that becomes the next global model.
+
+        Args:
+            rewards: (number of candidates,) pooled validation metric, in the order ``patterns`` defines.
+            reports: name -> (K, P) client scalars, NaN for clients that did not report.
+            present: (K,) bool, clients whose update arrived; all if None.
+        """
+        raise NotImplementedError
+
+    @property
+    def choice(self) -> np.ndarray:
+        """(K,) which probe of the last round each client keeps."""
+        return np.zeros(self.n_clients, dtype=np.int64)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """(K,) the rates in force: those of the last selected candidate."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> bool:
+        """True once the search is over and ``rates`` no longer changes."""
+        return True
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers about the search for history and report (tree size, depth, best score ...)."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """JSON-serialisable state: ``load_state`` of it continues the same search."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state``."""

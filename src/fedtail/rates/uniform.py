@@ -1,0 +1,36 @@
+"""One rate for every client: the "U" of the paper's tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtail.core.errors import check_range
+from fedtail.rates.base import RateStrategy
+from fedtail.rates.registry import RATES
+
+
+@RATES.add("uniform")
+class Uniform(RateStrategy):
+    """The same rate everywhere and always; rate 0 is no resampling, 1 is fully balanced."""
+
+    name = "uniform"
+
+    def __init__(self, n_clients: int, rate: float = 0.6) -> None:
+        check_range("rates.rate", rate, 0.0)
+        self.n_clients, self.rate = n_clients, float(rate)
+
+    def ask(self) -> np.ndarray:
+        return np.full((self.n_clients, 1), self.rate)
+
+    def tell(
+        self,
+        rewards: np.ndarray | None = None,
+        *,
+        reports: dict[str, np.ndarray] | None = None,
+        present: np.ndarray | None = None,
+    ) -> int:
+        return 0
+
+    @property
+    def rates(self) -> np.ndarray:
+        return self.ask()[:, 0]
