@@ -7,12 +7,19 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from fedtail.core.errors import FedtailError
+from fedtail.models.norm import has_batchnorm
+
+__all__ = ["FlatModel", "has_batchnorm"]
+
 
 class FlatModel:
     """A module whose parameters and float buffers live in one vector.
 
-    ``vector[:n_params]`` are the trainable parameters, in ``module.parameters()`` order; the rest are float
-    buffers (BatchNorm statistics), which are averaged like parameters but never stepped.
+    ``vector[:n_params]`` are the trainable parameters, in ``module.parameters()`` order and tied ones once; the rest
+    are frozen parameters and float buffers (BatchNorm statistics), which are averaged but never stepped. Integer
+    buffers (BatchNorm's ``num_batches_tracked``) stay outside: ``load`` sets them back to where they began, so
+    that no client sees how many batches others ran before it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -20,7 +27,10 @@ class FlatModel:
         self.params = [p for p in module.parameters() if p.requires_grad]
         seen = {id(p) for p in self.params}
         fixed = [p for p in module.parameters() if id(p) not in seen]
+        if not self.params:
+            raise FedtailError("the model has no trainable parameters")
         buffers = [b for b in module.buffers() if b.is_floating_point()]
+        self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         parts = [*self.params, *fixed, *buffers]
         self.shapes = [tuple(p.shape) for p in self.params]
         self.n_params = sum(p.numel() for p in self.params)
@@ -39,6 +49,8 @@ class FlatModel:
         """Set the whole model from a vector."""
         with torch.no_grad():
             self.vector.copy_(x)
+            for counter, start in self.counters:
+                counter.copy_(start)
 
     def gradient(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
         """(d,) gradient with respect to the parameters, flat; unused parameters give zeros."""
@@ -64,15 +76,10 @@ class FlatModel:
             if isinstance(layer, nn.Linear) and layer.weight.requires_grad:
                 last = layer.weight
         if last is None:
-            raise ValueError("the model has no linear output layer")
+            raise FedtailError("the model has no trainable linear output layer, which this method needs")
         offset = 0
         for p in self.params:
             if p is last:
                 return offset, (int(p.shape[0]), int(p.shape[1]))
             offset += p.numel()
-        raise ValueError("the output layer is not trainable")
-
-
-def has_batchnorm(module: nn.Module) -> bool:
-    """Whether samples of a batch influence each other, so that a batch may not be split by group."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        raise FedtailError("the output layer is not trainable, which this method needs")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedtail.models.norm import group_norm
 from fedtail.models.registry import MODELS
 
 
@@ -26,7 +27,7 @@ def mlp(
     for units in hidden:
         layers.append(nn.Linear(width, units))
         if norm_groups:
-            layers.append(nn.GroupNorm(norm_groups, units))
+            layers.append(group_norm(units, norm_groups))
         layers.append(nn.ReLU())
         width = units
     return nn.Sequential(*layers, nn.Linear(width, n_classes))

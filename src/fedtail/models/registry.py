@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
+from fedtail.core.errors import FedtailError
 from fedtail.core.random import torch_seed
 from fedtail.core.registry import Registry
+from fedtail.models.custom import custom_model, is_custom
+from fedtail.models.norm import batchnorm_note, treat_batchnorm
 
 MODELS: Registry[nn.Module] = Registry("model")
 
 
 def build_model(
-    name: str, input_shape: tuple[int, ...], n_classes: int, *, seed: int = 0, **options: object
+    name: str,
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    *,
+    seed: int = 0,
+    batchnorm: str = "keep",
+    **options: object,
 ) -> nn.Module:
-    """A freshly initialised model; the same seed gives the same weights, and torch's own state is untouched."""
+    """A freshly initialised model; the same seed gives the same weights, and torch's own state is untouched.
+
+    ``name`` is a registered model, ``auto``, or the user's own ``module:callable``. A model with BatchNorm draws a
+    warning that explains what it means here; ``batchnorm="groupnorm"`` converts those layers.
+    """
+    if n_classes < 2:
+        raise FedtailError(f"a classifier needs two classes or more, not {n_classes}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "model"))
-        return MODELS.build(name, input_shape, n_classes, **options)
+        if is_custom(name):
+            module = custom_model(name, tuple(input_shape), n_classes, **options)
+        else:
+            module = MODELS.build(name, tuple(input_shape), n_classes, **options)
+    module = treat_batchnorm(module, batchnorm)
+    note = batchnorm_note(module)
+    if note:
+        warnings.warn(note, stacklevel=2)
+    return module

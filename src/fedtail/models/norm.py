@@ -1,0 +1,78 @@
+"""Normalization layers: GroupNorm as the package uses it, and what to do about BatchNorm."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from fedtail.core.errors import FedtailError, one_of
+
+BATCHNORM = ("keep", "groupnorm")
+
+
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """GroupNorm, or a clear error where ``groups`` does not divide the channels."""
+    if groups < 1 or channels % groups:
+        raise FedtailError(f"model.norm_groups = {groups} does not divide {channels} channels; use e.g. 1, 2, 4 or 8")
+    return nn.GroupNorm(groups, channels)
+
+
+def batchnorm_layers(module: nn.Module) -> list[str]:
+    """Dotted names of the BatchNorm layers of any dimension (SyncBatchNorm too)."""
+    return [name or type(m).__name__ for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
+
+
+def has_batchnorm(module: nn.Module) -> bool:
+    """Whether samples of a batch influence each other, so that a batch may not be split by group."""
+    return any(isinstance(m, _BatchNorm) for m in module.modules())
+
+
+def batchnorm_note(module: nn.Module) -> str | None:
+    """What BatchNorm in this model means for a federation, or None if there is none."""
+    names = batchnorm_layers(module)
+    if not names:
+        return None
+    return (
+        f"the model has {len(names)} BatchNorm layer(s) (first: {names[0]}). Its statistics mix the samples of a "
+        "batch, so class groups cannot be computed on their own samples: each step takes one forward and one "
+        "backward pass per group, and a group's gradient depends on the other groups' samples. Its running "
+        "statistics are averaged over clients as parameters are, and fit no client well when class mixes differ. "
+        'model.batchnorm = "groupnorm" converts these layers to GroupNorm'
+    )
+
+
+def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
+    """Replace every BatchNorm layer by GroupNorm, in place, keeping affine weights; returns the module.
+
+    Each layer gets the largest number of groups that divides its channels, is at most ``groups`` and leaves two
+    channels per group: with one, a dense layer's output would be normalized to zero. BatchNorm1d, which may see
+    plain features, gets one group.
+    """
+    if isinstance(module, _BatchNorm):
+        return _convert(module, groups)
+    for name, child in list(module.named_children()):
+        if isinstance(child, _BatchNorm):
+            setattr(module, name, _convert(child, groups))
+        else:
+            to_groupnorm(child, groups)
+    return module
+
+
+def treat_batchnorm(module: nn.Module, batchnorm: str) -> nn.Module:
+    """Apply the option ``batchnorm``: ``keep`` or ``groupnorm``."""
+    if batchnorm not in BATCHNORM:
+        raise one_of("model.batchnorm", batchnorm, BATCHNORM)
+    return to_groupnorm(module) if batchnorm == "groupnorm" else module
+
+
+def _convert(layer: _BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = layer.num_features
+    if channels == 0 or any(is_lazy(p) for p in layer.parameters()):
+        raise FedtailError("a lazy BatchNorm layer has no size yet; run one forward pass before conversion")
+    most = 1 if isinstance(layer, nn.BatchNorm1d) else min(groups, max(channels // 2, 1))
+    count = next(g for g in range(most, 0, -1) if channels % g == 0)
+    out = nn.GroupNorm(count, channels, eps=layer.eps, affine=layer.affine)
+    if layer.affine:
+        out.weight, out.bias = layer.weight, layer.bias
+    return out.train(layer.training)

@@ -1,0 +1,103 @@
+"""ResNet-18 and ResNet-34 with GroupNorm (He et al. 2016; Wu & He 2018).
+
+GroupNorm keeps the samples of a batch apart, so a batch may be split by class group at no cost, and there are no
+running statistics to average over clients.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.models.norm import group_norm
+from fedtail.models.registry import MODELS
+
+STEMS = ("auto", "small", "large")
+LARGE_SIDE = 96
+"""From this many pixels on, ``stem="auto"`` takes the large stem."""
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, planes: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, planes, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = group_norm(planes, groups)
+        self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False)
+        self.norm2 = group_norm(planes, groups)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != planes:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, planes, 1, stride=stride, bias=False), group_norm(planes, groups)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        return F.relu(out + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Stem, four stages of blocks, global average pooling, linear output. x: (N, channels, height, width)."""
+
+    def __init__(
+        self, channels: int, n_classes: int, blocks: tuple[int, ...], width: int, groups: int, large_stem: bool
+    ) -> None:
+        super().__init__()
+        if large_stem:
+            self.stem = nn.Sequential(
+                nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
+                group_norm(width, groups),
+                nn.ReLU(),
+                nn.MaxPool2d(3, stride=2, padding=1),
+            )
+        else:
+            self.stem = nn.Sequential(
+                nn.Conv2d(channels, width, 3, padding=1, bias=False), group_norm(width, groups), nn.ReLU()
+            )
+        layers: list[nn.Module] = []
+        planes = width
+        for stage, count in enumerate(blocks):
+            out = width * 2**stage
+            for i in range(count):
+                layers.append(BasicBlock(planes, out, 2 if stage and i == 0 else 1, groups))
+                planes = out
+        self.layers = nn.Sequential(*layers)
+        self.output = nn.Linear(planes, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layers(self.stem(x))
+        return self.output(out.mean(dim=(2, 3)))
+
+
+@MODELS.add("resnet18")
+def resnet18(
+    input_shape: tuple[int, ...], n_classes: int, norm_groups: int = 32, stem: str = "auto", width: int = 64
+) -> nn.Module:
+    """ResNet-18-GN: 11,173,962 parameters for 3x32x32 and 10 classes.
+
+    ``stem``: ``small`` is a 3x3 convolution without pooling (the paper's, for CIFAR); ``large`` is 7x7 with stride
+    2 and max-pooling, for images of 96 pixels and more; ``auto`` chooses by size.
+    """
+    return _resnet((2, 2, 2, 2), input_shape, n_classes, norm_groups, stem, width)
+
+
+@MODELS.add("resnet34")
+def resnet34(
+    input_shape: tuple[int, ...], n_classes: int, norm_groups: int = 32, stem: str = "auto", width: int = 64
+) -> nn.Module:
+    """ResNet-34-GN; options as for ``resnet18``."""
+    return _resnet((3, 4, 6, 3), input_shape, n_classes, norm_groups, stem, width)
+
+
+def _resnet(
+    blocks: tuple[int, ...], input_shape: tuple[int, ...], n_classes: int, groups: int, stem: str, width: int
+) -> nn.Module:
+    if len(input_shape) != 3:
+        raise FedtailError(f"a ResNet takes images (channels, height, width), not samples of shape {input_shape}")
+    if stem not in STEMS:
+        raise one_of("model.stem", stem, STEMS)
+    large = stem == "large" or (stem == "auto" and min(input_shape[1:]) >= LARGE_SIDE)
+    return ResNet(input_shape[0], n_classes, blocks, width, groups, large)
