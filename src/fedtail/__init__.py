@@ -1,1 +1,23 @@
-"""fedtail."""
+"""fedtail: federated learning when the class that matters is rare."""
+
+from fedtail import data, methods, optim, rates
+from fedtail.core.errors import FedtailError
+from fedtail.core.grouping import group_classes
+from fedtail.core.resampling import resampled_counts
+from fedtail.data import Federation, partition
+from fedtail.run import Result, fit
+
+__version__ = "0.1.0"
+__all__ = [
+    "Federation",
+    "FedtailError",
+    "Result",
+    "data",
+    "fit",
+    "group_classes",
+    "methods",
+    "optim",
+    "partition",
+    "rates",
+    "resampled_counts",
+]

@@ -1,1 +1,259 @@
-"""."""
+"""The one config schema: TOML files, dotted overrides, one clear line for every bad value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.core.registry import Registry
+from fedtail.data.registry import DATASETS
+from fedtail.methods import METHODS
+from fedtail.models import MODELS
+from fedtail.rates import RATES
+
+
+class Section(BaseModel):
+    """A section with a closed list of keys."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class Named(BaseModel):
+    """A section that names a registered entry; its further keys are that entry's options."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Data(Named):
+    """Which data, and how it is split over clients."""
+
+    name: str = "digits"
+    clients: int = Field(5, ge=1)
+    partition: Literal["iid", "dirichlet", "per_client", "column"] = "dirichlet"
+    """``column`` takes the data's own sites."""
+    alpha: float = Field(0.5, gt=0)
+    min_samples: int = Field(10, ge=1)
+    validation: float = Field(0.1, ge=0, lt=1)
+    auxiliary: int = Field(0, ge=0)
+    """Samples per class held out of training for server-side monitors (Ratio Loss)."""
+    augment: str | None = None
+    """``crop-flip``, ``flip`` or ``none``; by default what the data set suggests."""
+    seed: int | None = None
+    """Seed of data choice and split; by default ``run.seed``."""
+    dir: str | None = None
+    """Folder of data files; by default the environment variable FEDTAIL_DATA, then the user's cache."""
+
+
+class Model(Named):
+    """Which model; ``auto`` is the data set's own."""
+
+    name: str = "auto"
+
+
+class Method(Named):
+    name: str = "fedcgnm"
+
+
+class Rates(Named):
+    name: str = "uniform"
+
+
+class Local(Section):
+    """Local training."""
+
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(0.1, gt=0)
+    lr_min: float = Field(1e-4, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    epoch_length: Literal["inflated", "original"] = "inflated"
+    replication: Literal["fractional", "round", "ceil"] = "fractional"
+    scale: Literal["batch", "group"] = "batch"
+
+
+class Server(Section):
+    """Server optimizer (FedOpt)."""
+
+    optimizer: Literal["none", "momentum", "adam"] = "none"
+    lr: float = Field(1.0, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.99, ge=0, lt=1)
+    tau: float = Field(1e-3, gt=0)
+
+
+class EngineSection(Section):
+    """Where and how clients run."""
+
+    name: Literal["simulator"] = "simulator"
+    path: str = "auto"
+    device: str = "cpu"
+    workers: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1)
+
+
+class Run(Section):
+    """The run itself."""
+
+    name: str | None = None
+    folder: str = "runs"
+    rounds: int = Field(50, ge=1)
+    seed: int = Field(0, ge=0)
+    participation: float = Field(1.0, gt=0, le=1)
+    metric: Literal["accuracy", "balanced_accuracy", "macro_f1"] = "accuracy"
+    """What rate search and model selection compare by, on private validation splits."""
+    select: Literal["last", "best"] = "last"
+    """Keep the last model, or the one with the best validation metric."""
+    quorum: float = Field(1.0, gt=0, le=1)
+    evaluate_every: int = Field(1, ge=1)
+    checkpoint_every: int = Field(1, ge=1)
+    diagnostics: bool = True
+
+
+class Config(Section):
+    """Everything a run depends on."""
+
+    data: Data = Field(default_factory=Data)
+    model: Model = Field(default_factory=Model)
+    method: Method = Field(default_factory=Method)
+    rates: Rates = Field(default_factory=Rates)
+    local: Local = Field(default_factory=Local)
+    server: Server = Field(default_factory=Server)
+    engine: EngineSection = Field(default_factory=EngineSection)
+    run: Run = Field(default_factory=Run)
+
+    @property
+    def data_seed(self) -> int:
+        return self.run.seed if self.data.seed is None else self.data.seed
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(_without_none(self.model_dump()))
+
+
+REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
+FREE = ("run.name", "run.folder", "run.checkpoint_every", "engine.workers", "engine.threads")
+"""Keys that may differ when a run is resumed: they do not change its result."""
+
+
+def load_config(
+    path: str | Path | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+) -> Config:
+    """A checked config from a TOML file, dotted overrides (``method.beta=0.7``) and flags (``{"method.name": ...}``).
+
+    Later sources win. Naming another entry in a section keeps only those options the new entry has too.
+    """
+    raw: dict[str, Any] = _read(Path(path)) if path is not None else {}
+    for key, value in (flags or {}).items():
+        if value is not None:
+            _set(raw, key, value)
+    for item in overrides:
+        key, sign, text = item.partition("=")
+        if not sign or "." not in key:
+            raise FedtailError(f"override {item!r} is not of the form section.key=value, e.g. method.beta=0.7")
+        _set(raw, key.strip(), parse_value(text.strip()))
+    return check_config(raw)
+
+
+def check_config(raw: Mapping[str, Any]) -> Config:
+    """A ``Config`` from nested dictionaries; every bad value is one clear line."""
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(error, raw) from None
+    for section, registry in REGISTRIES.items():
+        part: Named = getattr(config, section)
+        if part.name == "auto" and section == "model":
+            continue
+        if section == "model" and ":" in part.name:
+            continue
+        checked = registry.check(part.name, part.options)
+        config = config.model_copy(update={section: part.model_copy(update=checked)})
+    return config
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value, or else the text itself."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def first_difference(a: Config, b: Config) -> str | None:
+    """The first key, apart from ``FREE``, in which two configs differ, with both values."""
+    one, two = _flatten(a.model_dump()), _flatten(b.model_dump())
+    for key in sorted({*one, *two}):
+        if key not in FREE and one.get(key) != two.get(key):
+            return f"{key} ({one.get(key)!r} before, {two.get(key)!r} now)"
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        path = path / "config.toml"
+    if not path.is_file():
+        raise FedtailError(f"config file {str(path)!r} does not exist")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}") from None
+
+
+def _set(raw: dict[str, Any], key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    if section not in Config.model_fields:
+        raise one_of("config section", section, Config.model_fields)
+    part = raw.setdefault(section, {})
+    if not isinstance(part, dict):
+        raise FedtailError(f"config section {section!r} must be a table, got {part!r}")
+    if name == "name" and section in REGISTRIES and part.get("name", value) != value:
+        own = set(type(Config.model_fields[section].default_factory()).model_fields)  # type: ignore[misc,call-arg]
+        registry = REGISTRIES[section]
+        keep = own | (set(registry.options(value)) if value in registry else set())
+        for old in [k for k in part if k not in keep]:
+            del part[old]
+    part[name] = value
+
+
+def _explain(error: ValidationError, raw: Mapping[str, Any]) -> FedtailError:
+    first = error.errors()[0]
+    where = [str(p) for p in first["loc"]]
+    key = ".".join(where)
+    if first["type"] == "extra_forbidden":
+        fields: Mapping[str, Any] = Config.model_fields
+        if len(where) > 1:
+            fields = type(getattr(Config(), where[0])).model_fields
+        kind = f"key in section {where[0]!r}" if len(where) > 1 else "config section"
+        return one_of(kind, where[-1], fields)
+    if first["type"] == "literal_error":
+        allowed = [v.strip(" '") for v in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
+        return one_of(key, first["input"], allowed)
+    return FedtailError(f"{key} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}")
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            out.update(_flatten(item, f"{prefix}{key}."))
+        else:
+            out[f"{prefix}{key}"] = list(item) if isinstance(item, tuple) else item
+    return out
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(v) for v in value]
+    return value

@@ -40,8 +40,19 @@ class Plan:
     """Least share of the sampled clients that must return a valid update."""
     evaluate_every: int = 1
     validate_every: int = 1
+    keep_best: bool = False
+    """Remember the model with the best validation metric."""
     diagnostics: bool = True
     """Log client alignment each round."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The model with the best validation metric so far; ``round`` counts rounds done."""
+
+    round: int
+    score: float
+    x: Tensor
 
 
 @dataclass
@@ -52,6 +63,7 @@ class State:
     x: Tensor
     method: Tensors = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
+    best: Best | None = None
 
 
 @dataclass
@@ -74,9 +86,12 @@ def train_rounds(
     problem: Problem,
     plan: Plan,
     state: State,
-    on_round: Callable[[State, dict[str, Any]], None] | None = None,
+    on_round: Callable[[State, dict[str, Any], float], None] | None = None,
 ) -> State:
-    """Run rounds ``state.round`` .. ``plan.rounds - 1``, calling ``on_round`` after each."""
+    """Run rounds ``state.round`` .. ``plan.rounds - 1``, calling ``on_round(state, record, seconds)`` after each.
+
+    The record holds only what the config determines, so that a resumed run has the history of an uninterrupted one.
+    """
     engine, method, rates = problem.engine, problem.method, problem.rates
     p_all = engine.sizes / engine.sizes.sum()
     for t in range(state.round, plan.rounds):
@@ -129,11 +144,13 @@ def train_rounds(
             record["test"] = summarize(engine.confusion(state.x, "test"), problem.train_counts)
         if plan.validate_every and (last or (t + 1) % plan.validate_every == 0):
             record["validation"] = summarize(engine.confusion(state.x, "validation"), problem.train_counts)
-        record["seconds"] = time.perf_counter() - began
+            now = record["validation"][plan.metric]
+            if plan.keep_best and (state.best is None or now > state.best.score):
+                state.best = Best(t + 1, now, state.x)
         state.history.append(record)
         state.round = t + 1
         if on_round is not None:
-            on_round(state, record)
+            on_round(state, record, time.perf_counter() - began)
     return state
 
 

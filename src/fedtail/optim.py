@@ -1,1 +1,126 @@
-"""."""
+"""``CGNM``: class-grouped normalized momentum as a torch optimizer, for anyone's training loop (SPEC 1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.core.errors import FedtailError, check_range
+from fedtail.core.grouping import group_classes
+from fedtail.core.resampling import resampled_counts
+
+
+class CGNM(torch.optim.Optimizer):
+    """Keeps one momentum per group of classes, normalizes each over *all* parameters jointly, and sums.
+
+        m_h <- beta m_h + (1 - beta) g_h
+        x   <- x - lr [ sum_h m_h / (||m_h|| + delta) + weight_decay x ]
+
+    ``step`` takes one loss per group, the loss of group h being the *sum* over the batch's samples of that group
+    divided by the whole batch's size; ``None`` for a group that the batch does not contain (its momentum decays and
+    is still applied).
+
+    >>> model = torch.nn.Linear(4, 3)
+    >>> opt = CGNM(model.parameters(), lr=0.1)
+    >>> x, y = torch.randn(8, 4), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
+    >>> losses = grouped_losses(torch.nn.functional.cross_entropy(model(x), y, reduction="none"), y, [0, 1, 1])
+    >>> opt.step(losses)
+
+    Args:
+        params: parameters or parameter groups; ``lr``, ``beta``, ``delta`` and ``weight_decay`` may differ between
+            parameter groups, while the norm of m_h is always taken over all of them.
+        n_groups: H.
+
+    With BatchNorm, compute one forward pass and take both losses from it, as above: forward passes per group would
+    see other batch statistics. With GroupNorm or no normalisation, a forward pass per group gives the same gradients.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor,
+        n_groups: int = 2,
+        beta: float = 0.5,
+        delta: float = 0.1,
+        weight_decay: float = 0.0,
+    ) -> None:
+        check_range("lr", float(lr), 0.0)
+        check_range("n_groups", n_groups, 1)
+        check_range("beta", beta, 0.0, 1.0, open_high=True)
+        check_range("delta", delta, 0.0)
+        check_range("weight_decay", weight_decay, 0.0)
+        self.n_groups = int(n_groups)
+        super().__init__(params, {"lr": lr, "beta": beta, "delta": delta, "weight_decay": weight_decay})
+
+    def step(self, losses: Sequence[Tensor | None] | Callable[[], Sequence[Tensor | None]]) -> Tensor | None:  # type: ignore[override]
+        """One update from H group losses (or a closure that returns them). Returns their sum."""
+        with torch.enable_grad():
+            given = list(losses() if callable(losses) else losses)
+        if len(given) != self.n_groups:
+            raise FedtailError(
+                f"step() got {len(given)} losses for {self.n_groups} groups; pass None for an absent group"
+            )
+        slots = [(group, p) for group in self.param_groups for p in group["params"] if p.requires_grad]
+        params = [p for _, p in slots]
+        present = [h for h, loss in enumerate(given) if loss is not None and loss.requires_grad]
+        grads: dict[int, Sequence[Tensor | None]] = {}
+        for h in present:
+            grads[h] = torch.autograd.grad(given[h], params, retain_graph=h != present[-1], allow_unused=True)  # type: ignore[arg-type]
+        self._apply(slots, grads)
+        values = [loss.detach() for loss in given if loss is not None]
+        return torch.stack(values).sum() if values else None
+
+    @torch.no_grad()
+    def _apply(self, slots: list[tuple[dict[str, Any], Tensor]], grads: dict[int, Sequence[Tensor | None]]) -> None:
+        squares = [torch.zeros((), device=slots[0][1].device) for _ in range(self.n_groups)] if slots else []
+        for i, (group, p) in enumerate(slots):
+            state = self.state[p]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros((self.n_groups, *p.shape), dtype=p.dtype, device=p.device)
+            for h in range(self.n_groups):
+                m = state["momentum"][h]
+                m.mul_(group["beta"])
+                g = grads[h][i] if h in grads else None
+                if g is not None:
+                    m.add_(g, alpha=1.0 - group["beta"])
+                squares[h] = squares[h] + m.float().pow(2).sum().to(squares[h].device)
+        norms = [s.sqrt() for s in squares]
+        for group, p in slots:
+            step = group["weight_decay"] * p if group["weight_decay"] else torch.zeros_like(p)
+            for m, norm in zip(self.state[p]["momentum"], norms, strict=True):
+                size = norm.to(p.device) + group["delta"]
+                step = step + m / torch.where(size > 0, size, torch.ones_like(size))
+            p.sub_(group["lr"] * step)
+
+    def reset_momentum(self) -> None:
+        """Forget all momentum, as a client does at the start of every round."""
+        for state in self.state.values():
+            state["momentum"].zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "n_groups": self.n_groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        given = dict(state_dict)
+        n_groups = given.pop("n_groups", self.n_groups)
+        if n_groups != self.n_groups:
+            raise FedtailError(f"the saved state has {n_groups} groups, this optimizer {self.n_groups}")
+        super().load_state_dict(given)
+
+
+def class_groups(counts: Iterable[int], n_groups: int = 2, rate: float = 0.0) -> Tensor:
+    """(C,) group of each class from training counts, after resampling at ``rate``; 0 = majority."""
+    return torch.as_tensor(group_classes(resampled_counts(list(counts), rate), n_groups))
+
+
+def grouped_losses(
+    losses: Tensor, y: Tensor, groups: Sequence[int] | Tensor, n_groups: int | None = None
+) -> list[Tensor | None]:
+    """Per-sample losses (B,) -> what ``CGNM.step`` takes: per group, sum / B, or None if absent."""
+    of_class = torch.as_tensor(groups, device=y.device)
+    member = of_class[y]
+    total = n_groups if n_groups is not None else int(of_class.max()) + 1
+    return [losses[mine].sum() / len(losses) if bool((mine := member == h).any()) else None for h in range(total)]

@@ -1,1 +1,401 @@
-"""."""
+"""Config -> federation, model, method, rates, engine -> rounds -> run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedtail.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from fedtail.config import Config, check_config, first_difference, load_config
+from fedtail.core.errors import FedtailError
+from fedtail.core.metrics import majority_floor, path_variation, summarize
+from fedtail.data.augment import check_augment
+from fedtail.data.federation import Federation
+from fedtail.data.partition import partition
+from fedtail.data.registry import DATASETS, Pooled
+from fedtail.engines import Engine, LocalSettings, simulator
+from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.methods import METHODS, Method
+from fedtail.models import FlatModel, build_model
+from fedtail.rates import RATES, RateStrategy
+from fedtail.server import ServerOptimizer
+
+RoundHook = Callable[[State, dict[str, Any], float], None]
+"""Called after every round with the state, the round's record and its seconds."""
+
+
+@dataclass
+class Result:
+    """What a finished run leaves in memory."""
+
+    x: Tensor
+    """(n,) the chosen model as a vector."""
+    module: nn.Module
+    """The chosen model, ready to use."""
+    history: list[dict[str, Any]]
+    test: dict[str, Any]
+    confusion: np.ndarray
+    rates: np.ndarray
+    floor: dict[str, float]
+    summary: dict[str, Any]
+    folder: Path | None = None
+
+
+# -- assembling ---------------------------------------------------------------------------------------
+
+
+def load_pooled(config: Config) -> Pooled:
+    """The data set a config names, before it is split."""
+    options = dict(config.data.options)
+    known = DATASETS.options(config.data.name)
+    if "seed" in known:
+        options.setdefault("seed", config.data_seed)
+    if "data_dir" in known and config.data.dir is not None:
+        options.setdefault("data_dir", config.data.dir)
+    return DATASETS.build(config.data.name, **options)
+
+
+def build_federation(config: Config, pooled: Pooled | None = None) -> Federation:
+    """The data set a config names, split over its clients."""
+    data = config.data
+    pool = pooled if pooled is not None else load_pooled(config)
+    augment = pool.augment if data.augment is None else None if data.augment == "none" else data.augment
+    check_augment(augment)
+    scheme = data.partition
+    if pool.sites is not None and "partition" not in data.model_fields_set:
+        scheme = "column"
+    if scheme == "column" and pool.sites is None:
+        raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pool.name!r} has none")
+    return partition(
+        pool.train, pool.test, scheme=scheme, clients=data.clients, alpha=data.alpha, column=pool.sites,
+        min_samples=data.min_samples, classes=pool.classes, validation=data.validation, auxiliary=data.auxiliary,
+        seed=config.data_seed, name=pool.name, transform=pool.transform, augment=augment,
+        preprocessing=pool.preprocessing, notes=pool.notes,
+    )  # fmt: skip
+
+
+def build_module(config: Config, federation: Federation, pooled: Pooled) -> tuple[nn.Module, dict[str, Any]]:
+    """The model a config names, freshly initialised, and its description (name and options)."""
+    name, options = config.model.name, config.model.options
+    if name == "auto":
+        name, options = pooled.model, {**pooled.model_options, **options}
+    module = build_model(name, federation.input_shape, federation.n_classes, seed=config.run.seed, **options)
+    return module, {"name": name, "options": options}
+
+
+def assemble(
+    federation: Federation,
+    module: nn.Module,
+    method: Method,
+    rates: RateStrategy,
+    settings: LocalSettings,
+    server: ServerOptimizer,
+    **engine: Any,
+) -> Problem:
+    """Everything the round loop needs, in the simulator."""
+    runner: Engine = simulator(federation, module, method, settings, **engine)
+    return Problem(runner, runner.model, method, rates, server, federation.n_classes, federation.label_map().sum(0))
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+def fit(
+    federation: Federation,
+    model: nn.Module | str = "mlp",
+    method: Method | str = "fedcgnm",
+    rates: RateStrategy | str | float = 0.6,
+    rounds: int = 50,
+    *,
+    engine: str = "simulator",
+    lr: float = 0.1,
+    batch_size: int = 64,
+    epochs: int = 1,
+    participation: float = 1.0,
+    seed: int = 0,
+    metric: str = "accuracy",
+    select: str = "last",
+    server: ServerOptimizer | None = None,
+    path: str = "auto",
+    device: str = "cpu",
+    on_round: RoundHook | None = None,
+    **local: Any,
+) -> Result:
+    """Train a federation and return the model, in a few lines and without touching the disk.
+
+    Args:
+        federation: see ``Federation.from_arrays`` and ``fedtail.partition``.
+        model: an ``nn.Module`` that maps a batch of inputs to logits, or a registered name.
+        method: a ``Method`` or its name. rates: a strategy, its name, or one rate for all clients.
+        local: further ``LocalSettings`` (``epoch_length``, ``scale`` ...) and ``Plan`` settings.
+    """
+    if engine != "simulator":
+        raise FedtailError(f"engine {engine!r} is not available in fit(); real federations start with `fedtail deploy`")
+    module = model if isinstance(model, nn.Module) else build_model(
+        model, federation.input_shape, federation.n_classes, seed=seed
+    )  # fmt: skip
+    chosen = METHODS.build(method) if isinstance(method, str) else method
+    if isinstance(rates, (int, float)):
+        strategy = RATES.build("uniform", federation.n_clients, rate=float(rates))
+    else:
+        strategy = RATES.build(rates, federation.n_clients) if isinstance(rates, str) else rates
+    plan_keys = {k: local.pop(k) for k in list(local) if k in Plan.__dataclass_fields__}
+    settings = LocalSettings(epochs=epochs, batch_size=batch_size, seed=seed, **local)
+    problem = assemble(
+        federation, module, chosen, strategy, settings, server or ServerOptimizer(), path=path, device=device
+    )
+    plan = Plan(
+        rounds=rounds, lr=lr, participation=participation, seed=seed, metric=metric,
+        keep_best=select == "best", **plan_keys,
+    )  # fmt: skip
+    state = train_rounds(problem, plan, initial_state(problem), on_round)
+    return conclude(problem, state, federation, select)
+
+
+def initial_state(problem: Problem) -> State:
+    """Round 0 from the model's own initial weights."""
+    method = problem.method.init_server(problem.engine.n_clients, problem.n_classes, problem.model.n_params)
+    return State(0, problem.model.vector.clone(), method)
+
+
+def conclude(problem: Problem, state: State, federation: Federation, select: str) -> Result:
+    """The final model and its test metrics."""
+    x = state.best.x if select == "best" and state.best is not None else state.x
+    confusion = problem.engine.confusion(x, "test")
+    problem.model.load(x)
+    problem.model.module.eval()
+    rates = np.array([r["rates"] for r in state.history])
+    weights = federation.sizes / federation.sizes.sum()
+    variation = path_variation(rates, weights)
+    floor = majority_floor(federation.test.counts(federation.n_classes), int(federation.label_map().sum(0).argmax()))
+    summary = {
+        "rounds": state.round,
+        "selected_round": state.best.round if select == "best" and state.best is not None else state.round,
+        "path_variation": float(variation[-1]) if len(variation) else 0.0,
+        "path_variation_per_root_round": float(variation[-1] / np.sqrt(len(variation))) if len(variation) else 0.0,
+        "refused": sum(len(r["refused"]) for r in state.history),
+    }
+    return Result(
+        x, problem.model.module, state.history, summarize(confusion, problem.train_counts), confusion,
+        problem.rates.rates, floor, summary,
+    )  # fmt: skip
+
+
+def run(
+    config: Config,
+    *,
+    resume: bool = False,
+    on_round: RoundHook | None = None,
+    on_start: Callable[[Path, int], None] | None = None,
+) -> Result:
+    """Run a config and write its run folder. With ``resume`` an interrupted run of the same config goes on."""
+    torch.set_num_threads(config.engine.threads)
+    folder = claim_folder(config, resume)
+    pooled = load_pooled(config)
+    federation = build_federation(config, pooled)
+    module, architecture = build_module(config, federation, pooled)
+    method = METHODS.build(config.method.name, **config.method.options)
+    strategy = RATES.build(config.rates.name, federation.n_clients, **config.rates.options)
+    local = config.local
+    settings = LocalSettings(
+        local.epochs, local.batch_size, local.epoch_length, local.replication, local.scale, config.run.seed
+    )
+    server = ServerOptimizer(
+        config.server.optimizer, config.server.lr, config.server.beta1, config.server.beta2, config.server.tau
+    )
+    problem = assemble(
+        federation, module, method, strategy, settings, server,
+        path=config.engine.path, device=config.engine.device, workers=config.engine.workers,
+    )  # fmt: skip
+    plan = Plan(
+        rounds=config.run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
+        participation=config.run.participation, seed=config.run.seed, metric=config.run.metric,
+        quorum=config.run.quorum, evaluate_every=config.run.evaluate_every,
+        keep_best=config.run.select == "best", diagnostics=config.run.diagnostics,
+    )  # fmt: skip
+
+    history = read_history(folder) if resume else []
+    state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
+    if state is None:
+        state = initial_state(problem)
+    _begin_folder(folder, config, federation, state)
+    if on_start is not None:
+        on_start(folder, state.round)
+    timings = _read_timings(folder)[: state.round]
+
+    def after(now: State, record: dict[str, Any], seconds: float) -> None:
+        timings.append(seconds)
+        _append(folder / "history.jsonl", json.dumps(plain(record)) + "\n")
+        _append(folder / "timings.csv", f"{record['round']},{seconds:.4f}\n")
+        if now.round % config.run.checkpoint_every == 0 or now.round == config.run.rounds:
+            save_checkpoint(folder / "checkpoint", now, problem)
+        if on_round is not None:
+            on_round(now, record, seconds)
+
+    try:
+        state = train_rounds(problem, plan, state, after)
+        result = conclude(problem, state, federation, config.run.select)
+    finally:
+        problem.engine.close()
+    result.folder = folder
+    _end_folder(folder, config, federation, problem, architecture, result, timings)
+    return result
+
+
+# -- the run folder -----------------------------------------------------------------------------------
+
+
+def claim_folder(config: Config, resume: bool) -> Path:
+    """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
+    base = Path(config.run.folder)
+    name = config.run.name or f"{config.data.name}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
+    if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
+        raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
+    folder = base / name
+    if not resume:
+        if folder.exists() and config.run.name is not None:
+            raise FedtailError(f"{str(folder)!r} exists; continue it with --resume, or choose another --name")
+        number = 2
+        while folder.exists():
+            folder, number = base / f"{name}-{number}", number + 1
+    elif (folder / "config.toml").is_file():
+        difference = first_difference(load_config(folder / "config.toml"), config)
+        if difference is not None:
+            raise FedtailError(f"{str(folder)!r} was started with another config: {difference}; choose another --name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedtailError(f"run folder {str(folder)!r} cannot be made: {error.strerror}") from None
+    return folder
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The records of complete rounds; a half-written last line is dropped."""
+    path = folder / "history.jsonl"
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN: undefined values become null, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(v) for v in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if np.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _begin_folder(folder: Path, config: Config, federation: Federation, state: State) -> None:
+    write_atomically(folder / "config.toml", config.to_toml())
+    write_atomically(folder / "history.jsonl", "".join(json.dumps(plain(r)) + "\n" for r in state.history))
+    kept = _read_timings(folder)[: state.round]
+    write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
+    about = {
+        "sites": list(federation.sites),
+        "classes": list(federation.classes),
+        "sizes": federation.sizes.tolist(),
+        "validation_sizes": [len(v) for v in federation.validation],
+        "test_size": len(federation.test),
+        "train_counts": federation.label_map().sum(0).tolist(),
+        "label_map": federation.label_map().tolist(),
+        "notes": list(federation.notes),
+    }
+    write_atomically(folder / "clients.json", json.dumps(about))
+
+
+def _end_folder(
+    folder: Path, config: Config, federation: Federation, problem: Problem, architecture: dict[str, Any],
+    result: Result, timings: Sequence[float],
+) -> None:  # fmt: skip
+    save_model(folder, result.x, problem.model, federation, architecture)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["round", *federation.sites])
+    writer.writerows([r["round"], *r["rates"]] for r in result.history)
+    write_atomically(folder / "rates.csv", table.getvalue())
+    about = {
+        "name": folder.name,
+        "seed": config.run.seed,
+        "data": federation.name,
+        "method": config.method.name,
+        "rates_strategy": config.rates.name,
+        "test": result.test,
+        "confusion": result.confusion.tolist(),
+        "floor": result.floor,
+        "rates": result.rates.tolist(),
+        **result.summary,
+        "seconds": sum(timings),
+        "engine": problem.engine.info(),
+        "hardware": hardware(),
+    }
+    write_atomically(folder / "result.json", json.dumps(plain(about), indent=1))
+
+
+def save_model(folder: Path, x: Tensor, model: FlatModel, federation: Federation, architecture: dict[str, Any]) -> None:
+    """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
+    model.load(x)
+    weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
+    partial = folder / ".model.safetensors.partial"
+    save_file(weights, partial)
+    partial.replace(folder / "model.safetensors")
+    about = {
+        "format": 1,
+        "architecture": architecture,
+        "input_shape": list(federation.input_shape),
+        "classes": list(federation.classes),
+        "transform": asdict(federation.transform),
+        "preprocessing": federation.preprocessing,
+        "data": federation.name,
+    }
+    write_atomically(folder / "model.json", json.dumps(plain(about), indent=1))
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on."""
+    out: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        out["gpu"] = torch.cuda.get_device_name()
+    return out
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    """The same config under another seed."""
+    raw = config.model_dump()
+    raw["run"]["seed"] = seed
+    return check_config(raw)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def _read_timings(folder: Path) -> list[float]:
+    path = folder / "timings.csv"
+    lines = path.read_text().splitlines()[1:] if path.is_file() else []
+    return [float(line.split(",")[1]) for line in lines if line.count(",") == 1 and line.split(",")[1]]

@@ -1,1 +1,61 @@
-"""."""
+"""The ``fedtail`` command. Commands are thin: parse, call, print."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from fedtail.cli import demo, run
+from fedtail.core.errors import FedtailError
+
+app = typer.Typer(
+    name="fedtail",
+    help="Federated learning when the class that matters is rare.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("run")(run.run_command)
+
+
+def main() -> None:
+    """Entry point: bad input is one line and exit code 2; ``--debug`` anywhere shows the traceback."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    try:
+        code = app([a for a in arguments if a != "--debug"], standalone_mode=False)
+    except FedtailError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except click.exceptions.Abort:
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command with --resume goes on from the last checkpoint", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """Federated learning when the class that matters is rare."""
+    if show:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"fedtail {installed('fedtail')}")
+        raise typer.Exit
+
+
+__all__ = ["app", "main"]

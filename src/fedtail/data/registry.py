@@ -30,4 +30,4 @@ class Pooled:
     notes: tuple[str, ...] = ()
 
 
-DATASETS: Registry[Pooled] = Registry("data set")
+DATASETS: Registry[Pooled] = Registry("data set", "data")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.models.flat import FlatModel
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Engine(Protocol):
     """Runs clients for the round loop. ``clients`` are always returned in ascending order."""
 
     n_clients: int
+
+    @property
+    def model(self) -> FlatModel:
+        """The model's shape and layers; its weights are scratch space."""
+        ...
+
     sizes: np.ndarray
     """(K,) training samples per client."""
 

@@ -13,7 +13,7 @@ from fedtail.core.registry import Registry
 from fedtail.models.custom import custom_model, is_custom
 from fedtail.models.norm import batchnorm_note, treat_batchnorm
 
-MODELS: Registry[nn.Module] = Registry("model")
+MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"))
 
 
 def build_model(

@@ -1,0 +1,5 @@
+"""``python -m fedtail``."""
+
+from fedtail.cli import main
+
+main()

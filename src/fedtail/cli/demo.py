@@ -1,0 +1,7 @@
+"""``fedtail demo``."""
+
+from __future__ import annotations
+
+
+def demo() -> None:
+    """Three methods side by side on long-tailed digits."""

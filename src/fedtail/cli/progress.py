@@ -1,0 +1,64 @@
+"""Progress on standard error: a live line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from fedtail.fit import State
+
+console = Console(stderr=True, highlight=False)
+
+
+class RoundProgress:
+    """Shows round, loss, macro F1, tail accuracy and the time left. Usable as ``on_round`` of a run."""
+
+    def __init__(self, title: str, rounds: int, *, quiet: bool = False) -> None:
+        self.title, self.rounds, self.quiet = title, rounds, quiet
+        self.live = console.is_terminal and not quiet
+        self.began, self.first = time.perf_counter(), 0
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=console, transient=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task(title, total=rounds, note="")
+
+    def __enter__(self) -> RoundProgress:
+        if self.live:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self._progress.stop()
+
+    def start(self, done: int) -> None:
+        """Rounds that were done before (a resumed run)."""
+        self.first, self.began = done, time.perf_counter()
+        self._progress.update(self._task, completed=done)
+
+    def __call__(self, state: State, record: dict[str, Any], seconds: float) -> None:
+        if self.quiet:
+            return
+        metrics = record.get("test") or record.get("validation") or {}
+        note = f"loss {record['train_loss']:.3f}"
+        if metrics:
+            note += f"  macro F1 {metrics['macro_f1']:.3f}  tail {metrics.get('tail', float('nan')):.3f}"
+        if record["searching"]:
+            note += "  searching rates"
+        if record["refused"]:
+            note += f"  refused {len(record['refused'])}"
+        if self.live:
+            self._progress.update(self._task, completed=state.round, note=note)
+            return
+        step = max(1, self.rounds // 10)
+        if state.round % step == 0 or state.round == self.rounds or state.round == self.first + 1:
+            each = (time.perf_counter() - self.began) / max(state.round - self.first, 1)
+            left = each * (self.rounds - state.round)
+            console.print(f"{self.title}  round {state.round}/{self.rounds}  {note}  ETA {left:.0f} s", soft_wrap=True)
