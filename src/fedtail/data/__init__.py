@@ -1,24 +1,33 @@
 """Data sources, the long tail, partitions: everything up to a ``Federation``."""
 
+from fedtail.data.adult import adult
 from fedtail.data.blobs import blobs
+from fedtail.data.cifar import cifar10, cifar100
 from fedtail.data.digits import digits
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.longtail import long_tail_counts, long_tail_index
 from fedtail.data.partition import PARTITIONS, partition, split
 from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.sources import SOURCES
+from fedtail.data.unsw import unsw
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
+    "SOURCES",
     "Client",
     "Federation",
     "Pooled",
     "Samples",
     "Transform",
+    "adult",
     "blobs",
+    "cifar10",
+    "cifar100",
     "digits",
     "long_tail_counts",
     "long_tail_index",
     "partition",
     "split",
+    "unsw",
 ]

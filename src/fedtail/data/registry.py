@@ -26,6 +26,10 @@ class Pooled:
     model: str = "mlp"
     """The model the paper (or good sense) uses for it, and its options."""
     model_options: dict[str, Any] = field(default_factory=dict)
+    validation: float = 0.1
+    """The share of each client's samples that makes its private validation split, unless the user says otherwise."""
+    background: int | None = None
+    """The class that means "nothing found" (no defect, no attack), where there is one: adds ``defect_score``."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

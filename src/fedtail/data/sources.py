@@ -1,0 +1,133 @@
+"""The public data sets: where they come from, under which terms, and the files each loader reads."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.data.download import Progress, Remote, data_root, fetch
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public data set in its official layout, ``<root>/<folder>/<files>``."""
+
+    title: str
+    folder: str
+    files: tuple[str, ...]
+    page: str
+    terms: str
+    remotes: tuple[Remote, ...] = ()
+    """Either one per file or a single tar archive that holds ``folder``; none where no stable link exists."""
+    any_file: bool = False
+    """One of ``files`` is enough."""
+    by_hand: str = ""
+    """What to fetch when there is no link."""
+
+
+_CIFAR_TERMS = "free for research, cite Krizhevsky (2009)"
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+
+SOURCES: dict[str, Source] = {
+    "cifar10": Source(
+        "CIFAR-10, binary version",
+        "cifar-10-batches-bin",
+        (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        _CIFAR_TERMS,
+        (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
+    ),
+    "cifar100": Source(
+        "CIFAR-100, binary version",
+        "cifar-100-binary",
+        ("train.bin", "test.bin"),
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        _CIFAR_TERMS,
+        (Remote("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),),
+    ),
+    "adult": Source(
+        "Adult census income (UCI)",
+        "adult",
+        ("adult.data", "adult.test"),
+        "https://archive.ics.uci.edu/dataset/2/adult",
+        "CC BY 4.0",
+        (
+            Remote(f"{_UCI}/adult.data", "md5:5d7c39d7b8804f071cdd1f2a7c460872"),
+            Remote(f"{_UCI}/adult.test", "md5:35238206dfdf7f1fe215bbb874adecdc"),
+        ),
+    ),
+    "unsw": Source(
+        "UNSW-NB15 network flows",
+        "unsw-nb15",
+        ("UNSW_NB15_training-set.csv", "UNSW_NB15_testing-set.csv"),
+        "https://research.unsw.edu.au/projects/unsw-nb15-dataset",
+        "free for academic research, cite Moustafa and Slay (2015)",
+        any_file=True,
+        by_hand="UNSW_NB15_training-set.csv (and, if wanted, UNSW_NB15_testing-set.csv)",
+    ),
+    "elpv": Source(
+        "ELPV solar cells",
+        "elpv",
+        ("labels.csv", "mono", "poly"),
+        "https://github.com/zae-bayern/elpv-dataset",
+        "CC BY-NC-SA 4.0",
+        any_file=True,
+        by_hand="labels.csv and the folder images/",
+    ),
+}
+
+
+def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress | None = None) -> Path:
+    """The folder of a public data set, downloaded first if it is not there yet."""
+    source = _source(name)
+    folder = data_root(data_dir) / source.folder
+    if is_here(name, data_dir):
+        return folder
+    if not source.remotes:
+        raise FedtailError(
+            f"data set {name!r} is not in {folder} and has no stable direct link; download {source.by_hand} from "
+            f"{source.page} into that folder, or set FEDTAIL_DATA (or --data-dir) to the folder above yours"
+        )
+    if len(source.remotes) == 1 and source.remotes[0].name.endswith(".tar.gz"):
+        archive = fetch(source.remotes[0], folder.parent / source.remotes[0].name, progress=progress)
+        unpack(archive, source.folder, source.files, folder)
+        archive.unlink()
+    else:
+        for file, remote in zip(source.files, source.remotes, strict=True):
+            fetch(remote, folder / file, progress=progress)
+    return folder
+
+
+def is_here(name: str, data_dir: str | Path | None = None) -> bool:
+    """Whether the loader would find its files without a download."""
+    source = _source(name)
+    there = [(data_root(data_dir) / source.folder / file).exists() for file in source.files]
+    return any(there) if source.any_file else all(there)
+
+
+def unpack(archive: Path, prefix: str, files: Sequence[str], folder: Path) -> None:
+    """Take the named regular files out of a tar archive; ``folder`` appears complete or not at all."""
+    try:
+        with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            for file in files:
+                member = tar.extractfile(f"{prefix}/{file}")
+                if member is None:
+                    raise KeyError(file)
+                with (Path(scratch) / file).open("wb") as out:
+                    while chunk := member.read(1 << 20):
+                        out.write(chunk)
+            folder.mkdir(exist_ok=True)
+            for file in files:
+                (Path(scratch) / file).replace(folder / file)
+    except (tarfile.TarError, KeyError, EOFError) as error:
+        raise FedtailError(f"{archive} is not the expected archive ({error}); delete it and run again") from None
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise one_of("public data set", name, SOURCES)
+    return SOURCES[name]

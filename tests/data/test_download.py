@@ -1,0 +1,234 @@
+"""Downloads against a local server: whatever goes wrong, one clear line and nothing half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fedtail.core.errors import FedtailError
+from fedtail.data import sources
+from fedtail.data.download import Remote, cache_root, data_root, fetch
+from fedtail.data.sources import Source, is_here, locate
+
+BODY = bytes(range(256)) * 4096  # 1 MiB
+MD5 = "md5:" + hashlib.md5(BODY).hexdigest()
+
+
+@dataclass
+class Site:
+    """What the server does, and what it was asked."""
+
+    base: str = ""
+    body: bytes = BODY
+    status: int = 200
+    ranges: bool = True
+    cut: list[int] = field(default_factory=list)
+    """Bytes to send before the connection is closed, one entry per request."""
+    asked: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    state = Site()
+    monkeypatch.delenv("FEDTAIL_OFFLINE", raising=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            state.asked.append(asked)
+            if state.status != 200:
+                self.send_error(state.status)
+                return
+            body, start = state.body, 0
+            if asked and state.ranges:
+                start = int(asked.removeprefix("bytes=").rstrip("-"))
+                if start >= len(body):
+                    self.send_error(416)
+                    return
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            end = start + state.cut.pop(0) if state.cut else len(body)
+            self.wfile.write(body[start:end])
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    state.base = f"http://127.0.0.1:{server.server_port}"
+    yield state
+    server.shutdown()
+    server.server_close()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())
+
+
+def test_a_file_is_fetched_once_and_reports_progress(site: Site, tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    target = tmp_path / "sub" / "x.bin"
+    for _ in range(2):
+        fetch(Remote(f"{site.base}/x.bin", MD5), target, progress=lambda a, b: seen.append((a, b)))
+    assert target.read_bytes() == BODY
+    assert site.asked == [None]
+    assert seen[0] == (0, len(BODY)) and seen[-1] == (len(BODY), len(BODY))
+    assert files(tmp_path) == ["x.bin"]
+
+
+def test_a_wrong_checksum_leaves_nothing_behind(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match=r"has checksum md5:\w+ instead of md5:0+, so nothing was kept.*by hand"):
+        fetch(Remote(f"{site.base}/x.bin", "md5:" + "0" * 32), tmp_path / "x.bin")
+    assert files(tmp_path) == []
+
+
+def test_a_broken_connection_is_resumed_within_one_call(site: Site, tmp_path: Path) -> None:
+    site.cut = [300_000, 200_000]
+    fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert site.asked == [None, "bytes=300000-", "bytes=500000-"]
+    assert (tmp_path / "x.bin").read_bytes() == BODY
+
+
+def test_truncation_keeps_only_a_part_file_which_the_next_call_resumes(site: Site, tmp_path: Path) -> None:
+    site.cut = [100_000, 100_000, 100_000]
+    with pytest.raises(FedtailError, match=r"closed after 300,000 of 1,048,576 bytes.*run again to resume"):
+        fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert files(tmp_path) == ["x.bin.part"]
+    fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert site.asked[-1] == "bytes=300000-"
+    assert (tmp_path / "x.bin").read_bytes() == BODY and files(tmp_path) == ["x.bin"]
+
+
+def test_a_server_without_ranges_sends_the_file_anew(site: Site, tmp_path: Path) -> None:
+    site.ranges = False
+    (tmp_path / "x.bin.part").write_bytes(BODY[:1000])
+    fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert (tmp_path / "x.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("leftover", [b"old version" * 1000, BODY + b"more", BODY])
+def test_a_leftover_of_another_version_or_length_is_replaced(site: Site, tmp_path: Path, leftover: bytes) -> None:
+    (tmp_path / "x.bin.part").write_bytes(leftover)
+    fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert (tmp_path / "x.bin").read_bytes() == BODY
+
+
+def test_no_network_names_the_url_and_the_way_by_hand(tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match=r"cannot download http://127.0.0.1:9/x.bin.*by hand to .*x.bin, or set FED"):
+        fetch(Remote("http://127.0.0.1:9/x.bin", MD5), tmp_path / "x.bin", tries=1, timeout=2)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_an_http_error_is_one_line(site: Site, tmp_path: Path, status: int) -> None:
+    site.status = status
+    with pytest.raises(FedtailError, match=f"answered {status} .*by hand") as error:
+        fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert "\n" not in str(error.value)
+    assert files(tmp_path) == []
+
+
+def test_offline_forbids_downloads(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTAIL_OFFLINE", "1")
+    with pytest.raises(FedtailError, match="FEDTAIL_OFFLINE forbids"):
+        fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin")
+    assert site.asked == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(FedtailError, match=r"cannot write .*--data-dir"):
+        fetch(Remote(f"{site.base}/x.bin", MD5), tmp_path / "file" / "x.bin")
+
+
+def test_two_at_once_fetch_the_file_once(site: Site, tmp_path: Path) -> None:
+    remote, target = Remote(f"{site.base}/x.bin", MD5), tmp_path / "x.bin"
+    threads = [threading.Thread(target=fetch, args=(remote, target)) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(site.asked) == 1 and target.read_bytes() == BODY and files(tmp_path) == ["x.bin"]
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, body in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return out.getvalue()
+
+
+def _serve(site: Site, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    site.body = body
+    remote = Remote(f"{site.base}/toy.tar.gz", "sha256:" + hashlib.sha256(body).hexdigest())
+    source = Source("toy", "toy-bin", ("a.bin", "b.bin"), "http://page", "free", (remote,))
+    monkeypatch.setitem(sources.SOURCES, "toy", source)
+
+
+def test_an_archive_is_unpacked_to_its_official_layout(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve(site, monkeypatch, archive({"toy-bin/a.bin": b"A", "toy-bin/b.bin": b"B", "../evil": b"no"}))
+    assert not is_here("toy", tmp_path)
+    folder = locate("toy", tmp_path)
+    assert folder == tmp_path / "toy-bin" and is_here("toy", tmp_path)
+    assert files(tmp_path) == ["a.bin", "b.bin"] and not (tmp_path.parent / "evil").exists()
+
+
+def test_an_archive_without_the_expected_files_leaves_no_folder(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve(site, monkeypatch, archive({"toy-bin/a.bin": b"A"}))
+    with pytest.raises(FedtailError, match="not the expected archive"):
+        locate("toy", tmp_path)
+    assert not (tmp_path / "toy-bin").exists()
+
+
+def test_single_files_are_fetched_into_the_folder(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remotes = tuple(Remote(f"{site.base}/{n}", MD5) for n in ("a", "b"))
+    monkeypatch.setitem(sources.SOURCES, "toy", Source("toy", "toy", ("a", "b"), "http://page", "free", remotes))
+    locate("toy", tmp_path)
+    assert files(tmp_path) == ["a", "b"]
+
+
+def test_a_set_without_a_link_says_what_to_fetch_from_where(tmp_path: Path) -> None:
+    with pytest.raises(
+        FedtailError, match=r"no stable direct link; download UNSW_NB15_training-set.csv .*research.unsw"
+    ):
+        locate("unsw", tmp_path)
+
+
+def test_the_data_folder_is_the_option_then_the_environment_then_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTAIL_DATA", str(tmp_path / "env"))
+    assert data_root("given") == Path("given") and data_root() == tmp_path / "env"
+    monkeypatch.delenv("FEDTAIL_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FEDTAIL_CACHE", raising=False)
+    assert data_root() == tmp_path / "fedtail" / "data" and cache_root() == tmp_path / "fedtail"
+
+
+def test_every_public_set_has_a_page_terms_and_a_way_to_get_it() -> None:
+    for name, source in sources.SOURCES.items():
+        assert source.page.startswith("https://") and source.terms and source.files, name
+        assert source.remotes or source.by_hand, name
+        for remote in source.remotes:
+            kind, digest = remote.checksum.split(":")
+            assert remote.url.startswith("https://") and len(digest) == {"md5": 32, "sha256": 64}[kind]
