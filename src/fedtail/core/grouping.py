@@ -62,9 +62,10 @@ def within_group_scatter(proportions: ArrayLike, groups: ArrayLike) -> float:
 def _cuts(values: np.ndarray, n_groups: int, dispersion: str) -> list[int]:
     """Positions of the H - 1 cuts of ``values``, which are positive and in descending order."""
     n = values.size
-    centred = values - values.mean()
-    scale = np.abs(centred).max()
-    z = centred / scale if scale > 0 else centred  # J is scale-equivariant; this keeps float64 exact enough
+    snapped = np.round(values / values[0], 12)  # equal up to rounding is equal
+    centred = snapped - snapped.mean()
+    scale = np.abs(centred).max() if snapped[0] > snapped[-1] else 0.0
+    z = centred / scale if scale > 0 else np.zeros(n)  # J is scale-equivariant; this keeps float64 exact enough
     p, s = np.concatenate([[0.0], z.cumsum()]), np.concatenate([[0.0], (z * z).cumsum()])
     tol = TIE * max(float(s[-1]), 1.0)
 

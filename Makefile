@@ -1,0 +1,43 @@
+# Two commands are enough: `make demo` and `make test`. Each sets up what it needs; the second time is quick.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check docs bench clean help
+
+help:
+	@echo "make demo    three methods on long-tailed digits, a table and report.html (under 2 minutes)"
+	@echo "make test    lint, types, import contracts, every test"
+	@echo "make check   lint, types and import contracts only"
+	@echo "make docs    the documentation site, into site/"
+	@echo "make bench   benchmarks; prints ratios measured in one run"
+	@echo "make clean   remove what the above made"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing fedtail into $(VENV) (once) ..."
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "installing development tools into $(VENV) (once) ..."
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core
+	$(BIN)/fedtail demo
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+clean:
+	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
