@@ -1,0 +1,144 @@
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedtail.core.errors import FedtailError
+from fedtail.core.momentum import cgnm_direction
+from fedtail.optim import CGNM, class_groups, grouped_losses
+
+
+def problem(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.randn(40, 6, generator=g)
+    return model, x, torch.randint(0, 4, (40,), generator=g)
+
+
+GROUPS = torch.tensor([0, 0, 1, 1])
+
+
+def losses_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list:
+    return grouped_losses(F.cross_entropy(model(x), y, reduction="none"), y, GROUPS, 2)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def test_golden_steps() -> None:
+    p = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = CGNM([p], lr=1.0)
+    opt.step([(p * torch.tensor([3.0, 4.0])).sum(), (p * torch.tensor([0.0, 0.1])).sum()])
+    torch.testing.assert_close(-p.detach(), torch.tensor([0.576923, 1.102564], dtype=torch.float64), atol=1e-6, rtol=0)
+    before = p.detach().clone()
+    opt.step([(p * torch.tensor([3.0, 4.0])).sum(), None])
+    step = before - p.detach()
+    torch.testing.assert_close(step, torch.tensor([0.584416, 0.979221], dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_optimizer_equals_the_flat_vector_step() -> None:
+    model, x, y = problem()
+    opt = CGNM(model.parameters(), lr=0.05, beta=0.7, weight_decay=1e-2)
+    vector, momentum = flat(model), torch.zeros(2, flat(model).numel())
+    for i in range(5):
+        batch = slice(8 * i, 8 * i + 8)
+        losses = losses_of(model, x[batch], y[batch])
+        grads = torch.zeros_like(momentum)
+        for h, loss in enumerate(losses):
+            if loss is not None:
+                g = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+                grads[h] = torch.cat([v.reshape(-1) for v in g])
+        direction, momentum = cgnm_direction(momentum, grads, 0.7, 0.1)
+        vector = vector - 0.05 * (direction + 1e-2 * vector)
+        opt.step(losses)
+        torch.testing.assert_close(flat(model), vector, atol=1e-6, rtol=1e-5)
+
+
+def test_norm_is_taken_over_all_parameter_groups_jointly() -> None:
+    model, x, y = problem()
+    twin, _, _ = problem()
+    one = CGNM(model.parameters(), lr=0.1)
+    two = CGNM([{"params": twin[0].parameters()}, {"params": [*twin[1].parameters(), *twin[3].parameters()]}], lr=0.1)
+    for _ in range(3):
+        one.step(losses_of(model, x, y))
+        two.step(losses_of(twin, x, y))
+    torch.testing.assert_close(flat(model), flat(twin))
+
+
+def test_parameter_groups_have_their_own_learning_rates() -> None:
+    model, x, y = problem()
+    opt = CGNM([{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters()}], lr=0.1)
+    first, last = model[0].weight.detach().clone(), model[3].weight.detach().clone()
+    opt.step(losses_of(model, x, y))
+    assert torch.equal(model[0].weight, first) and not torch.equal(model[3].weight, last)
+
+
+def test_learning_rate_schedulers_drive_it() -> None:
+    model, x, y = problem()
+    opt = CGNM(model.parameters(), lr=0.4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=10)
+    for _ in range(10):
+        opt.step(losses_of(model, x, y))
+        schedule.step()
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_state_dict_round_trip_continues_identically() -> None:
+    model, x, y = problem()
+    opt = CGNM(model.parameters(), lr=0.1)
+    for _ in range(3):
+        opt.step(losses_of(model, x, y))
+    buffer = io.BytesIO()
+    torch.save({"m": model.state_dict(), "o": opt.state_dict()}, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    assert next(iter(saved["o"]["state"].values()))["momentum"].shape[0] == 2
+    twin, _, _ = problem(1)
+    twin.load_state_dict(saved["m"])
+    other = CGNM(twin.parameters(), lr=0.3)
+    other.load_state_dict(saved["o"])
+    opt.step(losses_of(model, x, y))
+    other.step(losses_of(twin, x, y))
+    assert torch.equal(flat(model), flat(twin))
+    with pytest.raises(FedtailError, match="2 groups"):
+        CGNM(twin.parameters(), lr=0.1, n_groups=3).load_state_dict(saved["o"])
+
+
+def test_one_forward_pass_serves_all_groups_with_batchnorm() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    _, x, y = problem()
+    opt = CGNM(model.parameters(), lr=0.1)
+    before = F.cross_entropy(model(x), y).item()
+    for _ in range(30):
+        opt.step(losses_of(model, x, y))
+    assert F.cross_entropy(model(x), y).item() < before
+
+
+def test_closures_unused_parameters_and_wrong_counts() -> None:
+    model, x, y = problem()
+    unused = nn.Parameter(torch.ones(3))
+    opt = CGNM([*model.parameters(), unused], lr=0.1)
+    total = opt.step(lambda: losses_of(model, x, y))
+    assert total is not None and torch.equal(unused, torch.ones(3))
+    assert opt.step([None, None]) is None
+    with pytest.raises(FedtailError, match="got 1 losses for 2 groups"):
+        opt.step([torch.zeros(())])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"lr": -1.0}, "lr"), ({"beta": 1.0}, "beta"), ({"delta": -0.1}, "delta"), ({"n_groups": 0}, "n_groups")],
+)
+def test_bad_settings_are_named(options: dict, name: str) -> None:
+    with pytest.raises(FedtailError, match=name):
+        CGNM([nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **options})
+
+
+def test_class_groups_follow_the_rule_after_resampling() -> None:
+    assert class_groups([500, 400, 30, 20]).tolist() == [0, 0, 1, 1]
+    assert class_groups([500, 400, 30, 20], rate=1.0).tolist() == [0, 0, 1, 1]
