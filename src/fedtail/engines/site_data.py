@@ -1,0 +1,41 @@
+"""Where a site's data comes from: its slice of a registered data set (rehearsal), or arrays of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedtail.data.federation import Client, Federation
+from fedtail.engines.job import Job
+
+
+@dataclass(frozen=True)
+class FederationSlice:
+    """Client ``index`` of a federation that is split the same way everywhere: rehearsals and tests."""
+
+    federation: Federation
+    index: int
+    features: tuple[str, ...] = field(default=())
+
+    def schema(self) -> dict[str, Any]:
+        x = self.federation.pool.x
+        return {
+            "kind": "arrays",
+            "input_shape": list(self.federation.input_shape),
+            "dtype": str(x.dtype).removeprefix("torch."),
+            "classes": list(self.federation.classes),
+            "features": list(self.features),
+        }
+
+    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def client(self, index: int, job: Job) -> Client:
+        """The slice under the number the server gave this site, so that every random draw is the simulator's."""
+        mine = self.federation.client(self.index)
+        return replace(mine, index=index, transform=job.transform, augment=job.augment)
+
+    def test(self, job: Job) -> np.ndarray:
+        return np.empty(0, dtype=np.int64)
