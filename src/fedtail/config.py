@@ -85,7 +85,7 @@ class Local(Section):
 class Server(Section):
     """Server optimizer (FedOpt)."""
 
-    optimizer: Literal["none", "momentum", "adam"] = "none"
+    optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
     lr: float = Field(1.0, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)

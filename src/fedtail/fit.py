@@ -97,7 +97,7 @@ def train_rounds(
     for t in range(state.round, plan.rounds):
         began = time.perf_counter()
         lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min)
-        server = _server_view(problem, plan, state, t, p_all)
+        server = _server_view(problem, plan, state, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
         clients = sample_clients(engine.n_clients, plan.participation, plan.seed, t)
@@ -122,7 +122,7 @@ def train_rounds(
         )
         choice = rates.choice[present]
         aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
-        state.x = problem.server.step(state.x, aggregate)
+        state.x = problem.server.step(state.x, aggregate, problem.model.n_params)
 
         state.method = method.after_round(server, updates, choice.tolist(), state.method)
         engine.commit(dict(zip(present.tolist(), choice.tolist(), strict=True)))
@@ -135,6 +135,7 @@ def train_rounds(
             "searching": not rates.done,
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
             **({"search": stats} if (stats := rates.stats()) else {}),
+            **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **({"alignment": _alignment(updates, choice, p)} if plan.diagnostics else {}),
         }
         if rewards is not None:
@@ -205,7 +206,7 @@ def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: n
     return total.to(x.dtype)
 
 
-def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.ndarray) -> Server:
+def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.ndarray, lr: float) -> Server:
     x = state.x
 
     def auxiliary() -> Tensor:
@@ -219,7 +220,7 @@ def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.n
 
     return Server(
         t, plan.rounds, x, problem.engine.n_clients, problem.n_classes, p_all,
-        lambda what: problem.engine.measure(x, what), auxiliary, output_weight,
+        lambda what: problem.engine.measure(x, what), auxiliary, output_weight, lr,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.partition import partition
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.engines import Engine, LocalSettings, simulator
+from fedtail.engines.auxiliary import auxiliary_monitor
 from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import METHODS, Method
 from fedtail.models import FlatModel, build_model
@@ -107,7 +108,10 @@ def assemble(
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
     runner: Engine = simulator(federation, module, method, settings, **engine)
-    return Problem(runner, runner.model, method, rates, server, federation.n_classes, federation.label_map().sum(0))
+    return Problem(
+        runner, runner.model, method, rates, server, federation.n_classes, federation.label_map().sum(0),
+        auxiliary_monitor(runner.model, federation) if method.needs_auxiliary else None,
+    )  # fmt: skip
 
 
 # -- running ------------------------------------------------------------------------------------------

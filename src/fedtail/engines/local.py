@@ -17,7 +17,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.core.metrics import confusion_matrix
 from fedtail.core.random import generator, torch_seed
 from fedtail.core.records import Task, Tensors, Update
-from fedtail.core.resampling import batch_plan, resampled_counts
+from fedtail.core.sampling import epoch_counts, local_batches
 from fedtail.data.augment import apply_augment, draw_augment
 from fedtail.data.federation import Client
 from fedtail.engines.base import LocalSettings
@@ -43,14 +43,17 @@ class LocalPlan:
     """(C,) class sizes of one resampled epoch."""
 
 
-def plan_local_run(client: Client, rate: float, round: int, settings: LocalSettings) -> LocalPlan:
-    """The batches of client and round at ``rate``. Both probes of a round use the same generator key, so their
-    batch orders are as alike as their rates allow (SPEC 5.2, 14)."""
+def plan_local_run(client: Client, rate: float, round: int, settings: LocalSettings, sampler: str) -> LocalPlan:
+    """The batches of client and round at ``rate``; ``sampler`` is the method's.
+
+    Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow
+    (SPEC 5.2, 14)."""
     labels = client.labels
-    positions = batch_plan(
+    positions = local_batches(
         labels,
         rate,
         generator(settings.seed, "batches", client.index, round),
+        sampler=sampler,
         batch_size=settings.batch_size,
         epochs=settings.epochs,
         n_classes=client.n_classes,
@@ -64,7 +67,7 @@ def plan_local_run(client: Client, rate: float, round: int, settings: LocalSetti
     return LocalPlan(
         [client.train[b] for b in positions],
         draws,
-        resampled_counts(client.counts, rate, settings.replication),
+        epoch_counts(client.counts, rate, sampler, settings.batch_size, settings.replication),
     )
 
 
@@ -142,12 +145,12 @@ def train_probe(
     """One local run: (delta, steps, mean loss, client state to keep, extras)."""
     device = model.vector.device
     tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
-    plan = plan_local_run(client, tried.pop("rate"), task.round, settings)
+    plan = plan_local_run(client, tried.pop("rate"), task.round, settings, method.sampler)
     hyper = {**method.hyper(), "lr": task.lr, **tried}
     lr, decay = hyper["lr"], hyper["weight_decay"]
     run = LocalRun(
         client.index, task.round, client.counts, plan.resampled, model.n_params, len(plan.batches), lr,
-        {**task.broadcast, **task.messages.get(client.index, {})}, device,
+        {**task.broadcast, **task.messages.get(client.index, {})}, device, settings.seed,
     )  # fmt: skip
     groups = torch.as_tensor(method.groups(plan.resampled), device=device)
     n_groups = method.group_count(client.n_classes)

@@ -1,10 +1,43 @@
 """One file per method: loss, groups, direction, client state, server hooks."""
 
 from fedtail.methods.base import Batch, LocalRun, Method, Server
+from fedtail.methods.class_balanced import ClassBalanced
+from fedtail.methods.climb import CLIMB
 from fedtail.methods.fedavg import FedAvg
 from fedtail.methods.fedcgn import FedCGN
 from fedtail.methods.fedcgnm import FedCGNM
-from fedtail.methods.pcn import PCN
+from fedtail.methods.fedgrab import FedGraB
+from fedtail.methods.fednoro import FedNoRo
+from fedtail.methods.fedprox import FedProx
+from fedtail.methods.focal import Focal
+from fedtail.methods.grw import GRW
+from fedtail.methods.logit_adjustment import LogitAdjustment
+from fedtail.methods.pcn import PCN, PCNO
+from fedtail.methods.ratio_loss import RatioLoss
 from fedtail.methods.registry import METHODS
+from fedtail.methods.scaffold import Scaffold
+from fedtail.methods.weighted_ce import WeightedCE
 
-__all__ = ["METHODS", "PCN", "Batch", "FedAvg", "FedCGN", "FedCGNM", "LocalRun", "Method", "Server"]
+__all__ = [
+    "CLIMB",
+    "GRW",
+    "METHODS",
+    "PCN",
+    "PCNO",
+    "Batch",
+    "ClassBalanced",
+    "FedAvg",
+    "FedCGN",
+    "FedCGNM",
+    "FedGraB",
+    "FedNoRo",
+    "FedProx",
+    "Focal",
+    "LocalRun",
+    "LogitAdjustment",
+    "Method",
+    "RatioLoss",
+    "Scaffold",
+    "Server",
+    "WeightedCE",
+]

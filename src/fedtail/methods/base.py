@@ -47,6 +47,8 @@ class LocalRun:
     message: Tensors
     """The server's broadcast and this client's own message, merged."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
+    """Draws come from ``generator(seed, purpose, client, round)``."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Server:
     """(C, rows, columns) gradient of the output layer's weight on the auxiliary samples of each class."""
     output_weight: Callable[[Tensor], Tensor]
     """The output layer's (rows, columns) weight inside a model vector."""
+    lr: float = 0.0
+    """Learning rate of the round."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,19 @@ class Method:
     stateful_loss: ClassVar[bool] = False
     """The loss reads and updates step state, so a batch may not be split by group."""
     needs_teacher: ClassVar[bool] = False
+    """``Batch.teacher`` must hold the logits of the round's global model."""
+    needs_auxiliary: ClassVar[bool] = False
+    """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
 
     # -- client, once per local run ------------------------------------------------------------------
+
+    @property
+    def sampler(self) -> str:
+        """How a local epoch is cut into batches; one of ``fedtail.core.sampling.SAMPLERS``."""
+        return "shuffled"
 
     def group_count(self, n_classes: int) -> int:
         """H, the number of group gradients a step gets."""
@@ -160,6 +172,10 @@ class Method:
 
     # -- description -------------------------------------------------------------------------------------
 
+    def stats(self, state: Tensors) -> dict[str, Any]:
+        """Numbers about the server state for the round's history record; JSON values only."""
+        return {}
+
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
         """Upper bound of a valid update's norm, if the method has one; larger updates are refused."""
         return None
@@ -171,6 +187,16 @@ class Method:
     def config(self) -> dict[str, Any]:
         """Constructor arguments that give this method again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+def pick(values: Tensor, y: Tensor) -> Tensor:
+    """(..., B) value of each sample's class. values: (..., C); y: (..., B)."""
+    return values.gather(-1, y)
+
+
+def one_hot(y: Tensor, n_classes: int) -> Tensor:
+    """(..., B, C) bool."""
+    return y.unsqueeze(-1) == torch.arange(n_classes, device=y.device)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

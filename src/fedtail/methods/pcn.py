@@ -2,14 +2,17 @@
 
     x <- x - lr sum_c g_c / (||g_c|| + 1e-6)
 
-In a federation each client does this locally; with one client it is the centralised method. With ordinary
-random batches a class that is absent from a batch contributes nothing.
+In a federation each client does this locally; with one client it is the centralised method. The authors' sampler
+draws every class into every batch: in proportion (PCN), or in equal numbers (PCN+O, oversampling). A class that is
+absent from a batch contributes nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedtail.core.errors import one_of
+from fedtail.core.sampling import SAMPLERS
 from fedtail.methods.fedcgnm import FedCGNM
 from fedtail.methods.registry import METHODS
 
@@ -17,7 +20,7 @@ from fedtail.methods.registry import METHODS
 @METHODS.add("pcn")
 @dataclass(frozen=True)
 class PCN(FedCGNM):
-    """FedCGNM with H = C, beta = 0, delta = 1e-6."""
+    """FedCGNM with H = C, beta = 0, delta = 1e-6, and batches that hold every class."""
 
     name = "pcn"
     title = "PCN"
@@ -25,3 +28,24 @@ class PCN(FedCGNM):
     n_groups: int | None = None
     beta: float = 0.0
     delta: float = 1e-6
+    batches: str = "stratified"
+    """``stratified``, ``balanced`` or ``shuffled``; see ``fedtail.core.sampling``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batches not in SAMPLERS:
+            raise one_of("method.batches", self.batches, SAMPLERS)
+
+    @property
+    def sampler(self) -> str:
+        return self.batches
+
+
+@METHODS.add("pcn_o")
+@dataclass(frozen=True)
+class PCNO(PCN):
+    """PCN+O: equal numbers of every class in every batch; the resampling rate has no effect."""
+
+    name = "pcn_o"
+    title = "PCN+O"
+    batches: str = "balanced"

@@ -1,0 +1,97 @@
+"""How a client's local epoch is cut into batches.
+
+- ``shuffled``: the resampled epoch in random order; a rare class may be absent from a batch.
+- ``stratified``: the same epoch, classes spread evenly, so that every batch has each class in proportion (PCN's own
+  sampler; SPEC 3).
+- ``balanced``: equal numbers of every class in every batch, rare classes reshuffled as often as needed and the most
+  frequent class seen once per epoch (PCN+O). The resampling rate has no part in it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedtail.core.errors import one_of
+from fedtail.core.resampling import batch_plan, resample_epoch, resampled_counts
+
+SAMPLERS = ("shuffled", "stratified", "balanced")
+
+
+def local_batches(
+    labels: np.ndarray,
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    sampler: str = "shuffled",
+    batch_size: int,
+    epochs: int,
+    n_classes: int | None = None,
+    replication: str = "fractional",
+    epoch_length: str = "inflated",
+) -> list[np.ndarray]:
+    """The batches of a whole local run: positions into ``labels``, epoch after epoch."""
+    if sampler not in SAMPLERS:
+        raise one_of("sampler", sampler, SAMPLERS)
+    if sampler == "shuffled":
+        return batch_plan(
+            labels, rate, rng, batch_size=batch_size, epochs=epochs, n_classes=n_classes,
+            replication=replication, epoch_length=epoch_length,
+        )  # fmt: skip
+    batches: list[np.ndarray] = []
+    for _ in range(epochs):
+        if sampler == "balanced":
+            batches += balanced_epoch(labels, batch_size, rng)
+            continue
+        epoch = resample_epoch(
+            labels, rate, rng, n_classes=n_classes, replication=replication, epoch_length=epoch_length
+        )
+        epoch = spread_classes(np.asarray(labels), epoch, rng)
+        batches += [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
+    return batches
+
+
+def epoch_counts(
+    counts: np.ndarray, rate: float, sampler: str, batch_size: int, replication: str = "fractional"
+) -> np.ndarray:
+    """(C,) class sizes of one local epoch under a sampler."""
+    if sampler != "balanced":
+        return resampled_counts(counts, rate, replication)
+    each, n_batches = _balanced_shape(np.asarray(counts), batch_size)
+    return np.where(np.asarray(counts) > 0, each * n_batches, 0).astype(np.int64)
+
+
+def spread_classes(labels: np.ndarray, epoch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The epoch reordered so that the samples of a class lie evenly apart, each class from a random start.
+
+    In any run of B consecutive samples the count of a class differs from its share of B by less than 2.
+    """
+    place = np.empty(len(epoch))
+    y = labels[epoch]
+    for c in np.unique(y):
+        mine = np.flatnonzero(y == c)
+        place[mine] = (np.arange(len(mine)) + rng.random()) / len(mine)
+    return epoch[np.argsort(place, kind="stable")]
+
+
+def balanced_epoch(labels: np.ndarray, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Batches with max(1, B // classes) samples of every class present."""
+    y = np.asarray(labels)
+    if not len(y):
+        return []
+    each, n_batches = _balanced_shape(np.bincount(y), batch_size)
+    streams = []
+    for c in np.unique(y):
+        members = np.flatnonzero(y == c)
+        passes = math.ceil(each * n_batches / len(members))
+        stream = np.concatenate([rng.permutation(members) for _ in range(passes)])
+        streams.append(stream[: each * n_batches].reshape(n_batches, each))
+    return list(np.concatenate(streams, axis=1))
+
+
+def _balanced_shape(counts: np.ndarray, batch_size: int) -> tuple[int, int]:
+    """Samples per class and batch, and batches per epoch."""
+    present = int((counts > 0).sum())
+    each = max(1, batch_size // max(present, 1))
+    return each, math.ceil(int(counts.max(initial=0)) / each)

@@ -1,0 +1,47 @@
+"""FedProx (Li et al., 2020): a proximal term holds local models near the global one (SPEC 4).
+
+    x_k <- x_k - lr (g + mu (x_k - x))
+
+The gradient of (mu / 2) ||x_k - x||^2, squared; the first local step is FedAvg's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedtail.core.errors import check_range
+from fedtail.core.momentum import Scalar, like
+from fedtail.core.records import Tensors
+from fedtail.methods.base import Method
+from fedtail.methods.registry import METHODS
+
+
+@METHODS.add("fedprox")
+@dataclass(frozen=True)
+class FedProx(Method):
+    """``mu = 0`` is FedAvg. The authors search mu in {0.001, 0.01, 0.1, 0.5, 1}."""
+
+    name = "fedprox"
+    title = "FedProx"
+    paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    tunable = ("weight_decay", "mu")
+
+    mu: float = 0.01
+    """Strength of the pull towards the global model."""
+
+    def __post_init__(self) -> None:
+        check_range("method.mu", self.mu, 0.0)
+
+    def direction(
+        self,
+        grads: Tensor,
+        x: Tensor,
+        x0: Tensor,
+        const: Tensors,
+        state: Tensors,
+        hyper: Mapping[str, Scalar],
+    ) -> tuple[Tensor, Tensors]:
+        return grads.sum(dim=-2) + like(hyper["mu"], x) * (x - x0), state

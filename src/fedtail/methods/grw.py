@@ -1,0 +1,41 @@
+"""Generalized re-weighting (Zhang et al., 2021; SPEC 4): the weighting twin of logit adjustment.
+
+    w_c proportional to (1 / pi_c)^rho,  rescaled to sum to the number of classes present
+
+with pi the client's own *resampled* class proportions. rho = 0 is cross-entropy, rho = 1 inverse frequency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtail.core.errors import check_range
+from fedtail.methods.registry import METHODS
+from fedtail.methods.weighted_ce import WeightedCE
+
+
+@METHODS.add("grw")
+@dataclass(frozen=True)
+class GRW(WeightedCE):
+    """Weights from resampled counts by default, unlike ``WeightedCE``."""
+
+    name = "grw"
+    title = "GRW"
+    paper = "Zhang et al., Distribution Alignment: A Unified Framework for Long-Tail Visual Recognition, CVPR 2021"
+
+    weight_counts: str = "resampled"
+    rho: float = 1.0
+    """Exponent: 0 no weighting, 1 inverse frequency."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("method.rho", self.rho, 0.0)
+
+    def class_weights(self, counts: np.ndarray) -> np.ndarray:
+        n = np.asarray(counts, dtype=np.float64)
+        present = n > 0
+        weights = np.zeros_like(n)
+        weights[present] = (n.max(initial=0.0) / n[present]) ** self.rho
+        return weights * (present.sum() / weights.sum()) if present.any() else weights

@@ -1,0 +1,63 @@
+"""Class-weighted cross-entropy (Aurelio et al., 2019; SPEC 4).
+
+    w_c = n / (C n_c) over the C classes present,   loss_i = w_{y_i} CE_i
+
+The batch gradient is the mean of the weighted losses; it is not divided by the sum of the weights, as library
+losses do, since that would let the batch's own class mix undo part of the weighting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.errors import one_of
+from fedtail.core.records import Tensors
+from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy, pick
+from fedtail.methods.registry import METHODS
+
+WEIGHT_COUNTS = ("original", "resampled")
+
+
+@METHODS.add("weighted_ce")
+@dataclass(frozen=True)
+class WeightedCE(Method):
+    """Inverse-frequency weights from the client's own counts.
+
+    With resampling at rate r, weights from *original* counts give class c a mass proportional to n_c^(-r): they
+    invert the imbalance. ``weight_counts="resampled"`` gives every class the same mass. The default reproduces
+    the paper's baseline.
+    """
+
+    name = "weighted_ce"
+    title = "Weighted CE"
+    paper = (
+        "Aurelio et al., Learning from Imbalanced Data Sets with Weighted Cross-Entropy Function, "
+        "Neural Processing Letters 2019"
+    )
+
+    weight_counts: str = "original"
+    """``original`` or ``resampled`` class counts."""
+
+    def __post_init__(self) -> None:
+        if self.weight_counts not in WEIGHT_COUNTS:
+            raise one_of("method.weight_counts", self.weight_counts, WEIGHT_COUNTS)
+
+    def class_weights(self, counts: np.ndarray) -> np.ndarray:
+        """(C,) float64 weights, 0 for classes without samples."""
+        n = np.asarray(counts, dtype=np.float64)
+        present = n > 0
+        weights = np.zeros_like(n)
+        weights[present] = n.sum() / (present.sum() * n[present])
+        return weights
+
+    def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
+        counts = run.counts if self.weight_counts == "original" else run.resampled
+        weights = torch.as_tensor(self.class_weights(counts), dtype=torch.float32, device=run.device)
+        return {"class_weight": weights}, {}
+
+    def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
+        return pick(const["class_weight"], batch.y) * cross_entropy(logits, batch.y), state

@@ -1,0 +1,72 @@
+"""Small federations and runs that the method tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedtail.data.federation import Federation, Samples
+from fedtail.engines import LocalSettings
+from fedtail.engines.simulator.reference import ReferenceSimulator
+from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.methods import Method
+from fedtail.models import build_model
+from fedtail.rates import RATES
+from fedtail.run import assemble, initial_state
+from fedtail.server import ServerOptimizer
+
+N_CLASSES = 4
+COUNTS = ((30, 12, 5, 2), (24, 0, 6, 3), (0, 9, 0, 0), (1, 0, 0, 0), (20, 10, 4, 2))
+"""Client 1 lacks a class, client 2 has one class, client 3 one sample."""
+
+
+def awkward_federation(auxiliary: int = 3) -> Federation:
+    """Five clients whose classes are Gaussian clusters in 6 dimensions; no validation split."""
+    rng = np.random.default_rng(7)
+    centres = 1.5 * rng.standard_normal((N_CLASSES, 6))
+
+    def draw(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        y = np.repeat(np.arange(N_CLASSES), counts)
+        return (centres[y] + rng.standard_normal((len(y), 6))).astype(np.float32), y
+
+    federation = Federation.from_arrays(
+        [draw(c) for c in COUNTS], draw((20,) * N_CLASSES), classes=[str(c) for c in range(N_CLASSES)], validation=0.0
+    )
+    x, y = draw((auxiliary,) * N_CLASSES)
+    pool = Samples(
+        torch.cat([federation.pool.x, torch.as_tensor(x)]), torch.cat([federation.pool.y, torch.as_tensor(y)])
+    )
+    return replace(federation, pool=pool, auxiliary=np.arange(len(federation.pool), len(pool)))
+
+
+def problem(
+    method: Method,
+    federation: Federation | None = None,
+    *,
+    workers: int = 1,
+    rate: float = 0.5,
+    server: ServerOptimizer | None = None,
+    epochs: int = 3,
+    wrap: Callable[[ReferenceSimulator], None] | None = None,
+) -> Problem:
+    """A fresh problem on the reference simulator."""
+    torch.set_num_threads(1)
+    federation = federation or awkward_federation()
+    module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, hidden=(12,))
+    made = assemble(
+        federation, module, method, RATES.build("uniform", federation.n_clients, rate=rate),
+        LocalSettings(epochs=epochs, batch_size=16, seed=5), server or ServerOptimizer(),
+        path="reference", workers=workers,
+    )  # fmt: skip
+    if wrap is not None:
+        wrap(made.engine)  # type: ignore[arg-type]
+    return made
+
+
+def train(made: Problem, rounds: int = 3, *, participation: float = 1.0, state: State | None = None) -> State:
+    """Train from the start, or go on from ``state``."""
+    plan = Plan(rounds=rounds, lr=0.05, schedule="constant", participation=participation, seed=11, validate_every=0)
+    return train_rounds(made, plan, state or initial_state(made))

@@ -1,0 +1,138 @@
+"""What every method must do, whatever it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedtail.checkpoint import load_checkpoint, save_checkpoint
+from fedtail.engines.simulator.reference import ReferenceSimulator
+from fedtail.fit import Plan, State, train_rounds
+from fedtail.methods import METHODS, Method
+from fedtail.run import initial_state
+from tests.methods.federations import awkward_federation, problem, train
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fednoro": {"warmup": 1, "ramp": 2},  # so that three rounds see both stages
+    "climb": {"primal_rounds": 1, "eta": 5.0, "eps": 0.0},
+    "fedgrab": {"bypass": True},
+    "logit_adjustment": {"prior": "global"},
+}
+"""Options under which three rounds reach every branch of a method."""
+
+
+def build(name: str) -> Method:
+    return METHODS.build(name, **OPTIONS.get(name, {}))
+
+
+@pytest.fixture(params=list(METHODS))
+def method(request: pytest.FixtureRequest) -> Method:
+    return build(request.param)
+
+
+def test_three_rounds_are_finite_and_the_loss_goes_down(method: Method) -> None:
+    state = train(problem(method))
+    assert torch.isfinite(state.x).all()
+    losses = [r["train_loss"] for r in state.history]
+    assert losses[-1] < losses[0]
+    json.dumps(state.history)
+
+
+def test_the_model_learns(method: Method) -> None:
+    made = problem(method)
+    before = made.engine.confusion(initial_state(made).x, "test").trace()
+    after = made.engine.confusion(train(made, 5).x, "test").trace()
+    assert after > before
+
+
+def test_the_same_seed_gives_the_same_bits_with_any_number_of_workers_in_any_order(method: Method) -> None:
+    def backwards(engine: ReferenceSimulator) -> None:
+        engine._map = lambda work, items: [work(engine.model, i) for i in reversed(items)][::-1]  # type: ignore[method-assign]
+
+    first = train(problem(method), participation=0.8)
+    for other in (problem(method), problem(method, workers=2), problem(method, wrap=backwards)):
+        again = train(other, participation=0.8)
+        assert torch.equal(first.x, again.x)
+        assert json.dumps(first.history) == json.dumps(again.history)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_a_run_resumed_half_way_ends_with_the_same_bits(method: Method, participation: float, tmp_path: Path) -> None:
+    plan = Plan(rounds=4, lr=0.05, participation=participation, seed=11, validate_every=0)
+    whole = problem(method)
+    expected = train_rounds(whole, plan, initial_state(whole))
+
+    class Killed(Exception):
+        pass
+
+    def stop(state: State, record: dict[str, Any], seconds: float) -> None:
+        save_checkpoint(tmp_path, state, first)
+        if state.round == 2:
+            raise Killed
+
+    first = problem(method)
+    begun = initial_state(first)
+    with pytest.raises(Killed):
+        train_rounds(first, plan, begun, stop)
+
+    second = problem(method)
+    state = load_checkpoint(tmp_path, second, begun.history)
+    assert state is not None
+    resumed = train_rounds(second, plan, state)
+    assert torch.equal(resumed.x, expected.x)
+    assert resumed.method.keys() == expected.method.keys()
+    for key, value in expected.method.items():
+        assert torch.equal(resumed.method[key], value), key
+    kept, wanted = second.engine.state(), whole.engine.state()
+    assert kept.keys() == wanted.keys()
+    for client, tensors in wanted.items():
+        for key, value in tensors.items():
+            assert torch.equal(kept[client][key], value), (client, key)
+
+
+def test_client_state_is_kept_exactly_by_the_methods_that_say_so(method: Method) -> None:
+    made = problem(method)
+    train(made)
+    has_state = bool(made.engine.state())
+    assert has_state == (method.client_state != "none")
+
+
+def test_uploads_beyond_fedavg_are_declared(method: Method) -> None:
+    made = problem(method)
+    uploads: set[str] = set()
+    run = made.engine.train
+
+    def spy(task: Any) -> Any:
+        updates, refusals = run(task)
+        for u in updates:
+            uploads.update(u.extras)
+            uploads.update(u.reports)
+            assert all(v.shape[0] == task.n_probes for v in u.extras.values())
+        if task.broadcast or task.messages:
+            uploads.add("down")
+        return updates, refusals
+
+    made.engine.train = spy  # type: ignore[method-assign]
+    measured: list[str] = []
+    measure = made.engine.measure
+    made.engine.measure = lambda x, what: (measured.append(what), measure(x, what))[1]  # type: ignore[method-assign]
+    train(made)
+    if uploads or measured:
+        assert method.wire != "nothing"
+    else:
+        assert method.wire == "nothing" or method.name == "logit_adjustment"
+
+
+def test_options_survive_a_round_trip(method: Method) -> None:
+    assert type(method)(**method.config()) == method
+
+
+def test_the_federation_is_as_awkward_as_claimed() -> None:
+    table = awkward_federation().label_map()
+    assert (table == 0).any(axis=1).sum() >= 3
+    assert ((table > 0).sum(axis=1) == 1).sum() >= 2
+    assert 1 in table.sum(axis=1)
