@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,11 @@ def test_unsw_has_196_columns_and_ten_classes() -> None:
     assert total.sum() in (82_332, 175_341)
     assert (total[0], total[-1]) in ((37_000, 44), (56_000, 130))
     assert np.abs(pooled.test.counts(10) - 0.15 * total).max() <= 1
+
+
+def test_elpv_loads_with_its_published_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTAIL_CACHE", str(tmp_path))
+    pooled = load("elpv")
+    total = pooled.train.counts(4) + pooled.test.counts(4)
+    assert total.tolist() == [1508, 295, 106, 715]
+    assert pooled.train.x.shape[1] == 1 and pooled.sites is not None and set(pooled.sites.tolist()) == {"mono", "poly"}

@@ -4,7 +4,9 @@ from fedtail.data.adult import adult
 from fedtail.data.blobs import blobs
 from fedtail.data.cifar import cifar10, cifar100
 from fedtail.data.digits import digits
+from fedtail.data.elpv import elpv
 from fedtail.data.federation import Client, Federation, Samples, Transform
+from fedtail.data.images import images
 from fedtail.data.longtail import long_tail_counts, long_tail_index
 from fedtail.data.partition import PARTITIONS, partition, split
 from fedtail.data.registry import DATASETS, Pooled
@@ -25,6 +27,8 @@ __all__ = [
     "cifar10",
     "cifar100",
     "digits",
+    "elpv",
+    "images",
     "long_tail_counts",
     "long_tail_index",
     "partition",
