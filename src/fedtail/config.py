@@ -99,7 +99,7 @@ class EngineSection(Section):
     path: str = "auto"
     device: str = "cpu"
     workers: int = Field(1, ge=1)
-    threads: int = Field(1, ge=1)
+    """Clients trained at once on the CPU. Each computes on one thread, so the bits do not depend on it."""
 
 
 class Run(Section):
@@ -141,7 +141,7 @@ class Config(Section):
 
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
-FREE = ("run.name", "run.folder", "run.checkpoint_every", "engine.workers", "engine.threads")
+FREE = ("run.name", "run.folder", "run.checkpoint_every", "engine.workers")
 """Keys that may differ when a run is resumed: they do not change its result."""
 
 

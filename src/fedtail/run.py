@@ -206,8 +206,8 @@ def run(
     on_start: Callable[[Path, int], None] | None = None,
 ) -> Result:
     """Run a config and write its run folder. With ``resume`` an interrupted run of the same config goes on."""
-    torch.set_num_threads(config.engine.threads)
-    folder = claim_folder(config, resume)
+    torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
+    folder = choose_folder(config, resume)
     pooled = load_pooled(config)
     federation = build_federation(config, pooled)
     module, architecture = build_module(config, federation, pooled)
@@ -235,7 +235,10 @@ def run(
     state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
     if state is None:
         state = initial_state(problem)
-    _begin_folder(folder, config, federation, state)
+    try:
+        _begin_folder(folder, config, federation, state)
+    except OSError as error:
+        raise FedtailError(f"run folder {str(folder)!r} cannot be written: {error.strerror}") from None
     if on_start is not None:
         on_start(folder, state.round)
     timings = _read_timings(folder)[: state.round]
@@ -262,7 +265,7 @@ def run(
 # -- the run folder -----------------------------------------------------------------------------------
 
 
-def claim_folder(config: Config, resume: bool) -> Path:
+def choose_folder(config: Config, resume: bool) -> Path:
     """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
     base = Path(config.run.folder)
     name = config.run.name or f"{config.data.name}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
@@ -279,10 +282,6 @@ def claim_folder(config: Config, resume: bool) -> Path:
         difference = first_difference(load_config(folder / "config.toml"), config)
         if difference is not None:
             raise FedtailError(f"{str(folder)!r} was started with another config: {difference}; choose another --name")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FedtailError(f"run folder {str(folder)!r} cannot be made: {error.strerror}") from None
     return folder
 
 
@@ -310,6 +309,7 @@ def plain(value: Any) -> Any:
 
 
 def _begin_folder(folder: Path, config: Config, federation: Federation, state: State) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", config.to_toml())
     write_atomically(folder / "history.jsonl", "".join(json.dumps(plain(r)) + "\n" for r in state.history))
     kept = _read_timings(folder)[: state.round]

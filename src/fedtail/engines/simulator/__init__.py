@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from fedtail.core.errors import one_of
+from fedtail.core.errors import FedtailError, one_of
 from fedtail.data.federation import Federation
 from fedtail.engines.base import Engine, LocalSettings
 from fedtail.engines.simulator.reference import ReferenceSimulator
 from fedtail.methods.base import Method
 
 PATHS = ("auto", "reference")
+
+
+def check_device(name: str) -> None:
+    """Raise for a device that torch does not know or that is not there."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise one_of("engine.device", name, ("cpu", "cuda", "cuda:0", "mps")) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise FedtailError(f"engine.device = {name!r} but torch finds no CUDA device; use cpu")
 
 
 def simulator(
@@ -26,7 +37,8 @@ def simulator(
 ) -> Engine:
     """The simulator on the path asked for; ``auto`` picks the fastest that supports model, method and device."""
     if path not in PATHS:
-        raise one_of("simulator path", path, PATHS)
+        raise one_of("engine.path", path, PATHS)
+    check_device(options.get("device", "cpu"))
     return ReferenceSimulator(federation, module, method, settings, **options)
 
 

@@ -40,7 +40,9 @@ class ReferenceSimulator:
     ) -> None:
         self.federation, self.method, self.settings = federation, method, settings
         self.device = torch.device(device)
-        self.workers = max(1, workers)
+        # torch's CPU generator is one per process, so models that draw from it run one client at a time
+        draws = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
+        self.workers = 1 if draws else max(1, workers)
         model = FlatModel(module.to(self.device))
         self.models = [model, *(model.clone() for _ in range(self.workers - 1))]
         self.n_clients, self.sizes = federation.n_clients, federation.sizes

@@ -1,0 +1,122 @@
+"""Every bad value: one line that names key, value, what is allowed and the nearest spelling; exit code 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtail.cli import main
+
+FAST = ["--dataset", "blobs", "data.n_max=40", "--clients", "2", "--rounds", "2"]
+
+
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fedtail", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+CASES = [
+    (["run", "--method", "fedcgnmm"], ["method", "'fedcgnmm'", "did you mean 'fedcgnm'", "fedavg"]),
+    (["run", "--dataset", "digit"], ["data set", "did you mean 'digits'", "blobs"]),
+    (["run", "--rates", "uniforn"], ["did you mean 'uniform'"]),
+    (["run", "--model", "mpl"], ["did you mean 'mlp'"]),
+    (["run", "method.betta=0.7"], ["betta", "did you mean 'beta'"]),
+    (["run", "method.beta=1.5"], ["beta = 1.5", "[0, 1)"]),
+    (["run", "method.beta=high"], ["method.beta = 'high'", "number"]),
+    (["run", "metod.beta=0.5"], ["'metod'", "did you mean 'method'"]),
+    (["run", "local.lr=-1"], ["local.lr = -1", "greater than 0"]),
+    (["run", "local.lrr=1"], ["lrr", "did you mean 'lr'", "batch_size"]),
+    (["run", "local.schedule=cosin"], ["local.schedule", "did you mean 'cosine'"]),
+    (["run", "run.rounds=0"], ["run.rounds = 0", "greater than or equal to 1"]),
+    (["run", "--rounds", "ten"], ["'ten'"]),
+    (["run", "data.partition=dirichlett"], ["did you mean 'dirichlet'"]),
+    (["run", "data.imbalance=0.5"], ["imbalance = 0.5", "[1, inf)"]),
+    (["run", "rates.rate=-1"], ["rates.rate = -1", "[0, inf)"]),
+    (["run", "data.augment=croop"], ["croop", "crop-flip"]),
+    (["run", "no-such.toml"], ["'no-such.toml' does not exist"]),
+    (["run", "data.clients"], ["data.clients", "does not exist"]),
+    (["run", "x.toml", "lr"], ["'lr'", "section.key=value"]),
+    (["run", "--clients", "100000"], ["clients = 100000", "more than"]),
+    (["run", "run.name='../up'"], ["run.name", "folder name"]),
+    (["run", "engine.path=fast"], ["path", "reference"]),
+    (["run", "--device", "gpu"], ["gpu", "cpu"]),
+    (["rum"], ["rum"]),
+    (["run", "--methd", "fedavg"], ["--methd"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), CASES, ids=[" ".join(a) for a, _ in CASES])
+def test_bad_input_is_one_line_and_exit_code_two(
+    arguments: list[str], words: list[str], capsys, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").write_text("[run]\nrounds = 2\n")
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert code == 2 and out == ""
+    assert err.count("\n") == 1 and err.startswith("error: ") and "Traceback" not in err
+    for word in words:
+        assert word in err
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+def test_broken_toml_names_file_and_line(capsys, monkeypatch, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[run]\nrounds = = 3\n")
+    code, _, err = call(capsys, monkeypatch, "run", str(bad))
+    assert code == 2 and "bad.toml" in err and "line 2" in err
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedtail", "run", "--method", "x", "--debug"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0 and "Traceback" in done.stderr
+
+
+def test_json_is_the_last_line_of_standard_output_and_progress_goes_to_standard_error(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    code, out, err = call(capsys, monkeypatch, "run", *FAST, "--out", str(tmp_path), "--json")
+    assert code == 0
+    last = json.loads(out.splitlines()[-1])
+    assert Path(last["run"]).is_dir()
+    assert {"accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "medium", "tail", "many", "few"} <= set(
+        last
+    )
+    assert "round" in err and "macro F1" in err and "ETA" in err
+
+
+def test_naming_another_method_keeps_only_the_options_it_has(capsys, monkeypatch, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[method]\nname = "fedcgnm"\nbeta = 0.9\nweight_decay = 0.001\n')
+    code, _, _ = call(
+        capsys,
+        monkeypatch,
+        "run",
+        str(config),
+        *FAST,
+        "--method",
+        "fedavg",
+        "--out",
+        str(tmp_path),
+        "--name",
+        "a",
+        "-q",
+    )
+    assert code == 0
+    saved = (tmp_path / "a" / "config.toml").read_text()
+    assert "beta = 0.9" not in saved and "weight_decay = 0.001" in saved
+
+
+def test_a_run_folder_is_a_config_and_resume_continues_it(capsys, monkeypatch, tmp_path: Path) -> None:
+    assert call(capsys, monkeypatch, "run", *FAST, "--out", str(tmp_path), "--name", "a", "-q")[0] == 0
+    code, out, _ = call(capsys, monkeypatch, "run", str(tmp_path / "a"), "--resume", "--json", "-q")
+    assert code == 0 and json.loads(out.splitlines()[-1])["run"] == str(tmp_path / "a")

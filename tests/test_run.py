@@ -1,0 +1,167 @@
+"""Runs: folders, determinism, checkpoints, kill and resume."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedtail as ft
+from fedtail.config import load_config
+from fedtail.core.errors import FedtailError
+from fedtail.run import run
+
+SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=6", "local.batch_size=16"]
+
+
+def small(folder: Path, *more: str, **flags: object):
+    return load_config(None, [*SMALL, f"run.folder={json.dumps(str(folder))}", *more], flags)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    one, two = weights(a), weights(b)
+    return (
+        one.keys() == two.keys()
+        and all(torch.equal(one[k], two[k]) for k in one)
+        and (a / "history.jsonl").read_bytes() == (b / "history.jsonl").read_bytes()
+    )
+
+
+def test_run_folder_holds_everything_needed_later(tmp_path: Path) -> None:
+    result = run(small(tmp_path))
+    names = {p.name for p in result.folder.iterdir()}
+    assert names >= {
+        "config.toml", "history.jsonl", "timings.csv", "clients.json", "rates.csv", "checkpoint",
+        "model.safetensors", "model.json", "result.json",
+    }  # fmt: skip
+    history = [json.loads(line) for line in (result.folder / "history.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in history] == list(range(6))
+    about = json.loads((result.folder / "result.json").read_text())
+    assert about["test"]["macro_f1"] == pytest.approx(history[-1]["test"]["macro_f1"])
+    assert (result.folder / "rates.csv").read_text().startswith("round,client 0,client 1,client 2\n0,0.6,")
+    assert not list(result.folder.glob(".*partial"))
+
+
+def test_the_saved_config_runs_again_to_the_same_bits(tmp_path: Path) -> None:
+    first = run(small(tmp_path, "method.beta=0.7")).folder
+    again = load_config(first / "config.toml", [], {"run.folder": str(tmp_path / "again")})
+    assert same(first, run(again).folder)
+
+
+def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
+    one = run(small(tmp_path / "a", "engine.path='reference'")).folder
+    assert same(one, run(small(tmp_path / "b", "engine.path='reference'", "engine.workers=2")).folder)
+
+
+def test_threads_set_by_the_user_do_not_change_the_bits(tmp_path: Path) -> None:
+    for threads in ("1", "2"):
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        command = [sys.executable, "-m", "fedtail", "run", "--rounds", "3", "-q", "--out", str(tmp_path)]
+        subprocess.run([*command, "--name", threads], env=environment, check=True, capture_output=True)
+    assert same(tmp_path / "1", tmp_path / "2")
+
+
+def test_partial_participation_samples_other_clients_each_round_and_is_deterministic(tmp_path: Path) -> None:
+    more = ("data.clients=6", "run.participation=0.5", "data.n_max=120")
+    a, b = (run(small(tmp_path / n, *more)) for n in "ab")
+    cohorts = {tuple(r["clients"]) for r in a.history}
+    assert len(cohorts) > 1 and all(len(c) == 3 for c in cohorts)
+    assert same(a.folder, b.folder)
+
+
+def test_a_run_never_overwrites_another(tmp_path: Path) -> None:
+    first, second = run(small(tmp_path)).folder, run(small(tmp_path)).folder
+    assert first != second
+    run(small(tmp_path, "run.name='mine'"))
+    with pytest.raises(FedtailError, match="--resume"):
+        run(small(tmp_path, "run.name='mine'"))
+
+
+def test_resume_refuses_another_config_and_names_the_difference(tmp_path: Path) -> None:
+    run(small(tmp_path, "run.name='mine'"))
+    with pytest.raises(FedtailError, match=r"local\.lr \(0\.1 before, 0\.2 now\)"):
+        run(small(tmp_path, "run.name='mine'", "local.lr=0.2"), resume=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    done = run(small(tmp_path, "run.name='mine'")).folder
+    before = weights(done)
+    again = run(small(tmp_path, "run.name='mine'"), resume=True)
+    assert all(torch.equal(before[k], v) for k, v in weights(again.folder).items())
+    assert len(again.history) == 6
+
+
+def test_an_exploding_loss_stops_with_a_clear_line_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    config = small(
+        tmp_path, "run.name='boom'", "method.name=fedavg", "local.lr=1e30", "model.name=mlp", "model.norm_groups=0"
+    )
+    with pytest.raises(FedtailError, match=r"lower local\.lr"):
+        run(config)
+    calm = small(tmp_path, "run.name='calm'")
+
+    def bomb(state: object, record: dict, seconds: float) -> None:
+        if record["round"] == 3:
+            raise FedtailError("stop")
+
+    with pytest.raises(FedtailError):
+        run(calm, on_round=bomb)
+    kept = list((tmp_path / "calm" / "checkpoint").glob("round-*"))
+    assert [k.name for k in kept] == ["round-000004"]
+    assert same(run(calm, resume=True).folder, run(small(tmp_path / "other")).folder)
+
+
+def test_best_model_is_the_one_with_the_best_validation_metric(tmp_path: Path) -> None:
+    result = run(small(tmp_path, "run.select='best'", "run.metric='macro_f1'", "run.rounds=8"))
+    scores = [r["validation"]["macro_f1"] for r in result.history]
+    assert result.summary["selected_round"] == scores.index(max(scores)) + 1
+
+
+def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
+    command = [
+        sys.executable, "-m", "fedtail", "run", "--dataset", "blobs", "data.n_max=60", "--clients", "3",
+        "--rounds", "40",
+        "local.batch_size=16", "local.epochs=2", "--out", str(folder), "--name", name, "--quiet", *more,
+    ]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_rounds_and_resumed_ends_bit_identical(tmp_path: Path) -> None:
+    """SIGKILL five times at random moments; history and weights equal those of an uninterrupted run."""
+    whole = start(tmp_path, "whole")
+    rng = random.Random(os.getpid())
+    kills, history = 0, tmp_path / "killed" / "history.jsonl"
+    while kills < 5:
+        process = start(tmp_path, "killed", *(["--resume"] if kills else []))
+        seen = len(history.read_text().splitlines()) if history.exists() else 0
+        target = seen + rng.randint(1, 6)
+        while process.poll() is None and (not history.exists() or len(history.read_text().splitlines()) < target):
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    last = start(tmp_path, "killed", "--resume")
+    assert last.wait(120) == 0, last.stderr.read()
+    assert whole.wait(120) == 0, whole.stderr.read()
+    assert same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_fit_in_a_few_lines() -> None:
+    pool = ft.data.DATASETS.build("blobs", n_max=60)
+    federation = ft.partition(pool.train, pool.test, clients=3)
+    seen = []
+    result = ft.fit(federation, "mlp", "fedcgnm", 0.5, rounds=3, on_round=lambda s, r, t: seen.append(r["round"]))
+    assert seen == [0, 1, 2] and 0 <= result.test["macro_f1"] <= 1
+    assert result.module(federation.test.x[:2]).shape == (2, 5)
