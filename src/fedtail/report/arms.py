@@ -1,0 +1,202 @@
+"""Runs grouped for comparison: a problem (the data), its arms (method and rates), the seeds of an arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.report.results import RunRecord
+
+METHOD_NAMES = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedcgn": "FedCGN",
+    "fedcgnm": "FedCGNM",
+    "pcn": "PCN",
+    "weighted_ce": "Weighted CE",
+    "focal": "Focal loss",
+    "class_balanced": "Class-balanced",
+    "logit_adjustment": "Logit adjustment",
+    "balanced_softmax": "Balanced softmax",
+    "grw": "GRW",
+    "ratio_loss": "Ratio Loss",
+    "climb": "CLIMB",
+    "fedgrab": "Fed-GraB",
+    "fednoro": "FedNoRo",
+}
+RATE_NAMES = {"uniform": "U", "fixed": "fixed rates", "fedhoo": "FedHOO", "hoo": "HOO", "fast": "FAST"}
+
+NOT_A_DIFFERENCE = {"run.seed", "data.seed", "run.name", "run.folder", "run.trackers", "run.checkpoint_every"}
+"""Settings that do not make two runs different arms: seeds, names and places; so do all of ``engine``."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of a table: runs that differ in their seed only."""
+
+    label: str
+    runs: tuple[RunRecord, ...]
+
+    def values(self, metric: str) -> dict[object, float]:
+        """Seed -> final test metric; seeds without it are left out."""
+        found = {pair_key(r): r.metric(metric) for r in self.runs}
+        return {k: v for k, v in found.items() if math.isfinite(v)}
+
+    def mean(self, metric: str) -> float:
+        values = list(self.values(metric).values())
+        return float(np.mean(values)) if values else math.nan
+
+    def spread(self, metric: str) -> float:
+        """Standard deviation over seeds (n - 1); NaN with one seed."""
+        values = list(self.values(metric).values())
+        return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+    def band(self, curve: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(rounds, mean, standard deviation) of a curve, over the rounds that every seed has."""
+        curves = [dict(zip(*(a.tolist() for a in r.curve(curve)), strict=True)) for r in self.runs]
+        curves = [c for c in curves if c]
+        if not curves:
+            return np.empty(0), np.empty(0), np.empty(0)
+        rounds = sorted(set.intersection(*(set(c) for c in curves)))
+        table = np.array([[c[t] for t in rounds] for c in curves])
+        spread = table.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros(len(rounds))
+        return np.array(rounds), table.mean(axis=0), spread
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything run on the same federation; only arms of one problem are compared."""
+
+    title: str
+    arms: tuple[Arm, ...]
+    baseline: int
+    """Index of the arm the others are compared with."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        return tuple(r for arm in self.arms for r in arm.runs)
+
+    @property
+    def reference(self) -> Arm:
+        return self.arms[self.baseline]
+
+
+def problems(runs: Sequence[RunRecord], baseline: str | None = None) -> list[Problem]:
+    """Group runs by their data, then by method, rates and whatever else differs.
+
+    ``baseline`` names the arm to compare with; by default FedAvg where there is one, else the first.
+    """
+    by_data: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        by_data.setdefault(repr(sorted(_flat(run, "data").items())), []).append(run)
+    groups = list(by_data.values())
+    common = _common([_flat(g[0], "data") for g in groups])
+    out = []
+    for group in groups:
+        arms, notes = _arms(group)
+        out.append(Problem(_data_title(group[0], common), tuple(arms), _baseline(arms, baseline), tuple(notes)))
+    if baseline is not None and all(p.reference.label != baseline for p in out):
+        raise one_of("baseline", baseline, {a.label for p in out for a in p.arms})
+    return out
+
+
+def pair_key(run: RunRecord) -> object:
+    """What makes two runs of different arms a pair: the same seed of the run and of the data."""
+    return run.seed, run.setting("data", "seed")
+
+
+def settings(run: RunRecord) -> dict[str, Any]:
+    """All settings as ``section.key``, nested tables too."""
+    return _flatten(run.config)
+
+
+def short(value: Any) -> str:
+    """A setting as a reader would write it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return "[" + ", ".join(short(v) for v in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _arms(runs: Sequence[RunRecord]) -> tuple[list[Arm], list[str]]:
+    rates_differ = len({(r.rates, short(r.setting("rates", "rate"))) for r in runs}) > 1
+    by_name: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        name = METHOD_NAMES.get(run.method, run.method)
+        by_name.setdefault(f"{name} + {_rates(run)}" if rates_differ else name, []).append(run)
+    labelled: dict[str, dict[object, RunRecord]] = {}
+    notes = []
+    for name, members in by_name.items():
+        flats = [_flat(r) for r in members]
+        common = _common(flats)
+        for run, flat in zip(members, flats, strict=True):
+            extra = [f"{k.rpartition('.')[2]} {short(flat.get(k, 'unset'))}" for k in _keys(flats) if k not in common]
+            label = ", ".join([name, *extra])
+            seeds = labelled.setdefault(label, {})
+            if pair_key(run) in seeds:
+                notes.append(f"{label}: seed {run.seed} was run more than once; {run.folder.name} is shown.")
+            seeds[pair_key(run)] = run
+    return [Arm(label, tuple(seeds.values())) for label, seeds in labelled.items()], notes
+
+
+def _baseline(arms: Sequence[Arm], wanted: str | None) -> int:
+    for i, arm in enumerate(arms):
+        if arm.label == wanted:
+            return i
+    return next((i for i, arm in enumerate(arms) if arm.runs[0].method == "fedavg"), 0)
+
+
+def _rates(run: RunRecord) -> str:
+    name = RATE_NAMES.get(run.rates, run.rates)
+    rate = run.setting("rates", "rate")
+    return f"{name} {rate:g}" if run.rates == "uniform" and isinstance(rate, int | float) else name
+
+
+def _data_title(run: RunRecord, common: set[str]) -> str:
+    parts = [str(run.setting("data", "name", "data"))]
+    n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
+    parts.append(f"{n_clients} clients")
+    scheme, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
+    if scheme:
+        parts.append(f"{scheme} {alpha:g}" if "dirichlet" in str(scheme) and alpha is not None else str(scheme))
+    said = {"data.name", "data.clients", "data.partition", "data.alpha"}
+    flat = _flat(run, "data")
+    parts += [f"{k.rpartition('.')[2]} {short(v)}" for k, v in flat.items() if k not in common | said]
+    return " · ".join(parts)
+
+
+def _flat(run: RunRecord, section: str | None = None) -> dict[str, Any]:
+    return {
+        k: v
+        for k, v in settings(run).items()
+        if k not in NOT_A_DIFFERENCE and not k.startswith("engine.") and (section is None or k.startswith(section))
+    }
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def _keys(flats: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(k for flat in flats for k in flat))
+
+
+def _common(flats: Sequence[dict[str, Any]]) -> set[str]:
+    """Keys with the same value everywhere."""
+    return {k for k in _keys(flats) if all(k in f and f[k] == flats[0][k] for f in flats)}
+
+
+def require_runs(runs: Sequence[RunRecord]) -> None:
+    """One clear line for a report about nothing."""
+    if not runs:
+        raise FedtailError("a report needs at least one run")

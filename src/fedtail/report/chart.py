@@ -1,0 +1,172 @@
+"""What every chart shares: scales, ticks, the accessible frame with its data table.
+
+A chart is inline SVG drawn in user units of a small canvas, so that one drawing serves a phone and a wide
+screen; colours are CSS variables, so that one drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WIDTH, HEIGHT = 480, 290
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 42
+
+
+def esc(text: object) -> str:
+    """Text made safe inside HTML and attributes."""
+    return html.escape(str(text), quote=True)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map from data to canvas units."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span else 0.5
+        return round(self.start + share * (self.stop - self.start), 2)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) inside [low, high].
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
+
+
+def nice_range(
+    values: Sequence[float], floor: float | None = None, ceiling: float | None = None
+) -> tuple[float, float]:
+    """A range that holds all finite values, ends on ticks and stays within floor and ceiling."""
+    finite = [v for v in values if math.isfinite(v)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if high - low < 1e-9:
+        pad = abs(high) * 0.1 or 0.5
+        low, high = low - pad, high + pad
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    low = low if floor is None else max(low, floor)
+    high = high if ceiling is None else min(high, ceiling)
+    return round(low, 12), round(high, 12)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for people; a dash for what is not defined."""
+    if not math.isfinite(value):
+        return "–"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value)}"
+    return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
+
+
+def axes(x: Scale, y: Scale, x_ticks: Sequence[float], x_label: str, y_label: str) -> str:
+    """Horizontal grid lines, tick labels and the two axis titles."""
+    out = []
+    for v in ticks(y.low, y.high):
+        at = y(v)
+        out.append(f'<line class="grid" x1="{x.start}" x2="{x.stop}" y1="{at}" y2="{at}"/>')
+        out.append(f'<text class="tick" x="{x.start - 7}" y="{at}" dy=".33em" text-anchor="end">{v:g}</text>')
+    for v in x_ticks:
+        out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 17}" text-anchor="middle">{v:g}</text>')
+    out.append(f'<line class="axis" x1="{x.start}" x2="{x.stop}" y1="{y.start}" y2="{y.start}"/>')
+    middle = (x.start + x.stop) / 2
+    out.append(f'<text class="label" x="{middle}" y="{y.start + 36}" text-anchor="middle">{esc(x_label)}</text>')
+    if y_label:
+        side = (y.start + y.stop) / 2
+        turn = f'transform="translate(13 {side}) rotate(-90)"'
+        out.append(f'<text class="label" text-anchor="middle" {turn}>{esc(y_label)}</text>')
+    return "".join(out)
+
+
+def figure(
+    title: str,
+    drawing: str,
+    *,
+    summary: str,
+    table: str,
+    caption: str = "",
+    legend: str = "",
+    size: tuple[float, float] = (WIDTH, HEIGHT),
+    data: dict[str, Any] | None = None,
+    kind: str = "",
+    wide: bool = False,
+) -> str:
+    """A chart with title, legend, caption and the numbers behind it.
+
+    ``summary`` is what a screen reader says; ``data`` is what the page's script needs for its tooltips.
+    """
+    payload = f'<script type="application/json">{_safe_json(data)}</script>' if data is not None else ""
+    note = f"<p class='note'>{caption}</p>" if caption else ""
+    return (
+        f'<figure class="chart{" wide" if wide else ""}" data-kind="{esc(kind)}">'
+        f"<figcaption>{esc(title)}</figcaption>{legend}"
+        f'<div class="canvas"><svg viewBox="0 0 {size[0]:g} {size[1]:g}" role="img" tabindex="0" '
+        f'aria-label="{esc(title)}. {esc(summary)}">{drawing}</svg></div>'
+        f"{note}<details><summary>Data table</summary><div class='scroll' tabindex='0' role='region' "
+        f"aria-label='{esc(title)}, data'>{table}</div></details>{payload}</figure>"
+    )
+
+
+def legend(entries: Sequence[tuple[str, int]]) -> str:
+    """Buttons that hide and show a series of their figure; entries are (label, colour index)."""
+    if len(entries) < 2:
+        return ""
+    items = "".join(
+        f'<button type="button" aria-pressed="true" data-series="{i}"><span class="swatch c{c}"></span>{esc(label)}'
+        "</button>"
+        for i, (label, c) in enumerate(entries)
+    )
+    return f'<div class="legend" role="group" aria-label="Series shown">{items}</div>'
+
+
+def html_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", row_header: bool = True, raw: bool = False
+) -> str:
+    """A table whose cells are text (or HTML, if ``raw``); the first column heads its row."""
+    text = (lambda s: s) if raw else esc
+    body = []
+    for row in rows:
+        first = f'<th scope="row">{text(row[0])}</th>' if row_header else f"<td>{text(row[0])}</td>"
+        body.append("<tr>" + first + "".join(f"<td>{text(c)}</td>" for c in row[1:]) + "</tr>")
+    top = "".join(f'<th scope="col">{text(h)}</th>' for h in head)
+    name = f"<caption>{esc(caption)}</caption>" if caption else ""
+    return f"<table>{name}<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def colour(index: int) -> int:
+    """Colour class of the i-th series; 0 is the neutral colour of the baseline."""
+    return index if index < 8 else 1 + (index - 1) % 7
+
+
+def _safe_json(data: Any) -> str:
+    # a "<" inside a string could begin "</script>" or "<!--" and change how the rest of the page is read
+    return json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return round(data, 5) if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {k: _finite(v) for k, v in data.items()}
+    return [_finite(v) for v in data] if isinstance(data, list | tuple) else data

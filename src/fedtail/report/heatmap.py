@@ -1,0 +1,114 @@
+"""Heat maps: the client-by-class label map and confusion matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedtail.report.chart import Scale, esc, figure, html_table, number
+
+LEVELS = 10
+
+
+def heatmap(
+    title: str,
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    row_label: str,
+    column_label: str,
+    shade: np.ndarray | None = None,
+    unit: str = "",
+    caption: str = "",
+    wide: bool = False,
+) -> str:
+    """(R, C) values as cells; ``shade`` in 0..1 sets the colour, by default values over their maximum.
+
+    Cells of one colour are one path, so that 100 x 100 cells stay a small page.
+    """
+    n_rows, n_columns = values.shape
+    if shade is None:
+        shade = values / max(float(np.nanmax(values)), 1e-12)
+    longest = max(len(r) for r in rows)
+    left = min(34 + 6.5 * longest, 170)
+    width = 960 if wide else 480
+    cell = min((width - left - 12) / n_columns, 84 if wide else 46)
+    tall = min(cell, 30) if n_rows > 1 else 30
+    turned = max(len(c) for c in columns) * 7 > cell * 2.2
+    deep = min(20 + 6 * max(len(c) for c in columns), 110) if turned else 22
+    height = 8 + tall * n_rows + deep + 24
+    x = Scale(0, n_columns, left, left + cell * n_columns)
+    y = Scale(0, n_rows, 8, 8 + tall * n_rows)
+    levels = np.where(values > 0, np.clip(np.ceil(shade * LEVELS), 1, LEVELS), 0).astype(int)
+    out = []
+    for level in range(LEVELS + 1):
+        cells = np.argwhere(levels == level)
+        if len(cells):
+            gap = 1 if cell > 8 else 0
+            path = "".join(
+                f"M{x(float(c)):g} {y(float(r)):g}h{cell - gap:.2f}v{tall - gap:.2f}h-{cell - gap:.2f}z"
+                for r, c in cells
+            )
+            out.append(f'<path class="h{level}" d="{path}"/>')
+    if cell >= 24 and tall >= 16 and values.size <= 400:
+        for r in range(n_rows):
+            for c in range(n_columns):
+                if values[r, c] > 0:
+                    ink = "on-dark" if levels[r, c] > LEVELS * 0.55 else "on-light"
+                    text = (
+                        f"{values[r, c]:g}" if float(values[r, c]).is_integer() else f"{values[r, c]:.2f}".lstrip("0")
+                    )
+                    out.append(
+                        f'<text class="cell {ink}" x="{x(c + 0.5)}" y="{y(r + 0.5)}" dy=".34em" '
+                        f'text-anchor="middle">{text}</text>'
+                    )
+    every = max(1, round(12 / tall + 0.49))
+    for r in range(0, n_rows, every):
+        name = esc(_cut(rows[r], 22))
+        out.append(f'<text class="tick" x="{left - 7}" y="{y(r + 0.5)}" dy=".33em" text-anchor="end">{name}</text>')
+    every = max(1, round((14 if turned else 7.5 * max(len(c) for c in columns)) / cell + 0.49))
+    for c in range(0, n_columns, every):
+        at, name = x(c + 0.5), esc(_cut(columns[c], 18))
+        if turned:
+            spot = f'transform="translate({at + 3} {y.stop + 8}) rotate(-60)" text-anchor="end"'
+        else:
+            spot = f'x="{at}" y="{y.stop + 16}" text-anchor="middle"'
+        out.append(f'<text class="tick" {spot}>{name}</text>')
+    middle = (x.start + x.stop) / 2
+    out.append(f'<text class="label" x="{middle}" y="{height - 6}" text-anchor="middle">{esc(column_label)}</text>')
+    out.append(
+        f'<text class="label" text-anchor="middle" transform="translate(12 {(y.start + y.stop) / 2}) rotate(-90)">'
+        f"{esc(row_label)}</text>"
+    )
+    out.append('<rect class="pick" width="0" height="0"/>')
+    table = html_table(
+        [f"{row_label} / {column_label}", *columns], [[rows[r], *map(_text, values[r])] for r in range(n_rows)]
+    )
+    return figure(
+        title,
+        "".join(out),
+        summary=f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",
+        table=table,
+        caption=caption,
+        size=(max(x.stop + 12, 300), height),
+        kind="heat",
+        wide=wide,
+        data={
+            "grid": [x.start, y.start, cell, tall],
+            "rows": list(rows),
+            "columns": list(columns),
+            "values": [[float(v) for v in row] for row in values],
+            "labels": [row_label, column_label],
+            "unit": unit,
+        },
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _text(value: float) -> str:
+    return number(float(value), 2)

@@ -1,0 +1,129 @@
+(() => {
+  "use strict";
+  const root = document.documentElement, tip = document.getElementById("tip");
+  const store = { get() { try { return localStorage.getItem("fedtail-theme"); } catch { return null; } },
+                  set(v) { try { localStorage.setItem("fedtail-theme", v); } catch { /* private mode: not kept */ } } };
+  const saved = store.get();
+  if (saved === "light" || saved === "dark") root.dataset.theme = saved;
+  document.getElementById("theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    store.set(root.dataset.theme);
+  });
+
+  const show = (parts, x, y) => {
+    tip.replaceChildren(...parts);
+    tip.hidden = false;
+    const w = tip.offsetWidth, h = tip.offsetHeight;
+    tip.style.left = Math.max(6, Math.min(innerWidth - w - 6, x + 14 + w > innerWidth ? x - w - 14 : x + 14)) + "px";
+    tip.style.top = Math.max(6, Math.min(innerHeight - h - 6, y - h / 2)) + "px";
+  };
+  const hide = () => { tip.hidden = true; };
+  const row = (text, colour) => {
+    const div = document.createElement("div");
+    if (colour !== undefined) {
+      const s = document.createElement("span");
+      s.className = "swatch c" + colour;
+      div.append(s);
+    }
+    div.append(text);
+    return div;
+  };
+  const heading = (text) => { const b = document.createElement("b"); b.textContent = text; return b; };
+  const num = (v) => v === null || v === undefined ? "–" : Number.isInteger(v) ? String(v) : Math.abs(v) >= 1e-3 ? v.toFixed(3) : v.toPrecision(3);
+  const point = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  const place = (svg, x, y) => new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+  const wire = (svg, { move, key, leave }) => {
+    svg.addEventListener("pointermove", move);
+    svg.addEventListener("pointerdown", move);
+    svg.addEventListener("pointerleave", () => { leave(); hide(); });
+    svg.addEventListener("blur", () => { leave(); hide(); });
+    svg.addEventListener("keydown", (e) => {
+      if (e.key === "Escape") { leave(); hide(); return; }
+      const step = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[e.key];
+      if (step || e.key === "Home" || e.key === "End") { if (key(step, e.key) !== false) e.preventDefault(); }
+    });
+  };
+
+  const lines = (figure, svg, d) => {
+    const cursor = svg.querySelector(".cursor");
+    const xs = [...new Set(d.series.flatMap((s) => s.x))].sort((a, b) => a - b);
+    const [lo, hi, from, to] = d.x;
+    const at = (v) => hi > lo ? from + (v - lo) / (hi - lo) * (to - from) : (from + to) / 2;
+    let now = -1;
+    const pick = (i) => {
+      now = Math.max(0, Math.min(xs.length - 1, i));
+      const v = xs[now], x = at(v);
+      cursor.setAttribute("x1", x);
+      cursor.setAttribute("x2", x);
+      const rows = d.series.map((s, j) => ({ s, j, i: s.x.indexOf(v) }))
+        .filter(({ j, i }) => i >= 0 && !figure.querySelector(`.series[data-series="${j}"]`).classList.contains("off"))
+        .sort((a, b) => (b.s.y[b.i] ?? -1e9) - (a.s.y[a.i] ?? -1e9))
+        .map(({ s, i }) => row(`${s.name}: ${num(s.y[i])}${s.s[i] ? " ± " + num(s.s[i]) : ""}`, s.c));
+      const p = place(svg, x, (d.y[2] + d.y[3]) / 2);
+      show([heading(`${d.label} ${v}`), ...rows], p.x, p.y);
+    };
+    wire(svg, {
+      move: (e) => {
+        const p = point(svg, e), v = lo + (p.x - from) / (to - from) * (hi - lo);
+        let best = 0;
+        xs.forEach((x, i) => { if (Math.abs(x - v) < Math.abs(xs[best] - v)) best = i; });
+        pick(best);
+      },
+      key: (step, name) => step ? step[0] ? pick(now + step[0]) : false : pick(name === "Home" ? 0 : xs.length - 1),
+      leave: () => { cursor.setAttribute("x1", -9); cursor.setAttribute("x2", -9); },
+    });
+  };
+
+  const marks = (figure, svg) => {
+    const all = () => [...svg.querySelectorAll("[data-tip]")].filter((m) => !m.closest(".off"));
+    let hot = null;
+    const leave = () => { hot?.classList.remove("hot"); hot = null; };
+    const pick = (mark) => {
+      leave();
+      hot = mark;
+      hot.classList.add("hot");
+      const [first, ...rest] = hot.dataset.tip.split("\n"), box = hot.getBoundingClientRect();
+      show([heading(first), ...rest.map((t) => row(t))], box.left + box.width / 2, box.top);
+    };
+    wire(svg, {
+      move: (e) => { const m = e.target.closest?.("[data-tip]"); if (m) pick(m); else { leave(); hide(); } },
+      key: (step, name) => {
+        const list = all(), i = list.indexOf(hot);
+        if (list.length) pick(list[name === "Home" ? 0 : name === "End" ? list.length - 1 : Math.max(0, Math.min(list.length - 1, i + step[0] + step[1]))]);
+      },
+      leave,
+    });
+  };
+
+  const heat = (figure, svg, d) => {
+    const frame = svg.querySelector(".pick"), [x0, y0, w, h] = d.grid, cell = [-1, -1];
+    const pick = (r, c) => {
+      cell[0] = Math.max(0, Math.min(d.rows.length - 1, r));
+      cell[1] = Math.max(0, Math.min(d.columns.length - 1, c));
+      [r, c] = cell;
+      Object.entries({ x: x0 + c * w, y: y0 + r * h, width: w, height: h }).forEach(([k, v]) => frame.setAttribute(k, v));
+      const p = place(svg, x0 + (c + 1) * w, y0 + (r + .5) * h);
+      show([heading(`${num(d.values[r][c])}${d.unit ? " " + d.unit : ""}`), row(`${d.labels[0]}: ${d.rows[r]}`), row(`${d.labels[1].split(",")[0]}: ${d.columns[c]}`)], p.x, p.y);
+    };
+    const leave = () => { frame.setAttribute("width", 0); frame.setAttribute("height", 0); };
+    wire(svg, {
+      move: (e) => {
+        const p = point(svg, e), c = Math.floor((p.x - x0) / w), r = Math.floor((p.y - y0) / h);
+        if (r >= 0 && c >= 0 && r < d.rows.length && c < d.columns.length) pick(r, c); else { leave(); hide(); }
+      },
+      key: (step, name) => step ? pick(cell[0] + step[1], cell[1] + step[0]) : pick(name === "Home" ? 0 : d.rows.length - 1, name === "Home" ? 0 : d.columns.length - 1),
+      leave,
+    });
+  };
+
+  document.querySelectorAll("figure.chart").forEach((figure) => {
+    const svg = figure.querySelector(".canvas svg"), raw = figure.querySelector('script[type="application/json"]');
+    ({ lines, marks, heat })[figure.dataset.kind]?.(figure, svg, raw ? JSON.parse(raw.textContent) : null);
+    figure.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
+      const on = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", on);
+      figure.querySelectorAll(`.series[data-series="${button.dataset.series}"]`).forEach((g) => g.classList.toggle("off", !on));
+    }));
+  });
+})();

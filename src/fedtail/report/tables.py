@@ -1,0 +1,266 @@
+"""The headline table: mean ± spread over seeds and a paired test, as HTML, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtail.report.arms import Arm, Problem
+from fedtail.report.chart import esc, number
+from fedtail.report.significance import Paired, holm, paired
+
+COLUMNS = {
+    "accuracy": "Accuracy",
+    "balanced_accuracy": "Balanced acc.",
+    "macro_f1": "Macro F1",
+    "weighted_f1": "Weighted F1",
+    "head": "Head",
+    "tail": "Tail",
+}
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "weighted_f1": "weighted F1",
+    "head": "accuracy of the commonest third",
+    "tail": "accuracy of the rarest third",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm: (mean, spread) per column, and how it compares with the baseline."""
+
+    label: str
+    seeds: int
+    cells: tuple[tuple[float, float], ...]
+    versus: Paired | None
+    """None for the baseline itself, or where no seed is shared."""
+    p_holm: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """A problem's headline table."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    baseline: str
+    metric: str
+    floor: dict[str, float]
+    """Always answering the most frequent class; empty if not recorded."""
+
+    def best(self, column: int) -> float:
+        """The highest mean of a column."""
+        return max((r.cells[column][0] for r in self.rows if math.isfinite(r.cells[column][0])), default=math.nan)
+
+
+def headline(problem: Problem, metric: str = "macro_f1") -> Table:
+    """Compare a problem's arms; ``metric`` is the one that is tested against the baseline."""
+    columns = tuple(c for c in COLUMNS if any(math.isfinite(a.mean(c)) for a in problem.arms))
+    base = problem.reference
+    tests = [None if a is base else paired(a.values(metric), base.values(metric)) for a in problem.arms]
+    adjusted = holm([t.p_t if t else math.nan for t in tests])
+    rows = tuple(
+        Row(a.label, len(a.runs), tuple((a.mean(c), a.spread(c)) for c in columns), test, p)
+        for a, test, p in zip(problem.arms, tests, adjusted, strict=True)
+    )
+    floor: dict[str, float] = next(
+        (r.result["floor"] for r in problem.runs if isinstance(r.result.get("floor"), dict)), {}
+    )
+    return Table(problem.title, columns, rows, base.label, metric, floor)
+
+
+def footnote(table: Table) -> str:
+    """Which test, over how many seeds, and what it can and cannot show. Plain text."""
+    sizes = sorted({r.versus.n for r in table.rows if r.versus})
+    name = METRIC_NAMES.get(table.metric, table.metric)
+    if not sizes:
+        return "± is the standard deviation over seeds."
+    if sizes[0] < 2:
+        return "One seed is shared, so nothing can be said about significance; run at least three."
+    n = sizes[0]
+    several = (
+        " It is Holm-corrected for the number of comparisons."
+        if sum(r.versus is not None for r in table.rows) > 1
+        else ""
+    )
+    weak = ""
+    if n < 6:
+        weak = (
+            f" With {n} seeds the t-test leans on normality and an exact sign-flip test cannot go below "
+            f"{2 / 2**n:.3g}: read p as a hint and look at the single seeds."
+        )
+    return (
+        f"± is the standard deviation over seeds. Difference in {name} against {table.baseline}, paired over {n} "
+        f"shared seeds, with its 95 % interval; p from a two-sided paired t-test.{several}{weak}"
+    )
+
+
+def mean_spread(cell: tuple[float, float], joint: str = " ± ") -> str:
+    """``0.857 ± 0.012``; without spread where there is one seed."""
+    mean, spread = cell
+    return f"{mean:.3f}{joint}{spread:.3f}" if math.isfinite(spread) else f"{mean:.3f}" if math.isfinite(mean) else "–"
+
+
+def difference(row: Row) -> tuple[str, str, str]:
+    """(difference, interval, p) as text."""
+    v = row.versus
+    if v is None:
+        return "", "", ""
+    interval = f"[{v.low:+.3f}, {v.high:+.3f}]" if math.isfinite(v.low) else ""
+    return f"{v.difference:+.3f}", interval, p_value(row.p_holm)
+
+
+def p_value(p: float) -> str:
+    return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def to_html(table: Table) -> str:
+    """The table of the page; the best mean of each column is marked."""
+    many = len(table.rows) > 1
+    head = ["Method", "Seeds", *(COLUMNS[c] for c in table.columns)]
+    head += [f"Δ {COLUMNS.get(table.metric, table.metric)}", "p"] if many else []
+    body = []
+    for row in table.rows:
+        cells = [f'<th scope="row">{esc(row.label)}</th><td>{row.seeds}</td>']
+        for i, (mean, spread) in enumerate(row.cells):
+            mark = " class='best'" if many and math.isfinite(mean) and mean == table.best(i) else ""
+            tail = f" <small>± {spread:.3f}</small>" if math.isfinite(spread) else ""
+            cells.append(f"<td{mark}>{number_3(mean)}{tail}</td>")
+        if many:
+            delta, interval, p = difference(row)
+            shown = f"{delta} <small>{interval}</small>" if row.versus else "baseline"
+            cells.append(f"<td>{shown}</td><td>{p or '–'}</td>")
+        body.append("<tr>" + "".join(cells) + "</tr>")
+    if table.floor:
+        cells = [f"<td>{number_3(float(table.floor.get(c, math.nan)))}</td>" for c in table.columns]
+        blank = "<td></td><td></td>" if many else ""
+        first = '<th scope="row">Always the majority class</th><td></td>'
+        body.append(f'<tr class="floor">{first}{"".join(cells)}{blank}</tr>')
+    top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
+    return (
+        "<div class='scroll' tabindex='0' role='region' aria-label='Headline table'><table class='headline'>"
+        f"<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def number_3(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "–"
+
+
+def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
+    many = len(table.rows) > 1
+    head = ["Method", "Seeds", *(COLUMNS[c] for c in table.columns)]
+    head += [f"Δ {COLUMNS.get(table.metric, table.metric)}", "95 % interval", "p"] if many else []
+    rows = [
+        [r.label, str(r.seeds), *(mean_spread(c) for c in r.cells), *(difference(r) if many else ())]
+        for r in table.rows
+    ]
+    if table.floor:
+        floor = [number(float(table.floor.get(c, math.nan))) for c in table.columns]
+        rows.append(["Always the majority class", "", *floor, *(["", "", ""] if many else [])])
+    return head, rows
+
+
+def to_markdown(tables: Sequence[Table]) -> str:
+    """GitHub-flavoured tables, one per problem."""
+    parts = []
+    for table in tables:
+        head, rows = _plain(table)
+        lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+        lines += ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows]
+        parts.append(f"### {table.title}\n\n" + "\n".join(lines) + f"\n\n{footnote(table)}\n")
+    return "\n".join(parts)
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    """booktabs tables; the best mean of each column is bold."""
+    parts = []
+    for table in tables:
+        many = len(table.rows) > 1
+        head = ["Method", *(COLUMNS[c] for c in table.columns)]
+        head += [rf"$\Delta$ {COLUMNS.get(table.metric, table.metric)}", "$p$"] if many else []
+        lines = []
+        for row in table.rows:
+            cells = [_tex(row.label)]
+            for i, cell in enumerate(row.cells):
+                text = mean_spread(cell, r" \pm ").replace("–", r"\text{--}")
+                bold = many and math.isfinite(cell[0]) and cell[0] == table.best(i)
+                cells.append(rf"$\mathbf{{{text}}}$" if bold else f"${text}$")
+            if many:
+                delta, _, p = difference(row)
+                cells += [f"${delta}$" if delta else "--", f"${p}$" if p else "--"]
+            lines.append(" & ".join(cells) + r" \\")
+        parts.append(
+            "\\begin{table}\n  \\centering\n"
+            f"  \\caption{{{_tex(table.title)}. {_tex(footnote(table))}}}\n"
+            f"  \\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n    \\toprule\n"
+            f"    {' & '.join(head)} \\\\\n    \\midrule\n"
+            + "".join(f"    {line}\n" for line in lines)
+            + "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
+        )
+    return "% needs \\usepackage{amsmath,booktabs}\n" + "\n".join(parts)
+
+
+def to_csv(problem_list: Sequence[Problem]) -> str:
+    """One line per run, every scalar test metric: for whoever wants to compute for themselves."""
+    metrics = [*COLUMNS, "micro_f1", "many", "medium", "few"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["problem", "method", "seed", "rounds", *metrics, "seconds", "folder"])
+    for problem in problem_list:
+        for arm in problem.arms:
+            for run in arm.runs:
+                values = [_csv(run.metric(m)) for m in metrics]
+                tail = [f"{run.seconds:.3f}", run.folder.name]
+                writer.writerow([problem.title, arm.label, run.seed, len(run.history), *values, *tail])
+    return out.getvalue()
+
+
+def summary(problem: Problem, metric: str = "macro_f1") -> str:
+    """What the table says, in a sentence or two of plain text."""
+    scored = [a for a in problem.arms if math.isfinite(a.mean(metric))]
+    if not scored:
+        return ""
+    best = max(scored, key=lambda a: a.mean(metric))
+    name = METRIC_NAMES.get(metric, metric)
+    seeds = len(best.runs)
+    text = f"{best.label} reaches {name} {mean_spread((best.mean(metric), best.spread(metric)))}"
+    text += f" over {seeds} seeds" if seeds > 1 else " in one run"
+    base = problem.reference
+    if best is base:
+        others = [a for a in scored if a is not base]
+        return text + (", the best of the compared methods." if others else ".")
+    test = paired(best.values(metric), base.values(metric))
+    if test is None:
+        return text + "."
+    text += f", {abs(test.difference):.3f} above {base.label}"
+    if test.n > 1:
+        clear = test.low > 0
+        text += (
+            f" (95 % interval {test.low:+.3f} to {test.high:+.3f}{'' if clear else ', which includes no difference'})"
+        )
+    text += "."
+    return text + _tail_sentence(best, base)
+
+
+def _tail_sentence(best: Arm, base: Arm) -> str:
+    a, b = best.mean("tail"), base.mean("tail")
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return ""
+    verb = "rises" if a > b else "falls" if a < b else "stays"
+    return f" On the rarest third of the classes, accuracy {verb} from {b:.3f} to {a:.3f}."
+
+
+def _csv(value: float) -> str:
+    return f"{value:.6f}" if math.isfinite(value) else ""
+
+
+def _tex(text: str) -> str:
+    special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "·": r"$\cdot$", "Δ": r"$\Delta$"}
+    return "".join(special.get(c, c) for c in text)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtail.core.errors import FedtailError
+from fedtail.report import load_runs
+from fedtail.report.arms import problems
+
+Writer = Callable[..., Path]
+
+
+def labels(folders: list[Path]) -> list[list[str]]:
+    return [[a.label for a in p.arms] for p in problems(load_runs(folders))]
+
+
+def test_seeds_of_a_method_are_one_arm(run_folder: Writer) -> None:
+    folders = [run_folder(f"{m}{s}", method=m, seed=s) for s in range(3) for m in ("fedcgnm", "fedavg")]
+    (problem,) = problems(load_runs(folders))
+    assert [a.label for a in problem.arms] == ["FedCGNM", "FedAvg"]
+    assert [len(a.runs) for a in problem.arms] == [3, 3]
+    assert problem.reference.label == "FedAvg"
+
+
+def test_rates_are_named_only_where_they_differ(comparison: list[Path]) -> None:
+    assert labels(comparison) == [["FedAvg + U 0.6", "FedCGNM + FedHOO"]]
+    assert labels(comparison[:3]) == [["FedAvg"]]
+
+
+def test_any_other_setting_that_differs_is_named(run_folder: Writer) -> None:
+    folders = [run_folder(f"b{b}", method="fedcgnm", more={"method": {"beta": b}}) for b in (0.5, 0.9)]
+    assert labels([*folders, run_folder("a")]) == [["FedCGNM, beta 0.5", "FedCGNM, beta 0.9", "FedAvg"]]
+
+
+def test_the_engine_makes_no_arm(run_folder: Writer) -> None:
+    folders = [run_folder(f"r{s}", seed=s, more={"engine": {"name": f"engine{s}"}}) for s in range(2)]
+    assert labels(folders) == [["FedAvg"]]
+
+
+def test_runs_on_different_data_are_not_compared(run_folder: Writer) -> None:
+    folders = [run_folder(f"a{a}", more={"data": {"alpha": a}}) for a in (0.1, 0.5)]
+    assert [p.title for p in problems(load_runs(folders))] == [
+        "blobs · 4 clients · dirichlet 0.1",
+        "blobs · 4 clients · dirichlet 0.5",
+    ]
+
+
+def test_a_seed_run_twice_is_counted_once_and_said(run_folder: Writer) -> None:
+    (problem,) = problems(load_runs([run_folder("a"), run_folder("b")]))
+    assert [r.folder.name for r in problem.arms[0].runs] == ["b"]
+    assert "more than once" in problem.notes[0]
+
+
+def test_the_baseline_can_be_chosen_and_a_wrong_one_is_refused(comparison: list[Path]) -> None:
+    runs = load_runs(comparison)
+    assert problems(runs, "FedCGNM + FedHOO")[0].reference.label == "FedCGNM + FedHOO"
+    with pytest.raises(FedtailError, match="did you mean 'FedCGNM \\+ FedHOO'"):
+        problems(runs, "FedCGNM+FedHOO")

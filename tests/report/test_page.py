@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedtail.core.errors import FedtailError
+from fedtail.report import load_runs, write_report
+from fedtail.report.page import PARTS
+
+Writer = Callable[..., Path]
+
+
+class Balanced(HTMLParser):
+    """Fails on elements that are closed in the wrong order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "link", "br"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page(folders: list[Path], tmp_path: Path, title: str = "A title") -> str:
+    return write_report(load_runs(folders), tmp_path / "out" / "report.html", title).read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed_and_asks_for_nothing_from_outside(comparison: list[Path], tmp_path: Path) -> None:
+    html = page(comparison, tmp_path)
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    assert "default-src 'none'" in html
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:)|url\(|@import|https?://""", html)
+
+
+def test_every_part_is_there(comparison: list[Path], tmp_path: Path) -> None:
+    html = page(comparison, tmp_path)
+    sections = re.findall(r'<section id="(\w+)">', html)
+    assert sections == [key for key, _, _ in PARTS]
+    assert html.count("<figure") == html.count("<summary>Data table</summary>") >= 15
+    assert html.count('role="img" tabindex="0"') == html.count("<figure")
+    assert "FedCGNM + FedHOO reaches macro F1" in html
+    assert "search ends" in html and "V_T / √T" in html
+
+
+def test_text_from_runs_cannot_inject_markup(run_folder: Writer, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    folder = run_folder("a", method=evil, refused={2: evil}, more={"data": {"name": evil}})
+    html = page([folder], tmp_path, title=evil)
+    assert evil not in html
+    assert html.count("<script>") == 1
+
+
+def test_refusals_and_runs_cut_short_are_told(run_folder: Writer, tmp_path: Path) -> None:
+    html = page([run_folder("a", n_rounds=4, asked=9, refused={2: "update is not finite"})], tmp_path)
+    assert "stopped after 4 of 9 rounds" in html
+    assert "update is not finite" in html and "1 client update was refused" in html
+    assert "No client update was refused" in page([run_folder("b")], tmp_path)
+
+
+def test_a_real_federation_without_label_histograms_is_reported(run_folder: Writer, tmp_path: Path) -> None:
+    html = page([run_folder("a", label_map=False, confusion=False)], tmp_path)
+    assert "Label histograms stay at the sites" in html
+    assert '<section id="confusion">' not in html
+
+
+def test_several_problems_are_kept_apart(run_folder: Writer, tmp_path: Path) -> None:
+    folders = [run_folder(f"a{a}", more={"data": {"alpha": a}}) for a in (0.1, 0.5)]
+    html = page(folders, tmp_path)
+    assert [f'id="p{i}-results"' in html for i in range(2)] == [True, True]
+
+
+def test_many_classes_and_clients_stay_a_small_page(run_folder: Writer, tmp_path: Path) -> None:
+    html = page([run_folder("a", n_classes=100, n_clients=100, n_rounds=3)], tmp_path)
+    assert len(html) < 1_500_000
+
+
+def test_a_single_round_and_two_classes_can_be_drawn(run_folder: Writer, tmp_path: Path) -> None:
+    assert "<svg" in page([run_folder("a", n_rounds=1, n_classes=2, n_clients=1)], tmp_path)
+
+
+def test_no_runs_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match="at least one run"):
+        write_report([], tmp_path / "r.html", "x")
