@@ -98,6 +98,8 @@ class EngineSection(Section):
     name: Literal["simulator"] = "simulator"
     path: str = "auto"
     device: str = "cpu"
+    precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
+    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on CUDA, fp32 on the CPU."""
     workers: int = Field(1, ge=1)
     """Clients trained at once on the CPU. Each computes on one thread, so the bits do not depend on it."""
 

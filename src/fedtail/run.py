@@ -223,6 +223,7 @@ def run(
     problem = assemble(
         federation, module, method, strategy, settings, server,
         path=config.engine.path, device=config.engine.device, workers=config.engine.workers,
+        precision=config.engine.precision,
     )  # fmt: skip
     plan = Plan(
         rounds=config.run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,

@@ -10,10 +10,11 @@ from torch import nn
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.data.federation import Federation
 from fedtail.engines.base import Engine, LocalSettings
+from fedtail.engines.simulator.graph import GraphSimulator
 from fedtail.engines.simulator.reference import ReferenceSimulator
 from fedtail.methods.base import Method
 
-PATHS = ("auto", "reference")
+PATHS = ("auto", "reference", "graph")
 
 
 def check_device(name: str) -> None:
@@ -39,7 +40,18 @@ def simulator(
     if path not in PATHS:
         raise one_of("engine.path", path, PATHS)
     check_device(options.get("device", "cpu"))
+    on_gpu = str(options.get("device", "cpu")).startswith("cuda")
+    if path == "graph" or (path == "auto" and on_gpu and has_heavy_layers(module)):
+        return GraphSimulator(federation, module, method, settings, **options)
+    if (precision := options.pop("precision", "auto")) not in ("auto", "fp32"):
+        raise FedtailError(f"engine.precision = {precision!r} needs the graph path; set engine.path to 'graph'")
     return ReferenceSimulator(federation, module, method, settings, **options)
 
 
-__all__ = ["PATHS", "ReferenceSimulator", "simulator"]
+def has_heavy_layers(module: nn.Module) -> bool:
+    """Convolutional or recurrent: such models fill a GPU one by one and lose by being batched over clients."""
+    heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
+    return any(isinstance(m, heavy) for m in module.modules())
+
+
+__all__ = ["PATHS", "GraphSimulator", "ReferenceSimulator", "simulator"]
