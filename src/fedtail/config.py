@@ -40,8 +40,8 @@ class Data(Named):
 
     name: str = "digits"
     clients: int = Field(5, ge=1)
-    partition: Literal["iid", "dirichlet", "per_client", "column"] = "dirichlet"
-    """``column`` takes the data's own sites."""
+    partition: Literal["auto", "iid", "dirichlet", "per_client", "column"] = "auto"
+    """``column`` takes the data's own sites; ``auto`` is ``column`` where there are sites, else ``dirichlet``."""
     alpha: float = Field(0.5, gt=0)
     min_samples: int = Field(10, ge=1)
     validation: float = Field(0.1, ge=0, lt=1)

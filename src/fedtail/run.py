@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import os
-import platform
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedtail.checkpoint import load_checkpoint, save_checkpoint, write_atomically
-from fedtail.config import Config, check_config, first_difference, load_config
+from fedtail.checkpoint import load_checkpoint, save_checkpoint
+from fedtail.config import Config, check_config
 from fedtail.core.errors import FedtailError
 from fedtail.core.metrics import majority_floor, path_variation, summarize
 from fedtail.data.augment import check_augment
@@ -30,8 +23,9 @@ from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
 from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import METHODS, Method
-from fedtail.models import FlatModel, build_model
+from fedtail.models import build_model
 from fedtail.rates import RATES, RateStrategy
+from fedtail.runfolder import append_round, begin_folder, choose_folder, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer
 
 RoundHook = Callable[[State, dict[str, Any], float], None]
@@ -75,9 +69,9 @@ def build_federation(config: Config, pooled: Pooled | None = None) -> Federation
     pool = pooled if pooled is not None else load_pooled(config)
     augment = pool.augment if data.augment is None else None if data.augment == "none" else data.augment
     check_augment(augment)
-    scheme = data.partition
-    if pool.sites is not None and "partition" not in data.model_fields_set:
-        scheme = "column"
+    scheme: str = data.partition
+    if scheme == "auto":
+        scheme = "dirichlet" if pool.sites is None else "column"
     if scheme == "column" and pool.sites is None:
         raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pool.name!r} has none")
     return partition(
@@ -237,17 +231,14 @@ def run(
     if state is None:
         state = initial_state(problem)
     try:
-        _begin_folder(folder, config, federation, state)
+        begin_folder(folder, config, federation, state.history)
     except OSError as error:
         raise FedtailError(f"run folder {str(folder)!r} cannot be written: {error.strerror}") from None
     if on_start is not None:
         on_start(folder, state.round)
-    timings = _read_timings(folder)[: state.round]
 
     def after(now: State, record: dict[str, Any], seconds: float) -> None:
-        timings.append(seconds)
-        _append(folder / "history.jsonl", json.dumps(plain(record)) + "\n")
-        _append(folder / "timings.csv", f"{record['round']},{seconds:.4f}\n")
+        append_round(folder, record, seconds)
         if now.round % config.run.checkpoint_every == 0 or now.round == config.run.rounds:
             save_checkpoint(folder / "checkpoint", now, problem)
         if on_round is not None:
@@ -259,133 +250,17 @@ def run(
     finally:
         problem.engine.close()
     result.folder = folder
-    _end_folder(folder, config, federation, problem, architecture, result, timings)
-    return result
-
-
-# -- the run folder -----------------------------------------------------------------------------------
-
-
-def choose_folder(config: Config, resume: bool) -> Path:
-    """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
-    base = Path(config.run.folder)
-    name = config.run.name or f"{config.data.name}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
-    if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
-        raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
-    folder = base / name
-    if not resume:
-        if folder.exists() and config.run.name is not None:
-            raise FedtailError(f"{str(folder)!r} exists; continue it with --resume, or choose another --name")
-        number = 2
-        while folder.exists():
-            folder, number = base / f"{name}-{number}", number + 1
-    elif (folder / "config.toml").is_file():
-        difference = first_difference(load_config(folder / "config.toml"), config)
-        if difference is not None:
-            raise FedtailError(f"{str(folder)!r} was started with another config: {difference}; choose another --name")
-    return folder
-
-
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """The records of complete rounds; a half-written last line is dropped."""
-    path = folder / "history.jsonl"
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN: undefined values become null, at any depth."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(v) for v in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if np.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def _begin_folder(folder: Path, config: Config, federation: Federation, state: State) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.toml", config.to_toml())
-    write_atomically(folder / "history.jsonl", "".join(json.dumps(plain(r)) + "\n" for r in state.history))
-    kept = _read_timings(folder)[: state.round]
-    write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
-    about = {
-        "sites": list(federation.sites),
-        "classes": list(federation.classes),
-        "sizes": federation.sizes.tolist(),
-        "validation_sizes": [len(v) for v in federation.validation],
-        "test_size": len(federation.test),
-        "train_counts": federation.label_map().sum(0).tolist(),
-        "label_map": federation.label_map().tolist(),
-        "notes": list(federation.notes),
-    }
-    write_atomically(folder / "clients.json", json.dumps(about))
-
-
-def _end_folder(
-    folder: Path, config: Config, federation: Federation, problem: Problem, architecture: dict[str, Any],
-    result: Result, timings: Sequence[float],
-) -> None:  # fmt: skip
     save_model(folder, result.x, problem.model, federation, architecture)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["round", *federation.sites])
-    writer.writerows([r["round"], *r["rates"]] for r in result.history)
-    write_atomically(folder / "rates.csv", table.getvalue())
-    about = {
-        "name": folder.name,
-        "seed": config.run.seed,
-        "data": federation.name,
-        "method": config.method.name,
-        "rates_strategy": config.rates.name,
+    outcome = {
         "test": result.test,
-        "confusion": result.confusion.tolist(),
+        "confusion": result.confusion,
         "floor": result.floor,
-        "rates": result.rates.tolist(),
+        "rates": result.rates,
         **result.summary,
-        "seconds": sum(timings),
         "engine": problem.engine.info(),
-        "hardware": hardware(),
     }
-    write_atomically(folder / "result.json", json.dumps(plain(about), indent=1))
-
-
-def save_model(folder: Path, x: Tensor, model: FlatModel, federation: Federation, architecture: dict[str, Any]) -> None:
-    """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
-    model.load(x)
-    weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
-    partial = folder / ".model.safetensors.partial"
-    save_file(weights, partial)
-    partial.replace(folder / "model.safetensors")
-    about = {
-        "format": 1,
-        "architecture": architecture,
-        "input_shape": list(federation.input_shape),
-        "classes": list(federation.classes),
-        "transform": asdict(federation.transform),
-        "preprocessing": federation.preprocessing,
-        "data": federation.name,
-    }
-    write_atomically(folder / "model.json", json.dumps(plain(about), indent=1))
-
-
-def hardware() -> dict[str, Any]:
-    """What the run ran on."""
-    out: dict[str, Any] = {
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if torch.cuda.is_available():
-        out["gpu"] = torch.cuda.get_device_name()
-    return out
+    end_folder(folder, config, federation, result.history, outcome)
+    return result
 
 
 def with_seed(config: Config, seed: int) -> Config:
@@ -393,14 +268,3 @@ def with_seed(config: Config, seed: int) -> Config:
     raw = config.model_dump()
     raw["run"]["seed"] = seed
     return check_config(raw)
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
-
-
-def _read_timings(folder: Path) -> list[float]:
-    path = folder / "timings.csv"
-    lines = path.read_text().splitlines()[1:] if path.is_file() else []
-    return [float(line.split(",")[1]) for line in lines if line.count(",") == 1 and line.split(",")[1]]

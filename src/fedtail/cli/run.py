@@ -11,7 +11,8 @@ from rich.table import Table
 
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
-from fedtail.run import Result, plain, run
+from fedtail.run import Result, run
+from fedtail.runfolder import plain
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "tail")
 

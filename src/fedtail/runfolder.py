@@ -1,0 +1,164 @@
+"""The run folder: what a run leaves on disk, and nothing of how it is computed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedtail.checkpoint import write_atomically
+from fedtail.config import Config, first_difference, load_config
+from fedtail.core.errors import FedtailError
+from fedtail.data.federation import Federation
+from fedtail.models import FlatModel
+
+
+def choose_folder(config: Config, resume: bool) -> Path:
+    """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
+    base = Path(config.run.folder)
+    name = config.run.name or f"{config.data.name}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
+    if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
+        raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
+    folder = base / name
+    if not resume:
+        if folder.exists() and config.run.name is not None:
+            raise FedtailError(f"{str(folder)!r} exists; continue it with --resume, or choose another --name")
+        number = 2
+        while folder.exists():
+            folder, number = base / f"{name}-{number}", number + 1
+    elif (folder / "config.toml").is_file():
+        difference = first_difference(load_config(folder / "config.toml"), config)
+        if difference is not None:
+            raise FedtailError(f"{str(folder)!r} was started with another config: {difference}; choose another --name")
+    return folder
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The records of complete rounds; a half-written last line is dropped."""
+    path = folder / "history.jsonl"
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN: undefined values become null, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(v) for v in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if np.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def begin_folder(folder: Path, config: Config, federation: Federation, history: Sequence[Mapping[str, Any]]) -> None:
+    """Write what is known before the first round, and cut history and timings to the rounds that count."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.toml", config.to_toml())
+    write_atomically(folder / "history.jsonl", "".join(json.dumps(plain(r)) + "\n" for r in history))
+    kept = read_timings(folder)[: len(history)]
+    write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
+    about = {
+        "sites": list(federation.sites),
+        "classes": list(federation.classes),
+        "sizes": federation.sizes.tolist(),
+        "validation_sizes": [len(v) for v in federation.validation],
+        "test_size": len(federation.test),
+        "train_counts": federation.label_map().sum(0).tolist(),
+        "label_map": federation.label_map().tolist(),
+        "notes": list(federation.notes),
+    }
+    write_atomically(folder / "clients.json", json.dumps(about))
+
+
+def end_folder(
+    folder: Path,
+    config: Config,
+    federation: Federation,
+    history: Sequence[Mapping[str, Any]],
+    outcome: Mapping[str, Any],
+) -> None:
+    """Write the rate trajectories and ``result.json``."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["round", *federation.sites])
+    writer.writerows([r["round"], *r["rates"]] for r in history)
+    write_atomically(folder / "rates.csv", table.getvalue())
+    about = {
+        "name": folder.name,
+        "seed": config.run.seed,
+        "data": federation.name,
+        "method": config.method.name,
+        "rates_strategy": config.rates.name,
+        **outcome,
+        "seconds": sum(read_timings(folder)),
+        "hardware": hardware(),
+    }
+    write_atomically(folder / "result.json", json.dumps(plain(about), indent=1))
+
+
+def save_model(folder: Path, x: Tensor, model: FlatModel, federation: Federation, architecture: dict[str, Any]) -> None:
+    """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
+    model.load(x)
+    weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
+    partial = folder / ".model.safetensors.partial"
+    save_file(weights, partial)
+    partial.replace(folder / "model.safetensors")
+    about = {
+        "format": 1,
+        "architecture": architecture,
+        "input_shape": list(federation.input_shape),
+        "classes": list(federation.classes),
+        "transform": asdict(federation.transform),
+        "preprocessing": federation.preprocessing,
+        "data": federation.name,
+    }
+    write_atomically(folder / "model.json", json.dumps(plain(about), indent=1))
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on."""
+    out: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        out["gpu"] = torch.cuda.get_device_name()
+    return out
+
+
+def append_round(folder: Path, record: Mapping[str, Any], seconds: float) -> None:
+    """Add a finished round to history and timings."""
+    _append(folder / "history.jsonl", json.dumps(plain(record)) + "\n")
+    _append(folder / "timings.csv", f"{record['round']},{seconds:.4f}\n")
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def read_timings(folder: Path) -> list[float]:
+    """Seconds of each round done."""
+    path = folder / "timings.csv"
+    lines = path.read_text().splitlines()[1:] if path.is_file() else []
+    return [float(line.split(",")[1]) for line in lines if line.count(",") == 1 and line.split(",")[1]]
