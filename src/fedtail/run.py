@@ -15,6 +15,7 @@ from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.config import Config, check_config
 from fedtail.core.errors import FedtailError
 from fedtail.core.metrics import majority_floor, path_variation, summarize
+from fedtail.data.about import About, describe
 from fedtail.data.augment import check_augment
 from fedtail.data.federation import Federation
 from fedtail.data.partition import partition
@@ -160,7 +161,7 @@ def fit(
         keep_best=select == "best", **plan_keys,
     )  # fmt: skip
     state = train_rounds(problem, plan, initial_state(problem), on_round)
-    return conclude(problem, state, federation, select)
+    return conclude(problem, state, describe(federation), select)
 
 
 def initial_state(problem: Problem) -> State:
@@ -169,16 +170,18 @@ def initial_state(problem: Problem) -> State:
     return State(0, problem.model.vector.clone(), method)
 
 
-def conclude(problem: Problem, state: State, federation: Federation, select: str) -> Result:
+def conclude(problem: Problem, state: State, about: About, select: str) -> Result:
     """The final model and its test metrics."""
     x = state.best.x if select == "best" and state.best is not None else state.x
     confusion = problem.engine.confusion(x, "test")
     problem.model.load(x)
     problem.model.module.eval()
     rates = np.array([r["rates"] for r in state.history])
-    weights = federation.sizes / federation.sizes.sum()
-    variation = path_variation(rates, weights)
-    floor = majority_floor(federation.test.counts(federation.n_classes), int(federation.label_map().sum(0).argmax()))
+    variation = path_variation(rates, about.sizes / about.sizes.sum())
+    floor = {}
+    if about.test_counts is not None:
+        counts = about.train_counts
+        floor = majority_floor(about.test_counts, None if counts is None else int(counts.argmax()))
     summary = {
         "rounds": state.round,
         "selected_round": state.best.round if select == "best" and state.best is not None else state.round,
@@ -207,31 +210,54 @@ def run(
     module, architecture = build_module(config, federation, pooled)
     method = METHODS.build(config.method.name, **config.method.options)
     strategy = RATES.build(config.rates.name, federation.n_clients, **config.rates.options)
-    local = config.local
-    settings = LocalSettings(
-        local.epochs, local.batch_size, local.epoch_length, local.replication, local.scale, config.run.seed
-    )
-    server = ServerOptimizer(
-        config.server.optimizer, config.server.lr, config.server.beta1, config.server.beta2, config.server.tau
-    )
     problem = assemble(
-        federation, module, method, strategy, settings, server,
+        federation, module, method, strategy, local_settings(config), server_optimizer(config),
         path=config.engine.path, device=config.engine.device, workers=config.engine.workers,
         precision=config.engine.precision,
     )  # fmt: skip
-    plan = Plan(
-        rounds=config.run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
-        participation=config.run.participation, seed=config.run.seed, metric=config.run.metric,
-        quorum=config.run.quorum, evaluate_every=config.run.evaluate_every,
-        keep_best=config.run.select == "best", diagnostics=config.run.diagnostics,
+    return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start)
+
+
+def local_settings(config: Config) -> LocalSettings:
+    local = config.local
+    return LocalSettings(
+        local.epochs, local.batch_size, local.epoch_length, local.replication, local.scale, config.run.seed
+    )
+
+
+def server_optimizer(config: Config) -> ServerOptimizer:
+    server = config.server
+    return ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau)
+
+
+def round_plan(config: Config) -> Plan:
+    """The round loop's settings."""
+    local, run = config.local, config.run
+    return Plan(
+        rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
+        participation=run.participation, seed=run.seed, metric=run.metric, quorum=run.quorum,
+        evaluate_every=run.evaluate_every, keep_best=run.select == "best", diagnostics=run.diagnostics,
     )  # fmt: skip
 
+
+def drive(
+    config: Config,
+    folder: Path,
+    problem: Problem,
+    about: About,
+    architecture: dict[str, Any],
+    resume: bool = False,
+    on_round: RoundHook | None = None,
+    on_start: Callable[[Path, int], None] | None = None,
+) -> Result:
+    """All rounds of an assembled problem, with history, checkpoints and the run folder; the same on every engine."""
+    plan = round_plan(config)
     history = read_history(folder) if resume else []
     state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
     if state is None:
         state = initial_state(problem)
     try:
-        begin_folder(folder, config, federation, state.history)
+        begin_folder(folder, config, about, state.history)
     except OSError as error:
         raise FedtailError(f"run folder {str(folder)!r} cannot be written: {error.strerror}") from None
     if on_start is not None:
@@ -246,11 +272,11 @@ def run(
 
     try:
         state = train_rounds(problem, plan, state, after)
-        result = conclude(problem, state, federation, config.run.select)
+        result = conclude(problem, state, about, config.run.select)
     finally:
         problem.engine.close()
     result.folder = folder
-    save_model(folder, result.x, problem.model, federation, architecture)
+    save_model(folder, result.x, problem.model, about, architecture)
     outcome = {
         "test": result.test,
         "confusion": result.confusion,
@@ -259,7 +285,7 @@ def run(
         **result.summary,
         "engine": problem.engine.info(),
     }
-    end_folder(folder, config, federation, result.history, outcome)
+    end_folder(folder, config, about, result.history, outcome)
     return result
 
 

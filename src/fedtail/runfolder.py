@@ -21,7 +21,7 @@ from torch import Tensor
 from fedtail.checkpoint import write_atomically
 from fedtail.config import Config, first_difference, load_config
 from fedtail.core.errors import FedtailError
-from fedtail.data.federation import Federation
+from fedtail.data.about import About
 from fedtail.models import FlatModel
 
 
@@ -68,69 +68,69 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, np.integer) else value
 
 
-def begin_folder(folder: Path, config: Config, federation: Federation, history: Sequence[Mapping[str, Any]]) -> None:
+def begin_folder(folder: Path, config: Config, about: About, history: Sequence[Mapping[str, Any]]) -> None:
     """Write what is known before the first round, and cut history and timings to the rounds that count."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", config.to_toml())
     write_atomically(folder / "history.jsonl", "".join(json.dumps(plain(r)) + "\n" for r in history))
     kept = read_timings(folder)[: len(history)]
     write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
-    about = {
-        "sites": list(federation.sites),
-        "classes": list(federation.classes),
-        "sizes": federation.sizes.tolist(),
-        "validation_sizes": [len(v) for v in federation.validation],
-        "test_size": len(federation.test),
-        "train_counts": federation.label_map().sum(0).tolist(),
-        "label_map": federation.label_map().tolist(),
-        "notes": list(federation.notes),
+    clients: dict[str, Any] = {
+        "sites": about.sites,
+        "classes": about.classes,
+        "sizes": about.sizes,
+        "validation_sizes": about.validation_sizes,
+        "test_size": 0 if about.test_counts is None else int(about.test_counts.sum()),
+        "notes": about.notes,
     }
-    write_atomically(folder / "clients.json", json.dumps(about))
+    if about.label_map is not None:
+        clients |= {"train_counts": about.label_map.sum(0), "label_map": about.label_map}
+    write_atomically(folder / "clients.json", json.dumps(plain(clients)))
 
 
 def end_folder(
     folder: Path,
     config: Config,
-    federation: Federation,
+    about: About,
     history: Sequence[Mapping[str, Any]],
     outcome: Mapping[str, Any],
 ) -> None:
     """Write the rate trajectories and ``result.json``."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["round", *federation.sites])
+    writer.writerow(["round", *about.sites])
     writer.writerows([r["round"], *r["rates"]] for r in history)
     write_atomically(folder / "rates.csv", table.getvalue())
-    about = {
+    result = {
         "name": folder.name,
         "seed": config.run.seed,
-        "data": federation.name,
+        "data": about.name,
         "method": config.method.name,
         "rates_strategy": config.rates.name,
         **outcome,
         "seconds": sum(read_timings(folder)),
         "hardware": hardware(),
     }
-    write_atomically(folder / "result.json", json.dumps(plain(about), indent=1))
+    write_atomically(folder / "result.json", json.dumps(plain(result), indent=1))
 
 
-def save_model(folder: Path, x: Tensor, model: FlatModel, federation: Federation, architecture: dict[str, Any]) -> None:
+def save_model(folder: Path, x: Tensor, model: FlatModel, about: About, architecture: dict[str, Any]) -> None:
     """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
     model.load(x)
     weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
     partial = folder / ".model.safetensors.partial"
     save_file(weights, partial)
     partial.replace(folder / "model.safetensors")
-    about = {
+    described = {
         "format": 1,
         "architecture": architecture,
-        "input_shape": list(federation.input_shape),
-        "classes": list(federation.classes),
-        "transform": asdict(federation.transform),
-        "preprocessing": federation.preprocessing,
-        "data": federation.name,
+        "input_shape": list(about.input_shape),
+        "classes": list(about.classes),
+        "transform": asdict(about.transform),
+        "preprocessing": about.preprocessing,
+        "data": about.name,
     }
-    write_atomically(folder / "model.json", json.dumps(plain(about), indent=1))
+    write_atomically(folder / "model.json", json.dumps(plain(described), indent=1))
 
 
 def hardware() -> dict[str, Any]:

@@ -44,8 +44,13 @@ def summarize(confusion: ArrayLike, train_counts: ArrayLike | None = None) -> di
     Averages over classes take the classes that have test samples. An empty group is NaN, not 0.
     ``head`` and ``tail`` are the accuracy over the most and least frequent third of the classes (at least
     one class each), since small data sets have no few-shot classes at all.
+
+    Where class counts stay at the sites of a real federation, ``confusion`` is (1, 2): correctly classified and
+    all samples. Accuracy is then the only number that is not NaN.
     """
     m = np.asarray(confusion, dtype=np.float64)
+    if m.shape == (1, 2):
+        return _totals(float(m[0, 0]), float(m[0, 1]))
     each = per_class(m)
     total, support, seen = m.sum(), each["support"], each["support"] > 0
     share = support / total if total else support
@@ -69,6 +74,11 @@ def summarize(confusion: ArrayLike, train_counts: ArrayLike | None = None) -> di
         out["head"] = _mean(recall[order[:third]][seen[order[:third]]])
         out["tail"] = _mean(recall[order[-third:]][seen[order[-third:]]])
     return out
+
+
+def _totals(correct: float, total: float) -> dict[str, Any]:
+    accuracy = correct / total if total else float("nan")
+    return {**dict.fromkeys(HEADLINE, float("nan")), "accuracy": accuracy, "micro_f1": accuracy}
 
 
 def majority_floor(test_counts: ArrayLike, majority: int | None = None) -> dict[str, float]:
