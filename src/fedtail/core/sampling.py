@@ -65,7 +65,7 @@ def epoch_counts(
 def spread_classes(labels: np.ndarray, epoch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The epoch reordered so that the samples of a class lie evenly apart, each class from a random start.
 
-    In any run of B consecutive samples the count of a class differs from its share of B by less than 2.
+    In any run of B consecutive samples the count of a class with share q differs from q B by at most 1 + C q.
     """
     place = np.empty(len(epoch))
     y = labels[epoch]
@@ -76,7 +76,7 @@ def spread_classes(labels: np.ndarray, epoch: np.ndarray, rng: np.random.Generat
 
 
 def balanced_epoch(labels: np.ndarray, batch_size: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Batches with max(1, B // classes) samples of every class present."""
+    """Batches with B // classes samples of every class present; at least 1, at most the largest class."""
     y = np.asarray(labels)
     if not len(y):
         return []
@@ -92,6 +92,6 @@ def balanced_epoch(labels: np.ndarray, batch_size: int, rng: np.random.Generator
 
 def _balanced_shape(counts: np.ndarray, batch_size: int) -> tuple[int, int]:
     """Samples per class and batch, and batches per epoch."""
-    present = int((counts > 0).sum())
-    each = max(1, batch_size // max(present, 1))
-    return each, math.ceil(int(counts.max(initial=0)) / each)
+    present, most = int((counts > 0).sum()), int(counts.max(initial=0))
+    each = max(1, min(batch_size // max(present, 1), most))
+    return each, math.ceil(most / each)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedtail.core.records import Tensors, Update
+from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
+from tests.methods.federations import problem, train
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_the_servers_control_is_the_weighted_mean_of_the_clients(participation: float) -> None:
+    made = problem(Scaffold())
+    state = train(made, 4, participation=participation)
+    p = made.engine.sizes / made.engine.sizes.sum()
+    kept = made.engine.state()
+    mean = sum(float(p[k]) * kept[k]["control"].double() for k in kept)
+    assert participation == 1.0 or len(kept) <= 5
+    torch.testing.assert_close(state.method["control"].double(), mean, atol=1e-6, rtol=1e-5)
+
+
+def test_with_one_full_gradient_step_a_clients_control_becomes_its_gradient() -> None:
+    method, lr = Scaffold(), 0.1
+    gradient, own, common = torch.tensor([1.0, -2.0]), torch.tensor([0.3, 0.4]), torch.tensor([0.1, 0.2])
+    run = LocalRun(0, 0, np.array([1]), np.array([1]), 2, 1, lr, {"control": common})
+    const, _ = method.start(run, {"control": own})
+    step, _ = method.direction(gradient.unsqueeze(0), torch.zeros(2), torch.zeros(2), const, {}, {})
+    torch.testing.assert_close(step, gradient - own + common)
+    kept, extras = method.finish(run, -lr * step, const, {}, {"control": own})
+    torch.testing.assert_close(kept["control"], gradient)
+    torch.testing.assert_close(extras["control_change"], gradient - own)
+
+
+CURVATURE = torch.tensor([[1.0, 4.0], [8.0, 0.5]])
+MINIMUM = torch.tensor([[1.0, 0.0], [-1.0, 2.0]])
+OPTIMUM = (CURVATURE * MINIMUM).sum(0) / CURVATURE.sum(0)
+
+
+def run_on_quadratics(method: Method, rounds: int = 400, steps: int = 10, lr: float = 0.02) -> torch.Tensor:
+    """Two clients, f_k(x) = sum_i a_ki (x_i - m_ki)^2 / 2, full gradients, equal weights."""
+    x, state = torch.zeros(2), method.init_server(2, 1, 2)
+    kept: list[Tensors] = [{}, {}]
+    for t in range(rounds):
+        updates = []
+        for k in range(2):
+            run = LocalRun(k, t, np.array([1]), np.array([1]), 2, steps, lr, method.broadcast(state))
+            const, carried = method.start(run, kept[k])
+            local = x.clone()
+            for _ in range(steps):
+                g = CURVATURE[k] * (local - MINIMUM[k])
+                step, carried = method.direction(g.unsqueeze(0), local, x, const, carried, method.hyper())
+                local = local - lr * step
+            delta = local - x
+            kept[k], extras = method.finish(run, delta, const, carried, kept[k])
+            extras = {key: v.unsqueeze(0) for key, v in extras.items()}
+            updates.append(Update(k, delta.unsqueeze(0), 1, (steps,), (0.0,), {}, extras))
+        server = Server(t, rounds, x, 2, 1, np.array([0.5, 0.5]), lambda what: {}, lambda: torch.zeros(0), lambda v: v)
+        x = x + 0.5 * (updates[0].delta[0] + updates[1].delta[0])
+        state = method.after_round(server, updates, [0, 0], state)
+    return x
+
+
+def test_it_reaches_the_optimum_where_local_steps_make_fedavg_drift_away() -> None:
+    # Karimireddy et al., section 1 and theorem III: no bias from heterogeneity
+    assert float((run_on_quadratics(FedAvg()) - OPTIMUM).abs().max()) > 0.05
+    torch.testing.assert_close(run_on_quadratics(Scaffold()), OPTIMUM, atol=1e-4, rtol=0)
