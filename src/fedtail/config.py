@@ -191,11 +191,16 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def result_keys(config: Config) -> dict[str, Any]:
+    """Dotted key -> value of everything a run's result depends on."""
+    return {k: v for k, v in _flatten(config.model_dump()).items() if k not in FREE}
+
+
 def first_difference(a: Config, b: Config) -> str | None:
     """The first key, apart from ``FREE``, in which two configs differ, with both values."""
-    one, two = _flatten(a.model_dump()), _flatten(b.model_dump())
+    one, two = result_keys(a), result_keys(b)
     for key in sorted({*one, *two}):
-        if key not in FREE and one.get(key) != two.get(key):
+        if one.get(key) != two.get(key):
             return f"{key} ({one.get(key)!r} before, {two.get(key)!r} now)"
     return None
 

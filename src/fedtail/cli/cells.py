@@ -1,0 +1,49 @@
+"""Progress over the cells of a grid, for the commands that run many."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedtail.cli.progress import console
+from fedtail.core.errors import FedtailError
+from fedtail.experiments.cells import Cell, Outcome, run_cells
+
+
+def run_with_progress(
+    title: str, cells: Sequence[Cell], out: Path, *, workers: int, fresh: bool = False, strict: bool = True
+) -> list[Outcome]:
+    """Run cells with a bar (or plain lines) on standard error. With ``strict`` a failed cell is an error at the end."""
+    if fresh:
+        for cell in cells:
+            shutil.rmtree(cell.folder(out), ignore_errors=True)
+    began = time.perf_counter()
+    bar = Progress(
+        TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+    task = bar.add_task(title, total=len(cells), note="")
+    done = 0
+
+    def note(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        said = "failed" if outcome.error else "kept" if outcome.cached else "done"
+        bar.update(task, completed=done, note=f"{outcome.cell.label} {said}")
+        if not console.is_terminal:
+            spent = time.perf_counter() - began
+            console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {said}  {spent:.0f} s", soft_wrap=True)
+
+    with bar:
+        outcomes = run_cells(cells, out, workers=workers, on_done=note)
+    failed = [o for o in outcomes if o.error]
+    if failed and strict:
+        raise FedtailError(
+            f"{len(failed)} of {len(cells)} runs failed; first {failed[0].cell.label}: {failed[0].error}"
+        )
+    return outcomes

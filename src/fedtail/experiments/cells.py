@@ -1,0 +1,140 @@
+"""Cells: ordinary runs in content-addressed folders, run in parallel processes.
+
+The folder of a cell is named by a digest of everything its result depends on. So an interrupted grid continues
+where it stopped, a finished cell is never run again, and two tables that share a cell share its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtail.config import Config, check_config, result_keys
+from fedtail.core.errors import FedtailError
+from fedtail.run import run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid. ``label`` is for people; the digest is what counts."""
+
+    label: str
+    config: Config
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps(result_keys(self.config), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def folder(self, base: Path) -> Path:
+        return base / f"{self.label}-{self.digest}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: a finished run folder, or the error that stopped it."""
+
+    cell: Cell
+    folder: Path
+    cached: bool = False
+    error: str | None = None
+
+
+def seeds_of(config: Config, label: str, seeds: Iterable[int]) -> list[Cell]:
+    """The same config under several seeds."""
+    cells = []
+    for seed in seeds:
+        raw = config.model_dump()
+        raw["run"]["seed"] = seed
+        cells.append(Cell(f"{label}-s{seed}", check_config(raw)))
+    return cells
+
+
+def finished(folder: Path) -> bool:
+    """Whether a cell's folder holds a complete run."""
+    return (folder / "result.json").is_file()
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    base: Path,
+    *,
+    workers: int = 1,
+    on_done: Callable[[Outcome], None] | None = None,
+    launcher: Callable[[Sequence[Cell], Path], Iterator[Outcome]] | None = None,
+) -> list[Outcome]:
+    """Run what is not finished yet; outcomes come in the order of ``cells``.
+
+    A cell that fails does not stop the others: its outcome carries the error. ``launcher`` replaces the process
+    pool (a cluster, for instance): it yields the outcome of every cell it is given, in any order.
+    """
+    base.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Outcome] = {}
+
+    def note(outcome: Outcome) -> None:
+        found[outcome.cell.digest] = outcome
+        if on_done is not None:
+            on_done(outcome)
+
+    todo: dict[str, Cell] = {}
+    for cell in cells:
+        if finished(cell.folder(base)):
+            note(Outcome(cell, cell.folder(base), cached=True))
+        else:
+            todo.setdefault(cell.digest, cell)
+    if todo:
+        chosen = launcher or (one_by_one if workers <= 1 or len(todo) == 1 else in_processes(workers))
+        for outcome in chosen(list(todo.values()), base):
+            note(outcome)
+    return [found[cell.digest] for cell in cells]
+
+
+def one_by_one(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
+    """The plain launcher: this process, one cell after another."""
+    for cell in cells:
+        yield run_cell(cell, base)
+
+
+def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+    """A launcher with ``workers`` fresh processes; torch does not survive a fork."""
+
+    def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(workers, len(cells)), mp_context=context) as pool:
+            pending = {pool.submit(run_packed, cell.label, cell.config.model_dump(), str(base)): cell for cell in cells}
+            try:
+                while pending:
+                    done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        cell = pending.pop(future)
+                        error = future.exception()
+                        message = f"{type(error).__name__}: {error}" if error is not None else future.result()
+                        yield Outcome(cell, cell.folder(base), error=message)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    return launch
+
+
+def run_packed(label: str, raw: dict[str, Any], base: str) -> str | None:
+    """A cell as plain values, for another process; returns the error, if any."""
+    return run_cell(Cell(label, check_config(raw)), Path(base)).error
+
+
+def run_cell(cell: Cell, base: Path) -> Outcome:
+    """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
+    folder = cell.folder(base)
+    raw = cell.config.model_dump()
+    raw["run"]["folder"], raw["run"]["name"] = str(base), folder.name
+    try:
+        run(check_config(raw), resume=True)
+    except FedtailError as error:
+        return Outcome(cell, folder, error=str(error))
+    return Outcome(cell, folder)
