@@ -11,6 +11,7 @@ from fedtail.data.longtail import long_tail_counts, long_tail_index
 from fedtail.data.partition import PARTITIONS, partition, split
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import SOURCES
+from fedtail.data.tables import site_tables, table, table_from_frame
 from fedtail.data.unsw import unsw
 
 __all__ = [
@@ -32,6 +33,9 @@ __all__ = [
     "long_tail_counts",
     "long_tail_index",
     "partition",
+    "site_tables",
     "split",
+    "table",
+    "table_from_frame",
     "unsw",
 ]

@@ -1,0 +1,30 @@
+"""Bring your own table: read, infer, encode; pooled or one file per site."""
+
+from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
+from fedtail.data.tables.pooled import table, table_from_frame
+from fedtail.data.tables.read import Table, read_table
+from fedtail.data.tables.schema import Column, TableSchema, load_schema, schema_text
+from fedtail.data.tables.sites import SiteTable, encode_site, propose_schema, read_site, site_moments, site_tables
+
+__all__ = [
+    "Column",
+    "SiteTable",
+    "Table",
+    "TableSchema",
+    "column_moments",
+    "encode",
+    "encode_site",
+    "fit_schema",
+    "frame_columns",
+    "load_schema",
+    "merge_moments",
+    "propose_schema",
+    "read_site",
+    "read_table",
+    "schema_text",
+    "site_moments",
+    "site_tables",
+    "table",
+    "table_from_frame",
+]

@@ -1,0 +1,140 @@
+"""Raw columns + fitted schema -> feature matrix."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from fedtail.core.errors import FedtailError
+from fedtail.data.tables.columns import Levels, Numbers, as_levels, as_numbers, level_numbers, parse_column
+from fedtail.data.tables.kinds import MOSTLY
+from fedtail.data.tables.read import listing
+from fedtail.data.tables.schema import Column, TableSchema
+
+ROWS = 8192
+"""Rows encoded at a time: the block of the matrix stays in cache while column after column is written to it."""
+MAX_BYTES = 16e9
+Rows = slice | np.ndarray
+Writer = Callable[[np.ndarray, int, Rows], None]
+
+
+def encode(
+    schema: TableSchema,
+    columns: dict[str, Numbers | Levels],
+    index: np.ndarray | None = None,
+    notes: list[str] | None = None,
+) -> np.ndarray:
+    """(N, schema.width) float32: all rows, or those of ``index``, so that splits are never held twice.
+
+    ``columns`` holds at least the schema's (see ``frame_columns``); levels the schema does not have go to ``notes``.
+    """
+    if not schema.fitted:
+        raise FedtailError("the schema has no means and deviations yet; fit it first")
+    notes = notes if notes is not None else []
+    first = columns[schema.columns[0].name]
+    n = len(index) if index is not None else len(first.values if isinstance(first, Numbers) else first.codes)
+    if n * schema.width * 4 > MAX_BYTES:
+        widest = sorted(schema.columns, key=lambda c: -c.width)[:3]
+        raise FedtailError(
+            f"{n} rows of {schema.width} features would take {n * schema.width * 4 / 1e9:.0f} GB; lower "
+            f"data.max_levels or exclude wide columns ({', '.join(f'{c.name!r}: {c.width}' for c in widest)})"
+        )
+    writers: list[tuple[int, Writer]] = []
+    offset = 0
+    for column in schema.columns:
+        writers.append((offset, _writer(column, columns[column.name], schema.clip, index, notes)))
+        offset += column.width
+    out = np.zeros((n, schema.width), dtype=np.float32)
+    for start in range(0, n, ROWS):
+        block = out[start : start + ROWS]
+        rows = slice(start, start + ROWS) if index is None else index[start : start + ROWS]
+        for at, write in writers:
+            write(block, at, rows)
+    return out
+
+
+def frame_columns(schema: TableSchema, frame: pd.DataFrame, where: str = "the table") -> dict[str, Numbers | Levels]:
+    """The schema's columns of a DataFrame, as arrays of the declared kind; extra columns are ignored."""
+    absent = [c.name for c in schema.columns if c.name not in frame.columns]
+    if absent:
+        has = listing(repr(str(c)) for c in frame.columns)
+        raise FedtailError(f"{where} lacks column(s) {listing(map(repr, absent))} (it has {has})")
+    return {c.name: coerce(c, parse_column(frame[c.name]), where) for c in schema.columns}
+
+
+def coerce(column: Column, data: Numbers | Levels, where: str) -> Numbers | Levels:
+    """Data of a column as its declared kind; a numeric column may hold a few fields that are no numbers."""
+    if column.kind != "numeric":
+        return as_levels(data) if isinstance(data, Numbers) else data
+    if isinstance(data, Numbers):
+        return data
+    if data.dates:
+        raise FedtailError(f"{where}: column {column.name!r} holds dates, the schema says numbers")
+    numbers = as_numbers(data, level_numbers(data.levels))
+    known = int((data.codes >= 0).sum())
+    if numbers.not_numbers > (1 - MOSTLY) * known and numbers.not_numbers > 1:
+        strange = next(v for v, x in zip(data.levels, level_numbers(data.levels), strict=True) if np.isnan(x))
+        raise FedtailError(
+            f"{where}: column {column.name!r} should be numbers, but {numbers.not_numbers} of {known} fields are not "
+            f"(first: {strange[:40]!r})"
+        )
+    return numbers
+
+
+def hash_bucket(level: str, buckets: int) -> int:
+    """The bucket of a level: the same on every machine and in every version."""
+    return zlib.crc32(level.encode("utf-8")) % buckets
+
+
+def _writer(column: Column, data: Numbers | Levels, clip: float, index: np.ndarray | None, notes: list[str]) -> Writer:
+    if isinstance(data, Numbers):
+        assert column.mean is not None and column.std is not None
+        return _number_writer(data.values, column.mean, column.std, clip, column.missing)
+    codes = data.codes
+    target = _targets(column, data.levels)
+    _report_unseen(column, data.levels, codes if index is None else codes[index], target, notes)
+
+    def write(block: np.ndarray, at: int, rows: Rows) -> None:
+        to = target[codes[rows]]
+        hit = np.flatnonzero(to >= 0)
+        block[hit, at + to[hit]] = 1.0
+
+    return write
+
+
+def _number_writer(values: np.ndarray, mean: float, std: float, clip: float, missing: bool) -> Writer:
+    def write(block: np.ndarray, at: int, rows: Rows) -> None:
+        part = (values[rows] - mean) / std
+        gone = np.isnan(part)
+        part[gone] = 0.0
+        block[:, at] = np.clip(part, -clip, clip)
+        if missing:
+            block[:, at + 1] = gone
+
+    return write
+
+
+def _targets(column: Column, levels: list[str]) -> np.ndarray:
+    """(L + 1,) feature of each level, -1 for none; the last entry serves the code -1 (missing)."""
+    if column.kind == "hashed":
+        own = [hash_bucket(v, column.buckets) for v in levels]
+        end = column.buckets
+    else:
+        place = {v: i for i, v in enumerate(column.levels)}
+        own = [place.get(v, -1) for v in levels]
+        end = len(column.levels)
+    return np.array([*own, end if column.missing else -1], dtype=np.int64)
+
+
+def _report_unseen(column: Column, levels: list[str], codes: np.ndarray, target: np.ndarray, notes: list[str]) -> None:
+    if (target[:-1] >= 0).all():
+        return
+    counts = np.bincount(codes[codes >= 0], minlength=len(levels))
+    unseen = np.flatnonzero((target[:-1] < 0) & (counts > 0))
+    if len(unseen):
+        names = listing((repr(levels[i]) for i in unseen), 3)
+        rows = int(counts[unseen].sum())
+        notes.append(f"{column.name!r}: {rows} rows have levels that the schema lacks ({names}), encoded as none")

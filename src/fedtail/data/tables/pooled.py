@@ -1,0 +1,316 @@
+"""One table for all sites: ``fedtail run --table crashes.csv --label severity --site state``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fedtail.core.errors import FedtailError, check_range
+from fedtail.core.random import generator
+from fedtail.data.federation import Samples, stratified_holdout
+from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.tables.columns import Levels, Numbers, as_levels, parse_column
+from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.kinds import Kind, infer_kind
+from fedtail.data.tables.labels import label_codes, name_codes, natural_order, need_column
+from fedtail.data.tables.leaks import leaking_columns
+from fedtail.data.tables.moments import column_moments, fit_schema
+from fedtail.data.tables.read import Table, from_frame, listing, read_table
+from fedtail.data.tables.schema import Column, TableSchema, load_schema
+
+REASONS = {
+    "date": "dates",
+    "text": "free text",
+    "id": "an id, different in nearly every row",
+    "constant": "one value only",
+    "empty": "no values",
+    "excluded": "as asked",
+}
+
+
+@DATASETS.add("table")
+def table(
+    path: str,
+    label: str,
+    site: str | None = None,
+    test: str | None = None,
+    test_fraction: float = 0.2,
+    exclude: Sequence[str] | str = (),
+    categories: Sequence[str] | str = (),
+    schema: str | None = None,
+    max_levels: int = 64,
+    hash_buckets: int = 64,
+    bad_rows: str = "error",
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    seed: int = 0,
+) -> Pooled:
+    """A user's table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, where it has
+    one, a ``site`` column.
+
+    ``test``: a second file for testing; without it a stratified ``test_fraction`` is held out. ``exclude``: columns
+    not to use; ``categories``: columns of codes that look like numbers; ``schema``: a schema file that declares
+    kinds and levels. Categories of more than ``max_levels`` levels are hashed into ``hash_buckets`` features.
+    """
+    exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
+    declared = load_schema(schema) if schema else None
+    reading: dict[str, Any] = {
+        "text": {*categories, *((c.name for c in declared.columns if c.kind != "numeric") if declared else ())},
+        "plain": {label, site} - {None},
+        "exclude": set(exclude) - {label, site},
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "bad_rows": bad_rows,
+    }
+    pooled = table_from_frame(
+        read_table(path, **reading),
+        label,
+        site,
+        test=read_table(test, **reading) if test else None,
+        test_fraction=test_fraction,
+        exclude=exclude,
+        categories=categories,
+        schema=declared,
+        max_levels=max_levels,
+        hash_buckets=hash_buckets,
+        seed=seed,
+    )
+    return pooled
+
+
+def table_from_frame(
+    frame: pd.DataFrame | Table,
+    label: str,
+    site: str | None = None,
+    *,
+    test: pd.DataFrame | Table | None = None,
+    test_fraction: float = 0.2,
+    exclude: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    schema: TableSchema | None = None,
+    max_levels: int = 64,
+    hash_buckets: int = 64,
+    seed: int = 0,
+) -> Pooled:
+    """A DataFrame as a data set; see ``table`` for the options. The frame is not changed."""
+    check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
+    check_range("data.max_levels", max_levels, 2)
+    check_range("data.hash_buckets", hash_buckets, 2)
+    source = frame if isinstance(frame, Table) else from_frame(frame)
+    where, notes = f"table {source.name!r}", list(source.notes)
+    data = source.frame.copy(deep=False)
+    _check_columns(data, label, site, exclude, categories, where)
+    y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else None)
+    sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
+    keep = _labelled_rows(y, sites, label, site, notes)
+
+    tested = None if test is None else (test if isinstance(test, Table) else from_frame(test, "test table"))
+    train, held = keep, np.empty(0, dtype=np.int64)
+    if tested is None:
+        train, held = _split(y, sites, keep, test_fraction, seed)
+    kinds = {}
+    for name in list(data.columns):
+        column = parse_column(data.pop(name))
+        if name in exclude:
+            kinds[name] = Kind("excluded", column)
+            continue
+        if name in categories and isinstance(column, Numbers):
+            column = as_levels(column)
+        kinds[name] = infer_kind(name, column, max_levels=max_levels, category=name in categories)
+    notes += [k.note for k in kinds.values() if k.note]
+    if schema is None:
+        schema = infer_schema(kinds, train, label, classes, site, max_levels, hash_buckets, where)
+        columns = {c.name: kinds[c.name].data for c in schema.columns}
+    else:
+        columns = frame_columns(schema, source.frame, where)
+    schema = fit(schema, columns, train)
+    notes += describe(schema, len(keep), kinds)
+    leaks = leaking_columns(columns, y, classes, train, seed=seed)
+    notes += [leak_note(name, found, classes, label) for name, found in leaks.items()]
+
+    samples = _samples(schema, columns, y, train, notes)
+    if tested is None:
+        test_set = _samples(schema, columns, y, held, notes)
+    else:
+        test_set = encode_table(tested, schema, notes)
+    notes += _class_notes(y[train], test_set, classes)
+    return Pooled(
+        samples,
+        test_set,
+        classes=classes,
+        name=source.name,
+        sites=np.array(site_names, dtype=object)[sites[train]] if site else None,
+        model="auto",
+        preprocessing=schema.to_dict(),
+        notes=tuple(notes),
+    )
+
+
+def infer_schema(
+    kinds: dict[str, Kind],
+    train: np.ndarray,
+    label: str,
+    classes: tuple[str, ...],
+    site: str | None,
+    max_levels: int,
+    hash_buckets: int,
+    where: str,
+) -> TableSchema:
+    """Columns with the levels that training rows have; numbers are not yet fitted."""
+    columns = [
+        make_column(name, kind.data, train, max_levels, hash_buckets) for name, kind in kinds.items() if kind.used
+    ]
+    left_out = {name: kind.name for name, kind in kinds.items() if not kind.used}
+    if not columns:
+        raise FedtailError(
+            f"{where} has no usable input column beside {label!r} (left out: {_left_out(left_out) or 'nothing'})"
+        )
+    return TableSchema(label, classes, tuple(columns), site, left_out)
+
+
+def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int) -> Column:
+    if isinstance(data, Numbers):
+        return Column(name, "numeric")
+    codes = data.codes[train]
+    missing = bool((codes < 0).any())
+    counts = np.bincount(codes[codes >= 0], minlength=len(data.levels))
+    levels = natural_order({data.levels[i] for i in np.flatnonzero(counts)})
+    if len(levels) > max_levels:
+        return Column(name, "hashed", buckets=hash_buckets, missing=missing)
+    return Column(name, "category", tuple(levels), missing=missing)
+
+
+def fit(schema: TableSchema, columns: dict[str, Numbers | Levels], train: np.ndarray) -> TableSchema:
+    """Means and deviations of training rows only."""
+    rows = []
+    for column in schema.numeric:
+        data = columns[column.name]
+        assert isinstance(data, Numbers)
+        rows.append(column_moments(data.values[train]))
+    return fit_schema(schema, np.array(rows).reshape(-1, 4))
+
+
+def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Samples:
+    """A labelled table under a fitted schema."""
+    where = f"table {source.name!r}"
+    need_column("label", schema.label, list(source.frame.columns), where)
+    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
+    own: list[str] = []
+    samples = _samples(schema, frame_columns(schema, source.frame, where), y, np.flatnonzero(y >= 0), own)
+    notes += [f"{where}: {note}" for note in [*source.notes, *own]]
+    return samples
+
+
+def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str]:
+    """What was used and what was not, in two lines."""
+    count = Counter(c.kind for c in schema.columns)
+    parts = [f"{count['numeric']} numbers", f"{count['category']} categories"]
+    if count["hashed"]:
+        parts.append(f"{count['hashed']} hashed")
+    notes = [f"{rows} rows; {', '.join(parts)} became {schema.width} features"]
+    hashed = [c.name for c in schema.columns if c.kind == "hashed"]
+    if hashed:
+        most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)
+        notes.append(f"hashed, since they have more levels than data.max_levels: {most}")
+    if schema.left_out:
+        notes.append(f"left out: {_left_out(schema.left_out)}")
+    return notes
+
+
+def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str) -> str:
+    what = f"the {label}" if len(found) == len(classes) else f"{label} = {listing(found, 3)}"
+    return (
+        f"warning: column {name!r} alone gives away {what}; if it is known only afterwards, leave it out: "
+        f'data.exclude=["{name}"]'
+    )
+
+
+def names_option(key: str, value: Any) -> tuple[str, ...]:
+    """A list of column names, or one string with commas."""
+    if isinstance(value, str):
+        return tuple(v.strip() for v in value.split(",") if v.strip())
+    if not isinstance(value, Collection) or not all(isinstance(v, str) for v in value):
+        raise FedtailError(f"data.{key} = {value!r} must be a list of column names")
+    return tuple(value)
+
+
+def _check_columns(
+    data: pd.DataFrame, label: str, site: str | None, exclude: Sequence[str], categories: Sequence[str], where: str
+) -> None:
+    names = list(data.columns)
+    if not label:
+        raise FedtailError(f"{where} needs data.label, the column to predict (columns: {listing(names, 12)})")
+    need_column("label", label, names, where)
+    if site is not None:
+        need_column("site", site, names, where)
+        if site == label:
+            raise FedtailError(f"{where}: label and site are the same column {label!r}")
+    twice = [n for n in names if n.startswith(f"{label} (") and n.endswith(")") and n[len(label) + 2 : -1].isdigit()]
+    if twice:
+        raise FedtailError(f"{where} has more than one column called {label!r}; rename all but the label")
+    for name in categories:
+        need_column("categories", name, names, where)
+
+
+def _labelled_rows(y: np.ndarray, sites: np.ndarray, label: str, site: str | None, notes: list[str]) -> np.ndarray:
+    """Indices of rows that have a label and, where asked for, a site."""
+    no_label, no_site = int((y < 0).sum()), int((sites < 0).sum())
+    if no_label:
+        notes.append(f"{no_label} of {len(y)} rows left out: no {label}")
+    if no_site:
+        notes.append(f"{no_site} of {len(y)} rows left out: no {site}")
+    keep = np.flatnonzero((y >= 0) & (sites >= 0))
+    if len(np.unique(y[keep])) < 2:
+        raise FedtailError(f"fewer than two classes are left after rows without {label} or {site} are left out")
+    return keep
+
+
+def _split(
+    y: np.ndarray, sites: np.ndarray, keep: np.ndarray, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Stratified by class; a site whose rows would all be held out gets one back."""
+    train, held = stratified_holdout(y, keep, fraction, generator(seed, "table/test"))
+    bare = np.setdiff1d(sites[held], sites[train])
+    if len(bare):
+        back = np.array([held[np.flatnonzero(sites[held] == s)[0]] for s in bare])
+        train, held = np.sort(np.concatenate([train, back])), np.setdiff1d(held, back)
+    return train, held
+
+
+def _class_notes(y: np.ndarray, test: Samples, classes: tuple[str, ...]) -> list[str]:
+    counts, tested = np.bincount(y, minlength=len(classes)), test.counts(len(classes))
+    notes = []
+    absent = [classes[c] for c in np.flatnonzero(counts == 0)]
+    if absent:
+        notes.append(f"warning: no training rows of class {listing(absent)}")
+    untested = [classes[c] for c in np.flatnonzero((tested == 0) & (counts > 0))] if len(test) else []
+    if untested:
+        notes.append(f"too few rows to test class {listing(untested)}")
+    return notes
+
+
+def _samples(
+    schema: TableSchema, columns: dict[str, Numbers | Levels], y: np.ndarray, index: np.ndarray, notes: list[str]
+) -> Samples:
+    return Samples(torch.from_numpy(encode(schema, columns, index, notes)), torch.from_numpy(y[index]))
+
+
+def _left_out(left_out: dict[str, str]) -> str:
+    return listing((f"{name!r} ({REASONS.get(why, why)})" for name, why in left_out.items()), 12)
+
+
+def _n_levels(kinds: dict[str, Kind], name: str) -> Any:
+    data = kinds[name].data if name in kinds else None
+    return len(data.levels) if isinstance(data, Levels) else "many"
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a file name is that of a table."""
+    suffixes = [s.lower() for s in Path(path).suffixes[-2:]]
+    return any(s in (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq") for s in suffixes)

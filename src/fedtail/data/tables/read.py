@@ -1,0 +1,208 @@
+"""Read a table: CSV, TSV or Parquet, plain or compressed, with every repair stated."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.data.tables.source import Source, broken, inspect_source, open_bytes, records
+
+MISSING = (
+    "", "?", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "-NaN", "1.#QNAN", "-1.#IND",
+    "NULL", "null", "None", "NONE", "none",
+)  # fmt: skip
+"""Fields that mean "no value", except in label and site columns, where only the empty field does."""
+BAD_ROWS = ("error", "skip")
+
+
+@dataclass
+class Table:
+    """A table in memory, and what was repaired on the way."""
+
+    frame: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    name: str = "table"
+
+
+def read_table(
+    path: str | Path,
+    *,
+    text: Collection[str] = (),
+    plain: Collection[str] = (),
+    exclude: Collection[str] = (),
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    bad_rows: str = "error",
+) -> Table:
+    """Read a file into a DataFrame with unique, non-empty column names.
+
+    ``text`` columns are read as they are written (``01`` stays ``01``); ``plain`` ones too, and in them only the
+    empty field is missing (labels and sites may be called "NA" or "None"). ``exclude`` is not read at all.
+    ``bad_rows``: rows with too many or too few fields are an ``error`` or ``skip``ped and counted.
+    """
+    if bad_rows not in BAD_ROWS:
+        raise one_of("data.bad_rows", bad_rows, BAD_ROWS)
+    path = Path(path)
+    if is_parquet(path):
+        return _read_parquet(path, exclude)
+    source = inspect_source(path, delimiter=delimiter, encoding=encoding)
+    notes = list(source.notes)
+    names = column_names(source, notes)
+    if source.ragged and bad_rows == "error":
+        line, found = source.ragged[0]
+        count = f"{len(source.ragged)} rows" if len(source.ragged) < 1000 else "1,000 rows or more"
+        raise FedtailError(
+            f"{str(path)!r}, line {line}: {found} fields where the header has {source.n_fields} ({count} like this); "
+            f"quote fields that hold {source.delimiter!r}, or leave such rows out with data.bad_rows=skip"
+        )
+    used = [n for n in names if n not in exclude]
+    options: dict[str, Any] = {
+        "sep": source.delimiter,
+        "names": names,
+        "usecols": used,
+        "index_col": False,
+        "skipinitialspace": True,
+        "low_memory": False,
+        "dtype": {n: str for n in used if n in text or n in plain},
+        "keep_default_na": False,
+        "na_values": {n: [""] if n in plain else list(MISSING) for n in used},
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pd.errors.ParserWarning)
+            if source.ragged:
+                frame = _read_good_rows(source, options, notes)
+            else:
+                with open_bytes(path) as raw:
+                    frame = pd.read_csv(raw, header=0, encoding=source.encoding, **options)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
+        raise FedtailError(f"{str(path)!r} cannot be parsed: {_one_line(error)}") from error
+    except (OSError, EOFError) as error:
+        raise broken(path, error) from error
+    if frame.empty:
+        raise FedtailError(f"{str(path)!r} has a header ({len(names)} columns) but no rows")
+    return Table(frame, notes, table_name(path))
+
+
+def is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def table_name(path: Path) -> str:
+    """The file's name without the suffixes a table has."""
+    name = path.name
+    while (suffix := Path(name).suffix.lower()) in (
+        ".gz", ".xz", ".bz2", ".zip", ".csv", ".tsv", ".txt", ".tab", ".parquet", ".pq", ".data",
+    ):  # fmt: skip
+        name = name[: -len(suffix)]
+    return name or path.name
+
+
+def column_names(source: Source, notes: list[str]) -> list[str]:
+    """Unique, non-empty names of the columns; what had to be changed goes into ``notes``."""
+    header = list(source.header)
+    if source.n_fields == len(header) + 1:
+        if _last_field_empty(source):
+            notes.append("every row ends with a delimiter; the empty last field was left out")
+            header.append("(after the last delimiter)")
+        else:
+            notes.append("rows have one field more than the header; the first was taken for row names")
+            header.insert(0, "(row name)")
+    named, new = unique_names(header)
+    if new:
+        notes.append("columns renamed: " + listing(f"{old or 'no name'!r} to {name!r}" for old, name in new))
+    if all(re.fullmatch(r"[-+]?[\d.]+", n) for n in source.header):
+        notes.append("warning: all column names are numbers; does the file lack a header line?")
+    return named
+
+
+def unique_names(header: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Names made unique and non-empty, and the (old, new) pairs that changed."""
+    out: list[str] = []
+    changed: list[tuple[str, str]] = []
+    taken = set(header)
+    for i, name in enumerate(header):
+        new, k = name or f"column {i + 1}", 2
+        while new in out or (new != name and new in taken):
+            new, k = f"{name or f'column {i + 1}'} ({k})", k + 1
+        if new != name:
+            changed.append((name, new))
+        out.append(new)
+    return out, changed
+
+
+def listing(items: Any, most: int = 8) -> str:
+    """``a, b and 3 more``."""
+    items = list(items)
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _last_field_empty(source: Source) -> bool:
+    rows = records(source.path, source.encoding, source.delimiter)
+    next(rows)
+    empty = not next(rows)[1][-1].strip()
+    rows.close()
+    return empty
+
+
+def _read_good_rows(source: Source, options: dict[str, Any], notes: list[str]) -> pd.DataFrame:
+    """Parse only the rows of the right length: copied row by row, since line numbers mean different things to
+    different parsers once fields span lines."""
+    kept = io.StringIO()
+    writer = csv.writer(kept)
+    rows = records(source.path, source.encoding, source.delimiter)
+    next(rows)
+    good = bad = 0
+    for _, row in rows:
+        if len(row) == source.n_fields:
+            writer.writerow(row)
+            good += 1
+        else:
+            bad += 1
+    if not good:
+        raise FedtailError(f"{str(source.path)!r}: no row has the {source.n_fields} fields of the header")
+    notes.append(f"{bad} of {good + bad} rows left out: their number of fields is not {source.n_fields}")
+    kept.seek(0)
+    return pd.read_csv(kept, header=None, **{**options, "sep": ","})
+
+
+def _read_parquet(path: Path, exclude: Collection[str]) -> Table:
+    if not path.is_file():
+        raise FedtailError(f"there is no table {str(path)!r}")
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise FedtailError("reading Parquet needs pyarrow: pip install 'fedtail[parquet]'") from None
+    try:
+        columns = [n for n in parquet.read_schema(path).names if n not in exclude]
+        frame = pd.read_parquet(path, columns=columns)
+    except Exception as error:  # pyarrow raises its own kinds, depending on what is wrong inside the file
+        raise FedtailError(f"{str(path)!r} is not a readable Parquet file: {_one_line(error)}") from error
+    if isinstance(frame.index, pd.MultiIndex) or frame.index.name is not None:
+        frame = frame.reset_index()
+    return from_frame(frame, table_name(path))
+
+
+def from_frame(frame: pd.DataFrame, name: str = "table") -> Table:
+    """A DataFrame as a table: names made strings and unique."""
+    if frame.empty:
+        raise FedtailError(f"{name!r} has {frame.shape[1]} columns and {frame.shape[0]} rows; a table needs both")
+    names, changed = unique_names([str(c).strip() for c in frame.columns])
+    notes = []
+    if changed:
+        notes.append("columns renamed: " + listing(f"{old or 'no name'!r} to {new!r}" for old, new in changed))
+    return Table(frame.set_axis(names, axis=1), notes, name)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,215 @@
+"""One table per site, files that never meet: ``fedtail run --tables sites/ --label severity``.
+
+A schema (columns, levels, classes) is agreed on beforehand; sites send moments of their training rows, get the
+merged scaling back, and encode their own rows. The functions here take one site at a time and are what a site of a
+real federation calls; ``site_tables`` plays all sites in one process.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtail.core.errors import FedtailError, check_range
+from fedtail.core.random import generator
+from fedtail.data.federation import Samples, stratified_holdout
+from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.tables.columns import Levels, Numbers, as_levels, parse_column
+from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.kinds import Kind, infer_kind
+from fedtail.data.tables.labels import label_codes, need_column
+from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
+from fedtail.data.tables.pooled import describe, infer_schema, is_table, names_option
+from fedtail.data.tables.read import Table, listing, read_table, table_name
+from fedtail.data.tables.schema import TableSchema, load_schema
+
+MIN_COUNT = 5
+"""A site tells no mean of fewer values than this."""
+
+
+@dataclass
+class SiteTable:
+    """One site's rows in the kinds of the agreed schema. Stays at the site."""
+
+    name: str
+    columns: dict[str, Numbers | Levels]
+    y: np.ndarray
+    """(N,) class of each row."""
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def read_site(path: str | Path, schema: TableSchema, *, name: str | None = None, **reading: Any) -> SiteTable:
+    """A site's file under an agreed schema; rows without a label are left out and noted."""
+    text = {c.name for c in schema.columns if c.kind != "numeric"}
+    source = read_table(path, text=text, plain={schema.label}, **reading)
+    where = f"site {name or source.name!r}"
+    need_column("label", schema.label, list(source.frame.columns), where)
+    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
+    notes = list(source.notes)
+    if (y < 0).any():
+        notes.append(f"{int((y < 0).sum())} of {len(y)} rows left out: no {schema.label}")
+        source.frame, y = source.frame[y >= 0], y[y >= 0]
+    return SiteTable(name or source.name, frame_columns(schema, source.frame, where), y, notes)
+
+
+def site_moments(
+    site: SiteTable, schema: TableSchema, index: np.ndarray | None = None, *, min_count: int = MIN_COUNT
+) -> np.ndarray:
+    """(numeric columns, 4): all that a site tells of its training rows (``index``) before training."""
+    rows = []
+    for column in schema.numeric:
+        data = site.columns[column.name]
+        assert isinstance(data, Numbers)
+        values = data.values if index is None else data.values[index]
+        rows.append(column_moments(values, min_count=min_count))
+    return np.array(rows).reshape(-1, 4)
+
+
+def encode_site(site: SiteTable, fitted: TableSchema, index: np.ndarray | None = None) -> Samples:
+    """Model input of a site's rows under the fitted schema; levels it does not list go to ``site.notes``."""
+    y = site.y if index is None else site.y[index]
+    return Samples(torch.from_numpy(encode(fitted, site.columns, index, site.notes)), torch.from_numpy(y))
+
+
+def propose_schema(
+    path: str | Path,
+    label: str,
+    *,
+    site: str | None = None,
+    exclude: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    max_levels: int = 64,
+    hash_buckets: int = 64,
+    **reading: Any,
+) -> tuple[TableSchema, list[str]]:
+    """(schema without scaling, notes) inferred from one file: a proposal for people to complete, since other sites
+    may have levels and classes that this one lacks. Every category gets a place for missing values."""
+    plain = {label} | ({site} if site else set())
+    source = read_table(path, text=set(categories), plain=plain, exclude=set(exclude) - plain, **reading)
+    where = f"table {source.name!r}"
+    names = list(source.frame.columns)
+    for role, name in [("label", label), *([("site", site)] if site else []), *(("categories", c) for c in categories)]:
+        need_column(role, str(name), names, where)
+    y, classes = label_codes(source.frame[label], label, where)
+    kinds = _kinds(source, {label, site}, categories, max_levels)
+    schema = infer_schema(kinds, np.flatnonzero(y >= 0), label, classes, site, max_levels, hash_buckets, where)
+    columns = tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
+    notes = [*source.notes, *(k.note for k in kinds.values() if k.note), *describe(schema, len(y), kinds)]
+    return replace(schema, columns=columns), notes
+
+
+def site_files(path: str | Path | Sequence[str | Path]) -> dict[str, Path]:
+    """Site name -> file, in order of name. ``path``: a folder, a glob pattern, or a list of files."""
+    if isinstance(path, str | Path):
+        if Path(path).is_dir():
+            found = [p for p in Path(path).iterdir() if p.is_file() and is_table(p) and not p.name.startswith(".")]
+        else:
+            # The pattern may be absolute, which Path.glob refuses.
+            found = [Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207
+    else:
+        found = [Path(p) for p in path]
+    if not found:
+        raise FedtailError(f"no tables at {str(path)!r}; give a folder or a pattern such as 'sites/*.csv'")
+    stems = Counter(table_name(p) for p in found)
+    named = {table_name(p) if stems[table_name(p)] == 1 else p.name: p for p in sorted(found)}
+    if len(named) < len(found):
+        raise FedtailError(f"two tables at {str(path)!r} have the same file name; site names come from file names")
+    return dict(sorted(named.items()))
+
+
+@DATASETS.add("site_tables")
+def site_tables(
+    path: str | Sequence[str],
+    label: str = "",
+    schema: str | None = None,
+    test_fraction: float = 0.2,
+    exclude: Sequence[str] | str = (),
+    categories: Sequence[str] | str = (),
+    max_levels: int = 64,
+    hash_buckets: int = 64,
+    min_count: int = MIN_COUNT,
+    bad_rows: str = "error",
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    seed: int = 0,
+) -> Pooled:
+    """One table per site, in a folder or by a pattern. The site's name is the file's.
+
+    ``schema``: the schema file all sites agreed on (``fedtail data schema`` proposes one). Without it the first
+    site's table is taken as the proposal. ``min_count``: a site tells no mean of fewer values than this. Each site
+    holds out a stratified ``test_fraction`` of its own rows.
+    """
+    check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
+    files = site_files(path)
+    reading: dict[str, Any] = {"bad_rows": bad_rows, "delimiter": delimiter, "encoding": encoding}
+    notes: list[str] = []
+    if schema:
+        agreed = load_schema(schema)
+        if label and label != agreed.label:
+            raise FedtailError(f"data.label = {label!r}, but schema {schema!r} has the label {agreed.label!r}")
+    else:
+        agreed, notes = _first_site_schema(
+            files, label, exclude=names_option("exclude", exclude), categories=names_option("categories", categories),
+            max_levels=max_levels, hash_buckets=hash_buckets, **reading,
+        )  # fmt: skip
+    sites = [read_site(file, agreed, name=name, **reading) for name, file in files.items()]
+    splits = [
+        stratified_holdout(s.y, np.arange(len(s)), test_fraction, generator(seed, "site_tables/test", k))
+        for k, s in enumerate(sites)
+    ]
+    moments = [site_moments(s, agreed, train, min_count=min_count) for s, (train, _) in zip(sites, splits, strict=True)]
+    fitted = fit_schema(agreed, merge_moments(moments))
+    train = [encode_site(s, fitted, index) for s, (index, _) in zip(sites, splits, strict=True)]
+    test = [encode_site(s, fitted, index) for s, (_, index) in zip(sites, splits, strict=True)]
+    notes += [f"site {s.name!r}: {note}" for s in sites for note in dict.fromkeys(s.notes)]
+    present = np.unique(np.concatenate([s.y for s in sites]))
+    if len(present) < 2:
+        raise FedtailError(f"all sites together hold only one class, {fitted.classes[present[0]]!r}; nothing to learn")
+    absent = [c for i, c in enumerate(fitted.classes) if i not in present]
+    if absent:
+        notes.append(f"warning: no site has rows of class {listing(absent)}")
+    return Pooled(
+        _concat(train),
+        _concat(test),
+        classes=fitted.classes,
+        name="site tables",
+        sites=np.repeat(np.array([s.name for s in sites], dtype=object), [len(t) for t in train]),
+        model="auto",
+        preprocessing=fitted.to_dict(),
+        notes=tuple(notes),
+    )
+
+
+def _first_site_schema(files: dict[str, Path], label: str, **options: Any) -> tuple[TableSchema, list[str]]:
+    name, file = next(iter(files.items()))
+    if not label:
+        raise FedtailError("the data set 'site_tables' needs data.label, the column to predict, or data.schema")
+    agreed, notes = propose_schema(file, label, **options)
+    first = f"columns, levels and classes were taken from the first site, {name!r}; declare them with data.schema"
+    return agreed, [first, *(n for n in notes if n.startswith(("left out", "hashed")))]
+
+
+def _kinds(source: Table, skip: set[Any], categories: Sequence[str], max_levels: int) -> dict[str, Kind]:
+    kinds = {}
+    for name in source.frame.columns:
+        if name in skip:
+            continue
+        column = parse_column(source.frame[name])
+        if name in categories and isinstance(column, Numbers):
+            column = as_levels(column)
+        kinds[name] = infer_kind(name, column, max_levels=max_levels, category=name in categories)
+    return kinds
+
+
+def _concat(parts: Sequence[Samples]) -> Samples:
+    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
