@@ -57,7 +57,6 @@ def write_run(
                 "alignment": 0.5 + 0.01 * t,
                 "test": summarize(table, counts),
                 "validation": summarize(table, counts),
-                "seconds": 0.25,
             }
         )
     config: dict[str, Any] = {
@@ -74,6 +73,7 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(tomli_w.dumps(config))
     (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in history))
+    (folder / "timings.csv").write_text("round,seconds\n" + "".join(f"{t},0.25\n" for t in range(n_rounds)))
     per_client = rng.multinomial(1, [1 / n_clients] * n_clients, size=int(counts.sum()))
     owner = per_client.argmax(1)
     y = np.repeat(np.arange(n_classes), counts)
@@ -88,7 +88,7 @@ def write_run(
     (folder / "clients.json").write_text(json.dumps(clients))
     if asked is None:
         test = summarize(table, counts) | ({"confusion": table.tolist()} if confusion else {})
-        result = {"test": test, "floor": majority_floor(held, 0), "hardware": "2 cores", "seconds": 0.25 * n_rounds}
+        result = {"test": test, "floor": majority_floor(held, 0), "hardware": {"cpus": 2}, "seconds": 0.25 * n_rounds}
         (folder / "result.json").write_text(json.dumps(result))
     return folder
 

@@ -21,6 +21,7 @@ def test_a_run_folder_is_read_back(run_folder: Writer) -> None:
     rounds, loss = run.curve("train_loss")
     assert rounds.tolist() == [0, 1, 2, 3, 4] and loss[0] > loss[-1]
     assert run.rate_path().shape == (5, 4)
+    assert (run.timings, run.seconds) == ([0.25] * 5, 1.25)
 
 
 def test_an_interrupted_run_is_read_as_far_as_it_came(run_folder: Writer) -> None:

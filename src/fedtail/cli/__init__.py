@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedtail.cli import demo, run
+from fedtail.cli import demo, report, run
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run_command)
+app.command("report")(report.report)
 
 
 def main() -> None:

@@ -31,7 +31,15 @@ METHOD_NAMES = {
 }
 RATE_NAMES = {"uniform": "U", "fixed": "fixed rates", "fedhoo": "FedHOO", "hoo": "HOO", "fast": "FAST"}
 
-NOT_A_DIFFERENCE = {"run.seed", "data.seed", "run.name", "run.folder", "run.trackers", "run.checkpoint_every"}
+NOT_A_DIFFERENCE = {
+    "run.seed",
+    "data.seed",
+    "run.name",
+    "run.folder",
+    "run.trackers",
+    "run.checkpoint_every",
+    "data.dir",
+}
 """Settings that do not make two runs different arms: seeds, names and places; so do all of ``engine``."""
 
 

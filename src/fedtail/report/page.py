@@ -28,7 +28,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 """The page itself forbids any request: what it shows is all inside."""
 
 
-def write_report(runs: Sequence[RunRecord], path: Path, title: str, *, baseline: str | None = None) -> Path:
+def write_report(
+    runs: Sequence[RunRecord], path: Path, title: str, *, baseline: str | None = None, metric: str = "macro_f1"
+) -> Path:
     """Write the report of some runs and return its path.
 
     Args:
@@ -36,15 +38,16 @@ def write_report(runs: Sequence[RunRecord], path: Path, title: str, *, baseline:
         path: the HTML file; its folder is made if needed.
         title: heading of the page.
         baseline: label of the arm to compare with; by default FedAvg, else the first.
+        metric: the one that is tested against the baseline.
     """
     require_runs(runs)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(problems(runs, baseline), title), encoding="utf-8")
+    path.write_text(render(problems(runs, baseline), title, metric), encoding="utf-8")
     return path
 
 
-def render(found: Sequence[Problem], title: str) -> str:
+def render(found: Sequence[Problem], title: str, metric: str = "macro_f1") -> str:
     """The page as text."""
     body, links = [], []
     for i, problem in enumerate(found):
@@ -53,7 +56,7 @@ def render(found: Sequence[Problem], title: str) -> str:
             body.append(f'<h1 class="problem" id="{prefix}top">{esc(problem.title)}</h1>')
             links.append(f'<a href="#{prefix}top">{esc(problem.title)}</a>')
         for key, name, section in PARTS:
-            content = section(problem)
+            content = sections.results(problem, metric) if key == "results" else section(problem)
             if not content:
                 continue
             body.append(f'<section id="{prefix}{key}"><h2>{name}</h2>{content}</section>')

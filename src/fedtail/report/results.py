@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ class RunRecord:
     """``sites``, ``sizes``, ``classes`` and, in simulation only, ``label_map`` (K, C) and ``train_counts`` (C,)."""
     result: dict[str, Any]
     """Final metrics, floor, hardware and time; empty while the run is not finished."""
+    timings: list[float] = field(default_factory=list)
+    """Seconds of each round."""
 
     def setting(self, section: str, key: str, default: Any = None) -> Any:
         """``config[section][key]``, or ``default``."""
@@ -93,7 +96,7 @@ class RunRecord:
     @property
     def seconds(self) -> float:
         """Wall-clock time of the run's rounds."""
-        return float(self.result.get("seconds") or sum(_number(r.get("seconds")) for r in self.history))
+        return float(self.result.get("seconds") or sum(self.timings))
 
     def metric(self, name: str) -> float:
         """A final test metric, NaN where it is not recorded or not defined."""
@@ -133,6 +136,7 @@ def load_run(folder: Path | str) -> RunRecord:
         _read_history(folder / "history.jsonl"),
         _read_json(folder / "clients.json"),
         _read_json(folder / "result.json"),
+        _read_timings(folder / "timings.csv"),
     )
 
 
@@ -190,6 +194,17 @@ def _read_history(path: Path) -> list[dict[str, Any]]:
             raise FedtailError(f"{path}, line {number}: {error}") from error
         records.append(record)
     return records
+
+
+def _read_timings(path: Path) -> list[float]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.reader(file) if len(row) == 2]
+    try:
+        return [float(seconds) for _, seconds in rows[1:]]
+    except ValueError as error:
+        raise FedtailError(f"{path}: {error}") from error
 
 
 def _number(value: Any) -> float:

@@ -14,7 +14,7 @@ from fedtail.report.chart import esc, html_table, number
 from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import Line, line_chart
 from fedtail.report.results import RunRecord
-from fedtail.report.tables import footnote, headline, summary, to_html
+from fedtail.report.tables import METRIC_NAMES, footnote, headline, summary, to_html
 
 CURVES = (
     ("test.macro_f1", "Macro F1 on the test set", "macro F1", 0.0, 1.0),
@@ -35,22 +35,22 @@ def palette(problem: Problem) -> dict[str, int]:
     return {problem.reference.label: 0} | {label: i for i, label in enumerate(others, start=1)}
 
 
-def results(problem: Problem) -> str:
+def results(problem: Problem, metric: str = "macro_f1") -> str:
     """Summary, headline table and every single seed."""
-    table, colours = headline(problem), palette(problem)
+    table, colours = headline(problem, metric), palette(problem)
     dots = "".join(
         dot_plot(
             title,
-            [(a.label, colours[a.label], _by_seed(a, metric)) for a in problem.arms],
+            [(a.label, colours[a.label], _by_seed(a, name)) for a in problem.arms],
             x_label=label,
             caption="A dot per seed; the bar and the number are the mean.",
         )
-        for metric, title, label in (
-            ("macro_f1", "Every seed: macro F1", "macro F1"),
+        for name, title, label in (
+            (metric, f"Every seed: {METRIC_NAMES[metric]}", METRIC_NAMES[metric]),
             ("tail", "Every seed: accuracy of the rarest third", "tail accuracy"),
         )
     )
-    lead = f"<p class='lead'>{esc(summary(problem))}</p>"
+    lead = f"<p class='lead'>{esc(summary(problem, metric))}</p>"
     return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p><div class='charts'>{dots}</div>"
 
 
@@ -87,8 +87,7 @@ def classes(problem: Problem) -> str:
             continue
         mean, spread = _mean_spread(stack[:, order])
         series.append((arm.label, colours[arm.label], mean, spread))
-        thirds = np.stack([_nanmean(part) for part in _thirds(stack[:, order])], axis=1)
-        groups.append((arm.label, colours[arm.label], *_mean_spread(thirds)))
+        groups.append((arm.label, colours[arm.label], *_mean_spread(thirds(stack[:, order]))))
     sorted_counts = counts[order].tolist() if counts is not None else []
     bars = ""
     if n_classes >= 3 and counts is not None:
@@ -245,7 +244,7 @@ def timings(problem: Problem) -> str:
     """Time per round and in all, and on what."""
     rows = []
     for arm in problem.arms:
-        each = [float(s) for r in arm.runs for rec in r.history if isinstance(s := rec.get("seconds"), int | float)]
+        each = [s for r in arm.runs for s in r.timings]
         hardware = sorted({_hardware(r) for r in arm.runs})
         total = float(np.mean([r.seconds for r in arm.runs]))
         per_round = f"{np.median(each):.3g} s" if each else "–"
@@ -310,12 +309,15 @@ def _mean_spread(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.where(n > 1, np.sqrt(square), np.nan)
 
 
-def _thirds(values: np.ndarray) -> list[np.ndarray]:
-    """Columns (most frequent first) in head, middle and tail third, as the tail metric counts them."""
+def thirds(values: np.ndarray) -> np.ndarray:
+    """(seeds, C) per-class values, most frequent class first -> (seeds, 3) head, middle and tail means.
+
+    Thirds as the head and tail metrics count them; two columns where nothing is left for the middle.
+    """
     n = values.shape[1]
     size = max(1, n // 3)
     parts = [values[:, :size], values[:, size : n - size], values[:, n - size :]]
-    return [p for p in parts if p.shape[1]]
+    return np.stack([_nanmean(p) for p in parts if p.shape[1]], axis=1)
 
 
 def _shots(problem: Problem, colours: dict[str, int]) -> str:
@@ -388,10 +390,15 @@ def _sizes(run: RunRecord) -> str:
 
 
 def _hardware(run: RunRecord) -> str:
-    found = run.result.get("hardware", run.setting("engine", "device", "not recorded"))
-    if isinstance(found, dict):
-        return ", ".join(short(v) for v in found.values() if v not in (None, "", []))
-    return str(found)
+    found = run.result.get("hardware", {})
+    if not isinstance(found, dict) or not found:
+        return str(found or "not recorded")
+    engine = run.result.get("engine", {})
+    parts = [str(found.get("gpu") or found.get("machine") or "CPU")]
+    parts += [f"{found['cpus']} CPU cores"] if found.get("cpus") else []
+    parts += [f"torch {found['torch']}"] if found.get("torch") else []
+    parts += [f"{engine['path']} path"] if isinstance(engine, dict) and engine.get("path") else []
+    return ", ".join(parts)
 
 
 def _time(seconds: float) -> str:

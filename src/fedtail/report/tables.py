@@ -7,9 +7,12 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rich import box
 
 from fedtail.report.arms import Arm, Problem
-from fedtail.report.chart import esc, number
+from fedtail.report.chart import esc
 from fedtail.report.significance import Paired, holm, paired
 
 COLUMNS = {
@@ -84,20 +87,16 @@ def footnote(table: Table) -> str:
     if sizes[0] < 2:
         return "One seed is shared, so nothing can be said about significance; run at least three."
     n = sizes[0]
-    several = (
-        " It is Holm-corrected for the number of comparisons."
-        if sum(r.versus is not None for r in table.rows) > 1
-        else ""
-    )
+    several = ", Holm-corrected" if sum(r.versus is not None for r in table.rows) > 1 else ""
     weak = ""
     if n < 6:
         weak = (
-            f" With {n} seeds the t-test leans on normality and an exact sign-flip test cannot go below "
-            f"{2 / 2**n:.3g}: read p as a hint and look at the single seeds."
+            f" With {n} seeds an exact sign-flip test cannot go below {2 / 2**n:.3g} and the t-test leans on "
+            "normality: read p as a hint."
         )
     return (
         f"± is the standard deviation over seeds. Difference in {name} against {table.baseline}, paired over {n} "
-        f"shared seeds, with its 95 % interval; p from a two-sided paired t-test.{several}{weak}"
+        f"shared seeds, with its 95 % interval; p from a two-sided paired t-test{several}.{weak}"
     )
 
 
@@ -138,7 +137,7 @@ def to_html(table: Table) -> str:
             cells.append(f"<td>{shown}</td><td>{p or '–'}</td>")
         body.append("<tr>" + "".join(cells) + "</tr>")
     if table.floor:
-        cells = [f"<td>{number_3(float(table.floor.get(c, math.nan)))}</td>" for c in table.columns]
+        cells = [f"<td>{number_3(_floor(table, c))}</td>" for c in table.columns]
         blank = "<td></td><td></td>" if many else ""
         first = '<th scope="row">Always the majority class</th><td></td>'
         body.append(f'<tr class="floor">{first}{"".join(cells)}{blank}</tr>')
@@ -147,6 +146,11 @@ def to_html(table: Table) -> str:
         "<div class='scroll' tabindex='0' role='region' aria-label='Headline table'><table class='headline'>"
         f"<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _floor(table: Table, column: str) -> float:
+    value = table.floor.get(column)
+    return math.nan if value is None else float(value)
 
 
 def number_3(value: float) -> str:
@@ -162,9 +166,41 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
         for r in table.rows
     ]
     if table.floor:
-        floor = [number(float(table.floor.get(c, math.nan))) for c in table.columns]
+        floor = [number_3(_floor(table, c)) for c in table.columns]
         rows.append(["Always the majority class", "", *floor, *(["", "", ""] if many else [])])
     return head, rows
+
+
+def to_rich(table: Table, width: int = 80) -> Any:
+    """The table for a terminal of some width; the best mean of each column is bold."""
+    from rich.table import Table as Grid
+
+    many = len(table.rows) > 1
+    names = max(len(r.label) for r in table.rows)
+    narrow = width < names + 14 * len(table.columns) + (24 if many else 0)
+    kept = {table.metric, "head", "tail"} if narrow else set(table.columns)
+    grid = Grid(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    grid.add_column("method")
+    for c in table.columns:
+        if c in kept:
+            grid.add_column(COLUMNS[c].lower().replace(" f1", " F1"), justify="right", no_wrap=True)
+    if many:
+        grid.add_column(f"Δ {COLUMNS[table.metric].lower().replace(' f1', ' F1')}", justify="right")
+        grid.add_column("p", justify="right", no_wrap=True)
+    for row in table.rows:
+        cells = []
+        for i, cell in enumerate(row.cells):
+            if table.columns[i] not in kept:
+                continue
+            mean, _, spread = mean_spread(cell, " ±").partition(" ±")
+            best = many and math.isfinite(cell[0]) and cell[0] == table.best(i)
+            cells.append((f"[bold]{mean}[/bold]" if best else mean) + (f" [dim]±{spread}[/dim]" if spread else ""))
+        delta, _, p = difference(row)
+        grid.add_row(row.label, *cells, *([delta or "–", p or "–"] if many else []))
+    if table.floor:
+        floor = [number_3(_floor(table, c)) for c in table.columns if c in kept]
+        grid.add_row("majority only", *floor, *(["", ""] if many else []), style="dim")
+    return grid
 
 
 def to_markdown(tables: Sequence[Table]) -> str:

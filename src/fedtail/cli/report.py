@@ -1,0 +1,87 @@
+"""``fedtail report``: a page, tables and figures from run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.report.arms import Problem, problems
+from fedtail.report.figures import write_figures
+from fedtail.report.page import render
+from fedtail.report.results import load_runs
+from fedtail.report.tables import COLUMNS, footnote, headline, to_csv, to_latex, to_markdown, to_rich
+
+SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
+FORMATS = ("html", "md", "latex", "csv", "pdf", "svg")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; for pdf and svg the folder of the figures.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default what --out ends with."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Method to compare with, as the table calls it.")] = None,
+    metric: Annotated[str, typer.Option(help="Metric that is tested against the baseline.")] = "macro_f1",
+) -> None:
+    """Compare runs: a self-contained page, tables for papers, vector figures.
+
+    `fedtail report runs/*` writes report.html; `--format latex` prints a table; `--format pdf --out figures` draws
+    figures. Runs are grouped by data, then by method, rates and whatever else differs; seeds give mean and spread.
+    """
+    form = _format(form, out)
+    if metric not in COLUMNS:
+        raise one_of("metric", metric, COLUMNS)
+    found = problems(load_runs(runs), baseline)
+    if form in ("md", "latex", "csv"):
+        tables = [headline(p, metric) for p in found]
+        text = to_csv(found) if form == "csv" else to_latex(tables) if form == "latex" else to_markdown(tables)
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            _write(out, text)
+    elif form == "html":
+        target = out or Path("report.html")
+        _write(target, render(found, title or _title(found), metric))
+        _print(found, metric)
+        typer.echo(f"report  {target}")
+    else:
+        for path in write_figures(found, out or Path("figures"), form):
+            typer.echo(path)
+
+
+def _format(form: str | None, out: Path | None) -> str:
+    if form is None:
+        ending = out.suffix.lower() if out is not None else ".html"
+        if ending not in SUFFIXES:
+            raise FedtailError(f"--out {str(out)!r} does not tell the format; add --format ({', '.join(FORMATS)})")
+        return SUFFIXES[ending]
+    if form not in FORMATS:
+        raise one_of("format", form, FORMATS)
+    return form
+
+
+def _title(found: list[Problem]) -> str:
+    return "Comparison of methods" if len(found[0].arms) > 1 else f"{found[0].arms[0].label} on {found[0].title}"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FedtailError(f"{str(path)!r} cannot be written: {error.strerror}") from None
+
+
+def _print(found: list[Problem], metric: str) -> None:
+    console = Console(highlight=False)
+    for problem in found:
+        table = headline(problem, metric)
+        console.print(to_rich(table, console.width))
+        console.print(footnote(table), style="dim")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedtail.report import load_runs
+from fedtail.report.arms import problems
+from fedtail.report.figures import FIGURES, write_figures
+
+Writer = Callable[..., Path]
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_every_figure_is_written_and_the_same_twice(
+    suffix: str, magic: bytes, comparison: list[Path], tmp_path: Path
+) -> None:
+    found = problems(load_runs(comparison))
+    first = write_figures(found, tmp_path / "a", suffix)
+    again = write_figures(found, tmp_path / "b", suffix)
+    assert [p.stem for p in first] == list(FIGURES)
+    for one, two in zip(first, again, strict=True):
+        assert one.read_bytes().startswith(magic)
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_figures_without_numbers_are_left_out(run_folder: Writer, tmp_path: Path) -> None:
+    found = problems(load_runs([run_folder("a", label_map=False)]))
+    names = {p.stem for p in write_figures(found, tmp_path / "figures", "svg")}
+    assert "label-map" not in names and "groups" not in names and "rates" not in names
+    assert "macro-f1" in names
+
+
+def test_each_problem_has_its_own_folder(run_folder: Writer, tmp_path: Path) -> None:
+    folders = [run_folder(f"a{a}", n_rounds=2, more={"data": {"alpha": a}}) for a in (0.1, 0.5)]
+    written = write_figures(problems(load_runs(folders)), tmp_path / "figures", "svg")
+    assert {p.parent.name for p in written} == {"problem-1", "problem-2"}

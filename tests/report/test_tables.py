@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedtail.report import load_runs
+from fedtail.report.arms import Problem, problems
+from fedtail.report.tables import footnote, headline, summary, to_csv, to_html, to_latex, to_markdown, to_rich
+
+Writer = Callable[..., Path]
+
+
+@pytest.fixture
+def problem(comparison: list[Path]) -> Problem:
+    return problems(load_runs(comparison))[0]
+
+
+def test_a_cell_is_mean_and_sample_deviation_over_seeds(problem: Problem) -> None:
+    import statistics
+
+    values = [r.metric("macro_f1") for r in problem.arms[1].runs]
+    row = headline(problem).rows[1]
+    mean, spread = row.cells[headline(problem).columns.index("macro_f1")]
+    assert mean == pytest.approx(statistics.mean(values))
+    assert spread == pytest.approx(statistics.stdev(values))
+
+
+def test_the_baseline_is_not_compared_with_itself(problem: Problem) -> None:
+    base, other = headline(problem).rows
+    assert base.versus is None
+    assert other.versus is not None and other.versus.n == 3 and other.versus.difference > 0
+
+
+def test_the_note_says_how_little_three_seeds_can_show(problem: Problem) -> None:
+    note = footnote(headline(problem))
+    assert "paired t-test" in note and "cannot go below 0.25" in note
+
+
+def test_one_seed_claims_no_significance(run_folder: Writer) -> None:
+    folders = [run_folder("a"), run_folder("b", method="fedcgnm", level=0.9)]
+    (problem,) = problems(load_runs(folders))
+    table = headline(problem)
+    assert "nothing can be said about significance" in footnote(table)
+    assert "±" not in to_html(table)
+    assert "in one run" in summary(problem)
+
+
+def test_the_summary_does_not_oversell_an_unclear_difference(run_folder: Writer) -> None:
+    levels = {"fedavg": (0.70, 0.80, 0.75), "fedcgnm": (0.80, 0.72, 0.78)}
+    folders = [run_folder(f"{m}{s}", method=m, seed=s, level=v[s]) for m, v in levels.items() for s in range(3)]
+    assert "which includes no difference" in summary(problems(load_runs(folders))[0])
+
+
+def test_markdown_has_one_line_per_arm_and_the_floor(problem: Problem) -> None:
+    rows = [line for line in to_markdown([headline(problem)]).splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 2 + 1
+    assert len({line.count("|") for line in rows}) == 1
+    assert re.search(r"\| FedCGNM \+ FedHOO \| 3 \| \d\.\d{3} ± \d\.\d{3} ", rows[3])
+
+
+def test_latex_is_balanced_and_escapes_special_characters(problem: Problem) -> None:
+    text = to_latex([headline(problem)])
+    assert text.count("\\begin{") == text.count("\\end{")
+    body = text.split("\\midrule")[1].split("\\bottomrule")[0]
+    assert len({line.count("&") for line in body.strip().splitlines()}) == 1
+    assert "\\mathbf" in body
+    assert not re.search(r"(?<!\\)%", text.split("\n", 1)[1])
+    assert text.isascii()
+
+
+def test_csv_has_one_line_per_run_with_full_precision(problem: Problem) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([problem]))))
+    assert len(rows) == 6
+    assert float(rows[4]["macro_f1"]) == pytest.approx(problem.arms[1].runs[1].metric("macro_f1"), abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_terminal_table_fits_the_terminal(problem: Problem, width: int) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(to_rich(headline(problem), width))
+    text = console.export_text()
+    assert "…" not in text
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert "tail" in text and "macro F1" in text
