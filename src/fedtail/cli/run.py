@@ -7,10 +7,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich import box
+from rich.table import Table as RichTable
 
+from fedtail.cli.options import (
+    DataDir,
+    Dataset,
+    Images,
+    Label,
+    Site,
+    Table,
+    Tables,
+    data_flags,
+    rate_flags,
+    split_arguments,
+)
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
+from fedtail.report import load_run, write_report
 from fedtail.run import Result, run
 from fedtail.runfolder import plain
 
@@ -22,7 +36,12 @@ def run_command(
         list[str] | None,
         typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="Data set (data.name).")] = None,
+    dataset: Dataset = None,
+    table: Table = None,
+    tables: Tables = None,
+    images: Images = None,
+    label: Label = None,
+    site: Site = None,
     method: Annotated[str | None, typer.Option(help="Method (method.name).")] = None,
     rates: Annotated[str | None, typer.Option(help="Rate strategy (rates.name), or one rate for all clients.")] = None,
     model: Annotated[str | None, typer.Option(help="Model (model.name).")] = None,
@@ -31,7 +50,7 @@ def run_command(
     seed: Annotated[int | None, typer.Option(help="Seed (run.seed).")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run folder (run.name).")] = None,
     out: Annotated[str | None, typer.Option(help="Folder that holds run folders (run.folder).")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of data files (data.dir).")] = None,
+    data_dir: DataDir = None,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1 ... (engine.device).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
@@ -44,37 +63,29 @@ def run_command(
     """
     path, overrides = split_arguments(arguments)
     flags: dict[str, Any] = {
-        "data.name": dataset, "method.name": method, "model.name": model, "data.clients": clients,
+        **data_flags(dataset, table, tables, images, label, site), **rate_flags(rates),
+        "method.name": method, "model.name": model, "data.clients": clients,
         "run.rounds": rounds, "run.seed": seed, "run.name": name, "run.folder": out, "data.dir": data_dir,
-        "engine.device": device, **rate_flags(rates),
+        "engine.device": device,
     }  # fmt: skip
     if resume and path is not None and Path(path).is_dir():
         flags["run.folder"], flags["run.name"] = str(Path(path).parent), Path(path).name
     config = load_config(path, overrides, flags)
     with RoundProgress(config.method.name, config.run.rounds, quiet=quiet) as progress:
-        result = run(config, resume=resume, on_round=progress, on_start=lambda _, done: progress.start(done))
+
+        def begin(folder: Path, done: int) -> None:
+            progress.start(done)
+            for note in [] if quiet else json.loads((folder / "clients.json").read_text())["notes"]:
+                console.print(f"note: {note}", style="dim", soft_wrap=True)
+
+        result = run(config, resume=resume, on_round=progress, on_start=begin)
+    folder = result.folder or Path()
+    page = write_report([load_run(folder)], folder / "report.html", folder.name)
     if as_json:
         typer.echo(json.dumps(summary(result)))
     else:
-        typer.echo(f"run folder  {result.folder}")
         console_table(result)
-
-
-def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
-    """A config path, if the first argument is not an override, and the overrides."""
-    rest = list(arguments or [])
-    path = rest.pop(0) if rest and "=" not in rest[0] else None
-    return path, rest
-
-
-def rate_flags(rates: str | None) -> dict[str, Any]:
-    """``--rates 0.4`` is a uniform rate, ``--rates fedhoo`` a strategy."""
-    if rates is None:
-        return {}
-    try:
-        return {"rates.name": "uniform", "rates.rate": float(rates)}
-    except ValueError:
-        return {"rates.name": rates}
+        typer.echo(f"run folder {folder}; open {page} in a browser")
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -88,13 +99,13 @@ def summary(result: Result) -> dict[str, Any]:
 
 def console_table(result: Result) -> None:
     """The outcome as a small table on standard output, beside the floor of always answering the majority class."""
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("test")
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("test", no_wrap=True)
     for key in SHOWN:
-        table.add_column(key.replace("_", " "), justify="right")
-    table.add_row("model", *(_number(result.test.get(key)) for key in SHOWN))
-    table.add_row("majority only", *(_number(result.floor.get(key)) for key in SHOWN), style="dim")
-    type(console)(highlight=False).print(table)
+        shown.add_column(key.replace("_", " "), justify="right")
+    shown.add_row("model", *(_number(result.test.get(key)) for key in SHOWN))
+    shown.add_row("majority only", *(_number(result.floor.get(key)) for key in SHOWN), style="dim")
+    type(console)(highlight=False).print(shown)
 
 
 def _number(value: float | None) -> str:
