@@ -44,7 +44,8 @@ class Data(Named):
     """``column`` takes the data's own sites; ``auto`` is ``column`` where there are sites, else ``dirichlet``."""
     alpha: float = Field(0.5, gt=0)
     min_samples: int = Field(10, ge=1)
-    validation: float = Field(0.1, ge=0, lt=1)
+    validation: float | None = Field(None, ge=0, lt=1)
+    """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
     auxiliary: int = Field(0, ge=0)
     """Samples per class held out of training for server-side monitors (Ratio Loss)."""
     augment: str | None = None

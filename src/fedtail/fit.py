@@ -80,6 +80,12 @@ class Problem:
     """(C,) global class counts, where they are known (simulation): for head / tail accuracy."""
     auxiliary: Callable[[Tensor], Tensor] | None = None
     """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
+    background: int | None = None
+    """The class that means "nothing found", where the data declare one."""
+
+    def metrics(self, confusion: np.ndarray) -> dict[str, Any]:
+        """Everything reported of a confusion matrix."""
+        return summarize(confusion, self.train_counts, self.background)
 
 
 def train_rounds(
@@ -142,9 +148,9 @@ def train_rounds(
             record["reward"] = float(rewards[winner])
         last = t == plan.rounds - 1
         if last or (t + 1) % plan.evaluate_every == 0:
-            record["test"] = summarize(engine.confusion(state.x, "test"), problem.train_counts)
+            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if plan.validate_every and (last or (t + 1) % plan.validate_every == 0):
-            record["validation"] = summarize(engine.confusion(state.x, "validation"), problem.train_counts)
+            record["validation"] = problem.metrics(engine.confusion(state.x, "validation"))
             now = record["validation"][plan.metric]
             if plan.keep_best and (state.best is None or now > state.best.score):
                 state.best = Best(t + 1, now, state.x)

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.config import Config, check_config
 from fedtail.core.errors import FedtailError
-from fedtail.core.metrics import majority_floor, path_variation, summarize
+from fedtail.core.metrics import majority_floor, path_variation
 from fedtail.data.about import About, describe
-from fedtail.data.augment import check_augment
 from fedtail.data.federation import Federation
-from fedtail.data.partition import partition
+from fedtail.data.partition import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
@@ -67,19 +66,10 @@ def load_pooled(config: Config) -> Pooled:
 def build_federation(config: Config, pooled: Pooled | None = None) -> Federation:
     """The data set a config names, split over its clients."""
     data = config.data
-    pool = pooled if pooled is not None else load_pooled(config)
-    augment = pool.augment if data.augment is None else None if data.augment == "none" else data.augment
-    check_augment(augment)
-    scheme: str = data.partition
-    if scheme == "auto":
-        scheme = "dirichlet" if pool.sites is None else "column"
-    if scheme == "column" and pool.sites is None:
-        raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pool.name!r} has none")
-    return partition(
-        pool.train, pool.test, scheme=scheme, clients=data.clients, alpha=data.alpha, column=pool.sites,
-        min_samples=data.min_samples, classes=pool.classes, validation=data.validation, auxiliary=data.auxiliary,
-        seed=config.data_seed, name=pool.name, transform=pool.transform, augment=augment,
-        preprocessing=pool.preprocessing, notes=pool.notes,
+    return federate(
+        pooled if pooled is not None else load_pooled(config), scheme=data.partition, clients=data.clients,
+        alpha=data.alpha, min_samples=data.min_samples, validation=data.validation, auxiliary=data.auxiliary,
+        augment=data.augment, seed=config.data_seed,
     )  # fmt: skip
 
 
@@ -105,7 +95,7 @@ def assemble(
     runner: Engine = simulator(federation, module, method, settings, **engine)
     return Problem(
         runner, runner.model, method, rates, server, federation.n_classes, federation.label_map().sum(0),
-        auxiliary_monitor(runner.model, federation) if method.needs_auxiliary else None,
+        auxiliary_monitor(runner.model, federation) if method.needs_auxiliary else None, federation.background,
     )  # fmt: skip
 
 
@@ -181,7 +171,8 @@ def conclude(problem: Problem, state: State, about: About, select: str) -> Resul
     floor = {}
     if about.test_counts is not None:
         counts = about.train_counts
-        floor = majority_floor(about.test_counts, None if counts is None else int(counts.argmax()))
+        majority = None if counts is None else int(counts.argmax())
+        floor = majority_floor(about.test_counts, majority, problem.background)
     summary = {
         "rounds": state.round,
         "selected_round": state.best.round if select == "best" and state.best is not None else state.round,
@@ -190,7 +181,7 @@ def conclude(problem: Problem, state: State, about: About, select: str) -> Resul
         "refused": sum(len(r["refused"]) for r in state.history),
     }
     return Result(
-        x, problem.model.module, state.history, summarize(confusion, problem.train_counts), confusion,
+        x, problem.model.module, state.history, problem.metrics(confusion), confusion,
         problem.rates.rates, floor, summary,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from fedtail.core.metrics import (
     alignment,
     class_counts,
     confusion_matrix,
+    defect_score,
     majority_floor,
     path_variation,
     score,
@@ -85,3 +86,27 @@ def test_alignment_of_identical_and_of_orthogonal_updates() -> None:
 def test_path_variation_starts_at_zero_and_weighs_clients() -> None:
     rates = np.array([[0.4, 0.8], [0.6, 0.8], [0.6, 0.4]])
     np.testing.assert_allclose(path_variation(rates, [0.25, 0.75]), [0.0, 0.05, 0.35])
+
+
+def test_defect_score_is_the_mean_of_defect_recall_and_precision_of_the_passed() -> None:
+    """10 good (8 passed), 4 defects of two kinds: 3 called a defect (one of the wrong kind), 1 passed."""
+    m = np.array([[8, 1, 1], [1, 1, 1], [0, 0, 1]])
+    parts = defect_score(m, background=0)
+    assert parts["defect_recall"] == 3 / 4 and parts["background_precision"] == 8 / 9
+    assert parts["false_alarm_rate"] == pytest.approx(0.2)
+    assert parts["defect_score"] == pytest.approx((3 / 4 + 8 / 9) / 2)
+    assert defect_score(m, 0, weight=1.0)["defect_score"] == 3 / 4
+
+
+def test_defect_score_of_passing_everything_or_nothing_is_at_most_a_half() -> None:
+    passing = defect_score([[98, 0], [2, 0]], 0)
+    assert passing["defect_recall"] == 0 and passing["defect_score"] == pytest.approx(0.49)
+    nothing = defect_score([[0, 98], [0, 2]], 0)
+    assert nothing["defect_score"] == 0.5 and np.isnan(nothing["background_precision"])
+
+
+def test_a_declared_background_adds_the_defect_score_to_summary_and_floor() -> None:
+    m = np.array([[8, 1, 1], [1, 1, 1], [0, 0, 1]])
+    assert "defect_score" not in summarize(m)
+    assert summarize(m, background=0)["defect_score"] == defect_score(m, 0)["defect_score"]
+    assert majority_floor([98, 2], 0, background=0)["defect_recall"] == 0

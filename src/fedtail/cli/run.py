@@ -24,6 +24,7 @@ from fedtail.cli.options import (
 )
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
+from fedtail.core.metrics import DEFECT
 from fedtail.report import load_run, write_report
 from fedtail.run import Result, run
 from fedtail.runfolder import plain
@@ -99,13 +100,16 @@ def summary(result: Result) -> dict[str, Any]:
 
 def console_table(result: Result) -> None:
     """The outcome as a small table on standard output, beside the floor of always answering the majority class."""
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("test", no_wrap=True)
-    for key in SHOWN:
-        shown.add_column(key.replace("_", " "), justify="right")
-    shown.add_row("model", *(_number(result.test.get(key)) for key in SHOWN))
-    shown.add_row("majority only", *(_number(result.floor.get(key)) for key in SHOWN), style="dim")
-    type(console)(highlight=False).print(shown)
+    for keys in (SHOWN, tuple(key for key in DEFECT if key in result.test)):
+        if not keys:
+            continue
+        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("test", no_wrap=True)
+        for key in keys:
+            shown.add_column(key.replace("_", " "), justify="right")
+        shown.add_row("model", *(_number(result.test.get(key)) for key in keys))
+        shown.add_row("majority only", *(_number(result.floor.get(key)) for key in keys), style="dim")
+        type(console)(highlight=False).print(shown)
 
 
 def _number(value: float | None) -> str:

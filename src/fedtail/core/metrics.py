@@ -13,6 +13,8 @@ MANY, FEW = 100, 20
 """Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""
 
 HEADLINE = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "micro_f1")
+DEFECT = ("defect_score", "defect_recall", "background_precision", "false_alarm_rate")
+"""Reported too where the data declare a background class."""
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
@@ -38,8 +40,41 @@ def shot_groups(train_counts: ArrayLike) -> dict[str, np.ndarray]:
     return {"many": n >= MANY, "medium": (n > FEW) & (n < MANY), "few": n <= FEW}
 
 
-def summarize(confusion: ArrayLike, train_counts: ArrayLike | None = None) -> dict[str, Any]:
+def defect_score(confusion: ArrayLike, background: int, weight: float = 0.5) -> dict[str, float]:
+    """How well defects are found, as one number: ``weight * defect_recall + (1 - weight) * background_precision``.
+
+    The paper reports "the company's weighted accuracy that balances defect recall and non-defect precision" without
+    a formula; this is ours. With b the background class ("no defect"):
+
+    - ``defect_recall``: share of true defects that are called a defect, of whatever kind;
+    - ``background_precision``: share of the samples called b that are b, that is, of passed chips that are good;
+    - ``false_alarm_rate``: share of true b called a defect. The score itself hardly sees false alarms (with few
+      defects the precision is near 1 for any model), so never read it without this one beside it.
+
+    Undefined shares (no defects, nothing passed) count as 0 in the score and are NaN by themselves.
+    """
+    m = np.asarray(confusion, dtype=np.float64)
+    good, passed = m[background].sum(), m[:, background].sum()
+    defects = m.sum() - good
+    missed = passed - m[background, background]
+    recall = 1 - missed / defects if defects else float("nan")
+    precision = m[background, background] / passed if passed else float("nan")
+    alarm = 1 - m[background, background] / good if good else float("nan")
+    score = weight * np.nan_to_num(recall) + (1 - weight) * np.nan_to_num(precision)
+    return {
+        "defect_score": float(score),
+        "defect_recall": float(recall),
+        "background_precision": float(precision),
+        "false_alarm_rate": float(alarm),
+    }
+
+
+def summarize(
+    confusion: ArrayLike, train_counts: ArrayLike | None = None, background: int | None = None
+) -> dict[str, Any]:
     """Headline metrics, per-class accuracy and, given training counts, head / tail and shot groups.
+
+    Data with a ``background`` class ("no defect") also get ``defect_score`` and its parts.
 
     Averages over classes take the classes that have test samples. An empty group is NaN, not 0.
     ``head`` and ``tail`` are the accuracy over the most and least frequent third of the classes (at least
@@ -65,6 +100,8 @@ def summarize(confusion: ArrayLike, train_counts: ArrayLike | None = None) -> di
         "per_class_accuracy": [float(v) for v in recall],
         "per_class_f1": [float(v) for v in f1],
     }
+    if background is not None:
+        out |= defect_score(m, background)
     if train_counts is not None:
         n = np.asarray(train_counts)
         for name, mask in shot_groups(n).items():
@@ -81,7 +118,9 @@ def _totals(correct: float, total: float) -> dict[str, Any]:
     return {**dict.fromkeys(HEADLINE, float("nan")), "accuracy": accuracy, "micro_f1": accuracy}
 
 
-def majority_floor(test_counts: ArrayLike, majority: int | None = None) -> dict[str, float]:
+def majority_floor(
+    test_counts: ArrayLike, majority: int | None = None, background: int | None = None
+) -> dict[str, float]:
     """Headline metrics of always answering the majority class: the floor every table shows.
 
     ``majority`` is the most frequent training class; by default the most frequent test class.
@@ -90,8 +129,8 @@ def majority_floor(test_counts: ArrayLike, majority: int | None = None) -> dict[
     column = int(n.argmax()) if majority is None else majority
     m = np.zeros((n.size, n.size), dtype=np.int64)
     m[:, column] = n
-    summary = summarize(m)
-    return {name: summary[name] for name in HEADLINE}
+    summary = summarize(m, background=background)
+    return {name: summary[name] for name in (*HEADLINE, *DEFECT) if name in summary}
 
 
 def score(counts: ArrayLike, metric: str) -> np.ndarray:

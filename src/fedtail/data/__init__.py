@@ -2,13 +2,14 @@
 
 from fedtail.data.adult import adult
 from fedtail.data.blobs import blobs
+from fedtail.data.chips import chips
 from fedtail.data.cifar import cifar10, cifar100
 from fedtail.data.digits import digits
 from fedtail.data.elpv import elpv
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.images import images
 from fedtail.data.longtail import long_tail_counts, long_tail_index
-from fedtail.data.partition import PARTITIONS, partition, split
+from fedtail.data.partition import PARTITIONS, federate, partition, split
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import SOURCES
 from fedtail.data.tables import site_tables, table, table_from_frame
@@ -25,10 +26,12 @@ __all__ = [
     "Transform",
     "adult",
     "blobs",
+    "chips",
     "cifar10",
     "cifar100",
     "digits",
     "elpv",
+    "federate",
     "images",
     "long_tail_counts",
     "long_tail_index",

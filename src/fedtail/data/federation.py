@@ -102,6 +102,8 @@ class Federation:
     """``"crop-flip"`` (pad 4, random crop, horizontal flip), ``"flip"`` or None."""
     auxiliary: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Pool indices of the small balanced set a server-side monitor may use; in no client's training split."""
+    background: int | None = None
+    """The class that means "nothing found", where there is one: adds ``defect_score`` to the metrics."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
     notes: tuple[str, ...] = ()

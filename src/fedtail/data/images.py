@@ -15,9 +15,6 @@ from fedtail.data.decode import EXTENSIONS, choose_size, decode, survey
 from fedtail.data.federation import Samples, Transform, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 
-SMALL = 64
-"""Images up to this side suggest the small CNN, larger ones a ResNet."""
-
 
 @dataclass(frozen=True)
 class Listing:
@@ -151,7 +148,7 @@ def from_listing(
         transform=Transform(1 / 255, mean, std),
         augment=augment,
         sites=sites[train] if sites is not None else None,
-        model="small_cnn" if max(shape) <= SMALL else "resnet18",
+        model="auto",
         background=None if background is None else [str(v) for v in names].index(background),
         preprocessing={"kind": "images", "size": list(shape), "channels": 1 if grey else 3},
         notes=tuple(n for n in (*listing.notes, note, lost) if n),

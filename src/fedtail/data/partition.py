@@ -9,7 +9,9 @@ import numpy as np
 
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.random import generator
+from fedtail.data.augment import check_augment
 from fedtail.data.federation import Federation, Samples, assemble
+from fedtail.data.registry import Pooled
 
 PARTITIONS = ("iid", "dirichlet", "per_client", "column")
 
@@ -75,6 +77,38 @@ def partition(
     )
     names = classes if classes is not None else [str(c) for c in range(n_classes)]
     return assemble(train, parts, test, classes=names, sites=sites, validation=validation, seed=seed, **more)
+
+
+def federate(
+    pooled: Pooled,
+    *,
+    scheme: str = "auto",
+    clients: int = 5,
+    alpha: float = 0.5,
+    min_samples: int = 10,
+    validation: float | None = None,
+    auxiliary: int = 0,
+    augment: str | None = None,
+    seed: int = 0,
+) -> Federation:
+    """A data set -> ``Federation``, with whatever the data set itself suggests.
+
+    ``scheme="auto"`` takes the data's own sites where it has them, else ``dirichlet``; ``augment="none"`` switches
+    the suggested augmentation off. See ``split`` for the schemes.
+    """
+    augment = pooled.augment if augment is None else None if augment == "none" else augment
+    check_augment(augment)
+    if scheme == "auto":
+        scheme = "dirichlet" if pooled.sites is None else "column"
+    if scheme == "column" and pooled.sites is None:
+        raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pooled.name!r} has none")
+    return partition(
+        pooled.train, pooled.test, scheme=scheme, clients=clients, alpha=alpha, column=pooled.sites,
+        min_samples=min_samples, classes=pooled.classes, seed=seed, auxiliary=auxiliary,
+        validation=pooled.validation if validation is None else validation,
+        name=pooled.name, transform=pooled.transform, augment=augment, background=pooled.background,
+        preprocessing=pooled.preprocessing, notes=pooled.notes,
+    )  # fmt: skip
 
 
 def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
