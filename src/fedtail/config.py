@@ -121,6 +121,8 @@ class Run(Section):
     evaluate_every: int = Field(1, ge=1)
     checkpoint_every: int = Field(1, ge=1)
     diagnostics: bool = True
+    trackers: tuple[str, ...] = ()
+    """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
 
 
 class Config(Section):
@@ -144,7 +146,7 @@ class Config(Section):
 
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
-FREE = ("run.name", "run.folder", "run.checkpoint_every", "engine.workers")
+FREE = ("run.name", "run.folder", "run.checkpoint_every", "run.trackers", "engine.workers")
 """Keys that may differ when a run is resumed: they do not change its result."""
 
 

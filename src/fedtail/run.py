@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fedtail.models import build_model
 from fedtail.rates import RATES, RateStrategy
 from fedtail.runfolder import append_round, begin_folder, choose_folder, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer
+from fedtail.tracking import Tracker, build_trackers, check_trackers
 
 RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
@@ -192,8 +193,13 @@ def run(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Run a config and write its run folder. With ``resume`` an interrupted run of the same config goes on."""
+    """Run a config and write its run folder. With ``resume`` an interrupted run of the same config goes on.
+
+    ``trackers`` are listeners of the caller's own, beside those that ``run.trackers`` names.
+    """
+    check_trackers(config.run.trackers)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(config, resume)
     pooled = load_pooled(config)
@@ -206,7 +212,7 @@ def run(
         path=config.engine.path, device=config.engine.device, workers=config.engine.workers,
         precision=config.engine.precision,
     )  # fmt: skip
-    return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start)
+    return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start, trackers)
 
 
 def local_settings(config: Config) -> LocalSettings:
@@ -240,6 +246,7 @@ def drive(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Result:
     """All rounds of an assembled problem, with history, checkpoints and the run folder; the same on every engine."""
     plan = round_plan(config)
@@ -253,30 +260,35 @@ def drive(
         raise FedtailError(f"run folder {str(folder)!r} cannot be written: {error.strerror}") from None
     if on_start is not None:
         on_start(folder, state.round)
+    tracked = build_trackers(config.run.trackers, folder, trackers)
+    tracked.on_start(config.model_dump(), state.round)
+    outcome: dict[str, Any] | None = None
 
     def after(now: State, record: dict[str, Any], seconds: float) -> None:
         append_round(folder, record, seconds)
         if now.round % config.run.checkpoint_every == 0 or now.round == config.run.rounds:
             save_checkpoint(folder / "checkpoint", now, problem)
+        tracked.on_round({**record, "seconds": seconds})
         if on_round is not None:
             on_round(now, record, seconds)
 
     try:
         state = train_rounds(problem, plan, state, after)
         result = conclude(problem, state, about, config.run.select)
+        result.folder = folder
+        save_model(folder, result.x, problem.model, about, architecture)
+        outcome = {
+            "test": result.test,
+            "confusion": result.confusion,
+            "floor": result.floor,
+            "rates": result.rates,
+            **result.summary,
+            "engine": problem.engine.info(),
+        }
+        end_folder(folder, config, about, result.history, outcome)
     finally:
         problem.engine.close()
-    result.folder = folder
-    save_model(folder, result.x, problem.model, about, architecture)
-    outcome = {
-        "test": result.test,
-        "confusion": result.confusion,
-        "floor": result.floor,
-        "rates": result.rates,
-        **result.summary,
-        "engine": problem.engine.info(),
-    }
-    end_folder(folder, config, about, result.history, outcome)
+        tracked.on_end(outcome)
     return result
 
 
