@@ -48,6 +48,8 @@ class Data(Named):
     """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
     auxiliary: int = Field(0, ge=0)
     """Samples per class held out of training for server-side monitors (Ratio Loss)."""
+    holdout: float = Field(0.0, ge=0, lt=1)
+    """Share of every client's data that the server gets to own, for ``run.validate_on = "server"``."""
     augment: str | None = None
     """``crop-flip``, ``flip`` or ``none``; by default what the data set suggests."""
     seed: int | None = None
@@ -115,6 +117,8 @@ class Run(Section):
     participation: float = Field(1.0, gt=0, le=1)
     metric: Literal["accuracy", "balanced_accuracy", "macro_f1"] = "accuracy"
     """What rate search and model selection compare by, on private validation splits."""
+    validate_on: Literal["clients", "server"] = "clients"
+    """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     select: Literal["last", "best"] = "last"
     """Keep the last model, or the one with the best validation metric."""
     quorum: float = Field(1.0, gt=0, le=1)

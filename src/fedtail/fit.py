@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.metrics import alignment, score, summarize
 from fedtail.core.random import generator
 from fedtail.core.records import Refusal, Task, Tensors, Update
@@ -20,7 +20,7 @@ from fedtail.core.schedule import round_rate
 from fedtail.engines.base import Engine
 from fedtail.methods.base import Method, Server
 from fedtail.models.flat import FlatModel
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import RateStrategy, Setting
 from fedtail.server import ServerOptimizer
 
 
@@ -36,6 +36,8 @@ class Plan:
     seed: int = 0
     metric: str = "accuracy"
     """What candidates are compared by: ``accuracy``, ``balanced_accuracy`` or ``macro_f1``."""
+    validate_on: str = "clients"
+    """Where candidates are validated: on the ``clients``' private splits, or on the ``server``'s own hold-out set."""
     quorum: float = 1.0
     """Least share of the sampled clients that must return a valid update."""
     evaluate_every: int = 1
@@ -82,6 +84,10 @@ class Problem:
     """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
     background: int | None = None
     """The class that means "nothing found", where the data declare one."""
+    holdout: Callable[[Candidates], np.ndarray] | None = None
+    """Candidates -> (N, 3, C) per-class counts on the server's hold-out set, where it has one."""
+    groups: tuple[str, ...] = ()
+    """A label per client that the data names, for strategies that search over groups of clients."""
 
     def metrics(self, confusion: np.ndarray) -> dict[str, Any]:
         """Everything reported of a confusion matrix."""
@@ -100,6 +106,8 @@ def train_rounds(
     """
     engine, method, rates = problem.engine, problem.method, problem.rates
     p_all = engine.sizes / engine.sizes.sum()
+    check_search(problem, plan)
+    rates.begin(Setting(plan.rounds, plan.participation, np.asarray(engine.sizes), problem.groups))
     for t in range(state.round, plan.rounds):
         began = time.perf_counter()
         lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min)
@@ -109,18 +117,19 @@ def train_rounds(
         clients = sample_clients(engine.n_clients, plan.participation, plan.seed, t)
         probes = rates.ask()
         task = Task(
-            t, state.x, clients, _probes(rates, probes, clients), lr, method.broadcast(state.method),
+            t, state.x, clients, _probes(rates, probes, clients, lr / plan.lr), lr, method.broadcast(state.method),
             {k: m for k in clients if (m := method.message(state.method, k))}, rates.reports,
         )  # fmt: skip
         updates, refusals = accept(*engine.train(task), method, task, plan.quorum, problem.n_classes)
         present = np.array([u.client for u in updates])
-        p = p_all[present] / p_all[present].sum()
+        p = rates.weights(p_all, present)
         weights = method.weights(p, updates, state.method)
+        rates.observe(present, [u.delta for u in updates])
 
         candidates = _candidates(rates, state.x, weights, updates, present)
         rewards = None
         if candidates is not None:
-            rewards = score(engine.validate(candidates, present.tolist()), plan.metric)
+            rewards = _rewards(problem, plan, candidates, present)
         winner = rates.tell(
             rewards,
             reports=_reports(updates, engine.n_clients),
@@ -137,7 +146,7 @@ def train_rounds(
             "lr": lr,
             "clients": present.tolist(),
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
-            "rates": [float(r) for r in rates.rates],
+            **_rates_in_force(rates, state.history, p_all, t),
             "searching": not rates.done,
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
             **({"search": stats} if (stats := rates.stats()) else {}),
@@ -230,12 +239,25 @@ def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.n
     )  # fmt: skip
 
 
-def _probes(rates: RateStrategy, probes: np.ndarray, clients: tuple[int, ...]) -> dict[str, np.ndarray]:
+def check_search(problem: Problem, plan: Plan) -> None:
+    """Refuse a search that cannot work with this method or this data, before the first round."""
+    searches = problem.rates.searches
+    allowed = ("rate", "lr", *problem.method.tunable)
+    if searches not in allowed:
+        raise one_of(f"rates.searches (with method {problem.method.name!r})", searches, allowed)
+    if plan.validate_on not in ("clients", "server"):
+        raise one_of("run.validate_on", plan.validate_on, ("clients", "server"))
+    if plan.validate_on == "server" and problem.holdout is None:
+        raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
+
+
+def _probes(rates: RateStrategy, probes: np.ndarray, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:
+    """A searched learning rate is the schedule's first value; ``decay`` is what the schedule has made of it."""
     rows = probes[list(clients)]
     if rates.searches == "rate":
         return {"rate": rows}
     held = np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape)
-    return {"rate": held, rates.searches: rows}
+    return {"rate": held, rates.searches: rows * decay if rates.searches == "lr" else rows}
 
 
 def _candidates(
@@ -244,10 +266,35 @@ def _candidates(
     wanted = rates.patterns()
     if wanted is None:
         return None
-    deltas = torch.stack([u.delta for u in updates])
+    deltas = [u.delta for u in updates]
     if wanted == "uniform":
         return uniform_candidates(x, weights, deltas)
-    return binary_candidates(x, weights, deltas, rates.axes[present], int(rates.axes.max()) + 1)
+    return binary_candidates(x, weights, deltas, rates.axes[present], rates.n_axes)
+
+
+def _rewards(problem: Problem, plan: Plan, candidates: Candidates, present: np.ndarray) -> np.ndarray:
+    """(N,) the metric of every candidate, from counts summed over all validating clients or from the server's set."""
+    if plan.validate_on == "server" and problem.holdout is not None:
+        counts = problem.holdout(candidates)
+    else:
+        counts = problem.engine.validate(candidates, present.tolist())
+    if not counts[:, 1].sum(axis=-1).all():
+        where = "at the clients; set data.validation" if plan.validate_on == "clients" else "at the server"
+        raise FedtailError(f"rates {problem.rates.name!r} compares models, but there is no validation data {where}")
+    return score(counts, plan.metric)
+
+
+def _rates_in_force(rates: RateStrategy, history: list[dict[str, Any]], p: np.ndarray, t: int) -> dict[str, Any]:
+    """The round's resampling rates, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3)."""
+    values = [float(v) for v in rates.rates]
+    out: dict[str, Any] = {"rates": values}
+    if rates.searches != "rate":
+        out = {"rates": [float(r) for r in rates.base_rates], "searched": {rates.searches: values}}
+    variation = 0.0
+    if history:
+        moved = np.abs(np.subtract(out["rates"], history[-1]["rates"]))
+        variation = float(history[-1].get("path_variation", 0.0) + moved @ p)
+    return {**out, "path_variation": variation, "path_variation_per_root_round": variation / float(np.sqrt(t + 1))}
 
 
 def _reports(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.config import Config, check_config
+from fedtail.core.candidates import Candidates
 from fedtail.core.errors import FedtailError
 from fedtail.core.metrics import majority_floor, path_variation
 from fedtail.data.about import About, describe
@@ -21,9 +22,10 @@ from fedtail.data.partition import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
+from fedtail.engines.validation import holdout_validator
 from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import METHODS, Method
-from fedtail.models import build_model
+from fedtail.models import FlatModel, build_model
 from fedtail.rates import RATES, RateStrategy
 from fedtail.runfolder import append_round, begin_folder, choose_folder, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer
@@ -70,7 +72,7 @@ def build_federation(config: Config, pooled: Pooled | None = None) -> Federation
     return federate(
         pooled if pooled is not None else load_pooled(config), scheme=data.partition, clients=data.clients,
         alpha=data.alpha, min_samples=data.min_samples, validation=data.validation, auxiliary=data.auxiliary,
-        augment=data.augment, seed=config.data_seed,
+        holdout=data.holdout, augment=data.augment, seed=config.data_seed,
     )  # fmt: skip
 
 
@@ -97,7 +99,16 @@ def assemble(
     return Problem(
         runner, runner.model, method, rates, server, federation.n_classes, federation.label_map().sum(0),
         auxiliary_monitor(runner.model, federation) if method.needs_auxiliary else None, federation.background,
+        _holdout(federation, runner.model), federation.groups,
     )  # fmt: skip
+
+
+def _holdout(federation: Federation, model: FlatModel) -> Callable[[Candidates], np.ndarray] | None:
+    if not len(federation.holdout):
+        return None
+    return holdout_validator(
+        model, federation.pool.take(federation.holdout), federation.transform, federation.n_classes
+    )
 
 
 # -- running ------------------------------------------------------------------------------------------
@@ -233,7 +244,8 @@ def round_plan(config: Config) -> Plan:
     return Plan(
         rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
         participation=run.participation, seed=run.seed, metric=run.metric, quorum=run.quorum,
-        evaluate_every=run.evaluate_every, keep_best=run.select == "best", diagnostics=run.diagnostics,
+        validate_on=run.validate_on, evaluate_every=run.evaluate_every, keep_best=run.select == "best",
+        diagnostics=run.diagnostics,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ K + 1 vectors describe 2^K models; walking them in Gray-code order costs one axp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,8 +71,10 @@ def binary_patterns(n_axes: int) -> np.ndarray:
     return (np.arange(2**n_axes)[:, None] >> np.arange(n_axes)) & 1
 
 
-def binary_candidates(x: Tensor, weights: np.ndarray, deltas: Tensor, axes: np.ndarray, n_axes: int) -> Candidates:
-    """All 2^A combinations of two probes. deltas: (S, 2, n); axes: (S,) axis of each client.
+def binary_candidates(
+    x: Tensor, weights: np.ndarray, deltas: Sequence[Tensor] | Tensor, axes: np.ndarray, n_axes: int
+) -> Candidates:
+    """All 2^A combinations of two probes. deltas: S tensors of shape (2, n); axes: (S,) axis of each client.
 
     An axis without clients has a zero direction.
     """
@@ -84,12 +86,11 @@ def binary_candidates(x: Tensor, weights: np.ndarray, deltas: Tensor, axes: np.n
     return Candidates(base.to(x.dtype), directions, binary_patterns(n_axes))
 
 
-def uniform_candidates(x: Tensor, weights: np.ndarray, deltas: Tensor) -> Candidates:
-    """P models, model j taking probe j at every client. deltas: (S, P, n)."""
-    w = torch.as_tensor(weights, dtype=torch.float64, device=x.device)
-    models = torch.stack(
-        [x.double() + sum(a * d.double() for a, d in zip(w, deltas[:, j], strict=True)) for j in range(deltas.shape[1])]
-    )
+def uniform_candidates(x: Tensor, weights: np.ndarray, deltas: Sequence[Tensor] | Tensor) -> Candidates:
+    """P models, model j taking probe j at every client. deltas: S tensors of shape (P, n)."""
+    models = x.double().repeat(deltas[0].shape[0], 1)
+    for a, delta in zip(weights, deltas, strict=True):
+        models.add_(delta.double(), alpha=float(a))
     base = models[0].to(x.dtype)
     directions = (models[1:] - models[0]).to(x.dtype)
     patterns = np.concatenate([np.zeros((1, len(directions)), dtype=np.int64), np.eye(len(directions), dtype=np.int64)])

@@ -55,7 +55,7 @@ class Registry(Generic[T]):
             return {
                 f.name: f.default if f.default is not dataclasses.MISSING else inspect.Parameter.empty
                 for f in dataclasses.fields(entry)
-                if f.init
+                if f.init and f.name not in self.given
             }
         return {
             p.name: p.default

@@ -104,6 +104,10 @@ class Federation:
     """Pool indices of the small balanced set a server-side monitor may use; in no client's training split."""
     background: int | None = None
     """The class that means "nothing found", where there is one: adds ``defect_score`` to the metrics."""
+    holdout: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Pool indices of validation samples that the server owns; in no client's splits."""
+    groups: tuple[str, ...] = ()
+    """A label per client (region, machine type ...) for rate searches over groups of clients; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
     notes: tuple[str, ...] = ()
@@ -217,32 +221,44 @@ def assemble(
     sites: Sequence[str] | None = None,
     validation: float = 0.1,
     auxiliary: int = 0,
+    holdout: float = 0.0,
     seed: int = 0,
     **more: Any,
 ) -> Federation:
-    """Cut each client's part into training, private validation and, if asked, auxiliary samples."""
+    """Cut each client's part into training, private validation and, if asked, auxiliary samples and a share
+    ``holdout`` of each client's data that the server gets to own."""
     y = pool.y.numpy()
     aux = np.empty(0, dtype=np.int64)
     if auxiliary:
         parts, aux = take_auxiliary(y, parts, auxiliary, len(classes), generator(seed, "auxiliary"))
+    given: list[np.ndarray] = []
+    if holdout:
+        pairs = [
+            stratified_holdout(y, np.asarray(part), holdout, generator(seed, "holdout", k), "holdout")
+            for k, part in enumerate(parts)
+        ]
+        parts, given = [rest for rest, _ in pairs], [out for _, out in pairs]
     train, held = [], []
     for k, part in enumerate(parts):
         t, v = stratified_holdout(y, np.asarray(part), validation, generator(seed, "validation", k))
         train.append(t)
         held.append(v)
     names = tuple(sites) if sites is not None else tuple(f"client {k}" for k in range(len(parts)))
-    return Federation(pool, tuple(train), tuple(held), test, tuple(classes), names, auxiliary=aux, **more)
+    server = np.sort(np.concatenate(given)) if given else np.empty(0, dtype=np.int64)
+    return Federation(
+        pool, tuple(train), tuple(held), test, tuple(classes), names, auxiliary=aux, holdout=server, **more
+    )
 
 
 def stratified_holdout(
-    y: np.ndarray, index: np.ndarray, fraction: float, rng: np.random.Generator
+    y: np.ndarray, index: np.ndarray, fraction: float, rng: np.random.Generator, what: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rest, held out): ``fraction`` of each class of ``index``, never the last sample of a class.
 
     Fractions of a sample are settled at random, so that small classes are held out in proportion on average.
     """
     if not 0 <= fraction < 1:
-        raise FedtailError(f"validation = {fraction!r} is outside [0, 1)")
+        raise FedtailError(f"{what} = {fraction!r} is outside [0, 1)")
     held = []
     for c in np.unique(y[index]):
         members = index[y[index] == c]
@@ -274,3 +290,12 @@ def take_auxiliary(
 def with_augment(federation: Federation, augment: str | None) -> Federation:
     """The same federation under another augmentation."""
     return replace(federation, augment=augment)
+
+
+def with_groups(federation: Federation, labels: np.ndarray) -> Federation:
+    """Label each client by the most frequent of its samples' ``labels`` (N,), ties to the first in order."""
+    names = []
+    for index in federation.train:
+        values, counts = np.unique(np.asarray(labels)[index].astype(str), return_counts=True)
+        names.append(str(values[counts.argmax()]))
+    return replace(federation, groups=tuple(names))

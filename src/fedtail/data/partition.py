@@ -10,7 +10,7 @@ import numpy as np
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.random import generator
 from fedtail.data.augment import check_augment
-from fedtail.data.federation import Federation, Samples, assemble
+from fedtail.data.federation import Federation, Samples, assemble, with_groups
 from fedtail.data.registry import Pooled
 
 PARTITIONS = ("iid", "dirichlet", "per_client", "column")
@@ -88,6 +88,7 @@ def federate(
     min_samples: int = 10,
     validation: float | None = None,
     auxiliary: int = 0,
+    holdout: float = 0.0,
     augment: str | None = None,
     seed: int = 0,
 ) -> Federation:
@@ -102,13 +103,14 @@ def federate(
         scheme = "dirichlet" if pooled.sites is None else "column"
     if scheme == "column" and pooled.sites is None:
         raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pooled.name!r} has none")
-    return partition(
+    federation = partition(
         pooled.train, pooled.test, scheme=scheme, clients=clients, alpha=alpha, column=pooled.sites,
-        min_samples=min_samples, classes=pooled.classes, seed=seed, auxiliary=auxiliary,
+        min_samples=min_samples, classes=pooled.classes, seed=seed, auxiliary=auxiliary, holdout=holdout,
         validation=pooled.validation if validation is None else validation,
         name=pooled.name, transform=pooled.transform, augment=augment, background=pooled.background,
         preprocessing=pooled.preprocessing, notes=pooled.notes,
     )  # fmt: skip
+    return federation if pooled.groups is None else with_groups(federation, pooled.groups)
 
 
 def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -23,6 +23,8 @@ class Pooled:
     augment: str | None = None
     sites: np.ndarray | None = None
     """(N,) site of each training sample, where the data has sites of its own."""
+    groups: np.ndarray | None = None
+    """(N,) group of each training sample's site, where the data names one: for rate searches over groups."""
     model: str = "mlp"
     """The model the paper (or good sense) uses for it, and its options."""
     model_options: dict[str, Any] = field(default_factory=dict)

@@ -261,4 +261,4 @@ def local_gain(model: FlatModel, client: Client, x: Tensor, delta: Tensor) -> np
 
 
 def _accuracy(confusion: np.ndarray) -> float:
-    return float(np.diag(confusion).sum() / max(confusion.sum(), 1))
+    return float(np.diag(confusion).sum() / confusion.sum()) if confusion.sum() else float("nan")

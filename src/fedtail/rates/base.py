@@ -12,9 +12,24 @@ A round under a strategy with P probes and A axes (A = K clients, or fewer clust
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a strategy may know of the run it serves."""
+
+    rounds: int
+    participation: float
+    sizes: np.ndarray
+    """(K,) training samples per client."""
+    groups: tuple[str, ...] = ()
+    """A label per client that the user's data names (region, machine type ...); empty if none."""
 
 
 class RateStrategy:
@@ -30,6 +45,9 @@ class RateStrategy:
     base_rates: np.ndarray
     """(K,) resampling rates in force while another quantity is searched."""
 
+    def begin(self, setting: Setting) -> None:
+        """Called before the first round of a run and, after ``load_state``, before the first resumed one."""
+
     def ask(self) -> np.ndarray:
         """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
         raise NotImplementedError
@@ -39,6 +57,11 @@ class RateStrategy:
         """(K,) the axis (client or cluster) each client moves along."""
         return np.arange(self.n_clients)
 
+    @property
+    def n_axes(self) -> int:
+        """A; an axis may be without clients."""
+        return self.n_clients
+
     def patterns(self) -> str | None:
         """Which candidate models the server validates this round.
 
@@ -47,6 +70,13 @@ class RateStrategy:
         taking probe j everywhere.
         """
         return None
+
+    def weights(self, p: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """(S,) aggregation weights of the clients that are there. p: (K,) of all; present: (S,) their indices."""
+        return np.asarray(p[present] / p[present].sum())
+
+    def observe(self, clients: np.ndarray, deltas: Sequence[Tensor]) -> None:
+        """Look at a round's updates before ``tell``. clients: (S,) indices; deltas: S tensors of shape (P, n)."""
 
     def tell(
         self,
@@ -71,7 +101,7 @@ class RateStrategy:
 
     @property
     def rates(self) -> np.ndarray:
-        """(K,) the rates in force: those of the last selected candidate."""
+        """(K,) the values in force (of what ``searches`` names): those of the last selected candidate."""
         raise NotImplementedError
 
     @property

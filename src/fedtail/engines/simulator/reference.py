@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import class_counts, confusion_matrix
+from fedtail.core.metrics import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.engines.base import LocalSettings
 from fedtail.engines.local import EVAL_BATCH, DivergedError, client_confusion, measure_client, train_client
+from fedtail.engines.validation import count_candidates, model_inputs
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 
@@ -75,12 +76,9 @@ class ReferenceSimulator:
         return updates, refusals
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        counts = np.zeros((len(candidates), 3, self.federation.n_classes), dtype=np.int64)
-        views = [self.federation.client(k) for k in clients]
-        for s, vector in candidates.walk():
-            for client in views:
-                counts[s] += class_counts(client_confusion(self.model, client, vector, client.validation))
-        return counts
+        held = self.federation.pool.take(np.concatenate([self.federation.validation[k] for k in clients]))
+        inputs = model_inputs(held.x, self.federation.transform, self.device)
+        return count_candidates(self.model, candidates, inputs, held.y.numpy(), self.federation.n_classes)
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         n_classes = self.federation.n_classes

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtail.core.candidates import binary_patterns
+from fedtail.core.errors import FedtailError
+from fedtail.rates import FedHOO, Setting
+from fedtail.rates.fedhoo import additive_fit
+
+BEST = np.array([0.47, 0.63, 0.55, 0.71, 0.5])
+
+
+def candidate_rates(probes: np.ndarray) -> np.ndarray:
+    """(2^K, K) rates of every candidate. probes: (K, 2)."""
+    bits = binary_patterns(len(probes))
+    return np.where(bits == 1, probes[:, 1], probes[:, 0])
+
+
+def search(
+    strategy: FedHOO, reward: Callable[[np.ndarray, int], np.ndarray], rounds: int = 100
+) -> tuple[list[int], list[int]]:
+    """Depths of the selected boxes and the winners, until the search is done."""
+    depths, winners = [], []
+    for t in range(rounds):
+        if strategy.done:
+            break
+        depths.append(strategy.stats()["node_depth"])
+        winners.append(strategy.tell(reward(candidate_rates(strategy.ask()), t)))
+    return depths, winners
+
+
+def quadratic(rates: np.ndarray, t: int) -> np.ndarray:
+    return 1 - ((rates - BEST[: rates.shape[1]]) ** 2).sum(axis=1)
+
+
+def test_two_clients_follow_the_worked_example() -> None:
+    strategy = FedHOO(2, 0.0, 1.0, cold_rounds=0)
+    np.testing.assert_array_equal(strategy.ask(), [[0.25, 0.75]] * 2)
+    assert strategy.tell([0.0, 0.0, 1.0, 0.0]) == 2  # s = (0, 1): client 1 takes the upper probe
+    np.testing.assert_array_equal(strategy.rates, [0.25, 0.75])
+    np.testing.assert_array_equal(strategy.choice, [0, 1])
+    np.testing.assert_array_equal(strategy.ask(), [[0.125, 0.375], [0.625, 0.875]])  # of [0, .5] x [.5, 1]
+
+
+@pytest.mark.parametrize("reward", ["raw", "drift"])
+@pytest.mark.parametrize("drift", [0.0, 0.05])
+def test_five_clients_without_noise_give_the_golden_trace(reward: str, drift: float) -> None:
+    strategy = FedHOO(5, reward=reward)
+    depths, winners = search(strategy, lambda r, t: quadratic(r, t) + drift * t)
+    assert depths == [0, 0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5]
+    assert winners[-1] == 29
+    np.testing.assert_allclose(strategy.rates, [0.471875, 0.628125, 0.546875, 0.709375, 0.496875], atol=1e-12)
+    stats = strategy.stats()
+    assert (stats["nodes"], stats["rounds"], stats["stopped"]) == (161, 12, "stable")
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-1.0, 1.0))
+def test_with_drift_correction_a_constant_per_round_never_changes_the_search(seed: int, slope: float) -> None:
+    rng = np.random.default_rng(seed)
+    plain, shifted = FedHOO(3, reward="drift"), FedHOO(3, reward="drift")
+    for t in range(30):
+        if plain.done:
+            break
+        noise = 0.05 * rng.standard_normal(8)
+        a = plain.tell(quadratic(candidate_rates(plain.ask()), t) + noise)
+        b = shifted.tell(quadratic(candidate_rates(shifted.ask()), t) + noise + slope * t)
+        assert a == b
+        np.testing.assert_array_equal(plain.ask(), shifted.ask())
+
+
+def test_identical_candidates_choose_the_first() -> None:
+    for select in ("joint", "main_effect"):
+        strategy = FedHOO(4, cold_rounds=0, select=select)
+        assert strategy.tell(np.full(16, 0.7)) == 0
+
+
+def test_cold_rounds_adopt_the_best_candidate_and_record_nothing() -> None:
+    strategy = FedHOO(2, cold_rounds=2)
+    probes = strategy.ask()
+    for _ in range(2):
+        assert strategy.stats()["phase"] == "cold"
+        assert strategy.tell([0.1, 0.9, 0.2, 0.3]) == 1
+        np.testing.assert_array_equal(strategy.ask(), probes)
+        assert strategy.stats()["nodes"] == 1
+    strategy.tell([0.1, 0.9, 0.2, 0.3])
+    assert strategy.stats()["nodes"] == 5
+
+
+def test_a_box_at_the_depth_cap_stays_a_leaf() -> None:
+    strategy = FedHOO(1, max_depth=2, cold_rounds=0, stable_rounds=100)
+    for t in range(10):
+        strategy.tell([0.2, 0.1])
+        assert strategy.stats()["nodes"] == min(1 + 2 * (t + 1), 5)
+    assert strategy.stats()["depth"] == 2
+
+
+def test_the_search_ends_at_the_round_limit_and_then_asks_for_one_probe() -> None:
+    rng = np.random.default_rng(0)
+    strategy = FedHOO(2, max_rounds=6, stable_rounds=50)
+    search(strategy, lambda r, t: rng.random(4))
+    assert strategy.done and strategy.stats()["stopped"] == "limit" and strategy.stats()["rounds"] == 6
+    assert strategy.choice.max() <= 1
+    np.testing.assert_array_equal(strategy.ask(), strategy.rates[:, None])
+    rates = strategy.rates
+    assert strategy.patterns() is None and strategy.tell() == 0
+    np.testing.assert_array_equal(strategy.choice, [0, 0])
+    np.testing.assert_array_equal(strategy.rates, rates)
+
+
+def test_the_equation_reading_explores_more_boxes_than_the_pseudocode() -> None:
+    def shallow_rounds(score: str) -> int:
+        rng = np.random.default_rng(3)
+        strategy = FedHOO(3, score=score, cold_rounds=0, stable_rounds=1000, max_rounds=30, alpha=4.0)
+        depths, _ = search(strategy, lambda r, t: quadratic(r, t) + 0.02 * rng.standard_normal(8))
+        return sum(d < 5 for d in depths)
+
+    assert shallow_rounds("equation") > shallow_rounds("pseudocode")
+
+
+def test_main_effects_find_the_rates_better_than_single_candidates_under_noise() -> None:
+    def error(select: str, seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        strategy = FedHOO(5, select=select)
+        search(strategy, lambda r, t: quadratic(r, t) + 0.02 * rng.standard_normal(32))
+        return float(np.abs(strategy.rates - BEST).mean())
+
+    joint, effects = (np.mean([error(s, seed) for seed in range(20)]) for s in ("joint", "main_effect"))
+    assert effects < 0.75 * joint
+
+
+def test_the_additive_fit_reproduces_additive_rewards_and_averages_the_rest() -> None:
+    bits = binary_patterns(3)
+    additive = 0.3 + bits @ [0.1, -0.2, 0.05]
+    np.testing.assert_allclose(additive_fit(additive, 3), additive, atol=1e-12)
+    interaction = 0.1 * (2 * bits[:, 0] - 1) * (2 * bits[:, 1] - 1)
+    np.testing.assert_allclose(additive_fit(additive + interaction, 3), additive, atol=1e-12)
+
+
+def test_a_missing_client_keeps_its_rate_and_its_interval() -> None:
+    strategy = FedHOO(3, 0.0, 1.0, cold_rounds=0)
+    strategy.tell(quadratic(candidate_rates(strategy.ask()), 0))
+    rate, probes = strategy.rates[1], strategy.ask()[1]
+    rewards = np.array([1.1, 1.2, 1.1, 1.2, 1.3, 1.4, 1.3, 1.4])  # no difference along axis 1
+    strategy.tell(rewards, present=np.array([True, False, True]))
+    assert strategy.rates[1] == rate
+    np.testing.assert_array_equal(strategy.ask()[1], probes)
+    assert np.all(np.ptp(strategy.ask()[[0, 2]], axis=1) < np.ptp(probes))
+    stats = strategy.stats()
+    assert stats["missing"] == [1] and stats["missing_rounds"] == 1 and stats["nodes"] == 1 + 8 + 4
+    strategy.tell(np.arange(8.0))
+    assert strategy.stats()["missing"] == [] and strategy.stats()["nodes"] == 1 + 8 + 4 + 8
+
+
+def test_a_client_that_is_often_missing_still_ends_in_a_search() -> None:
+    rng = np.random.default_rng(0)
+    strategy = FedHOO(3)
+    while not strategy.done:
+        rates = candidate_rates(strategy.ask())
+        present = np.array([True, True, rng.random() < 0.5])
+        if not present[2]:
+            rates[:, 2] = rates[0, 2]
+        strategy.tell(quadratic(rates, 0), present=present)
+    assert np.abs(strategy.rates - BEST[:3]).max() < 0.03
+
+
+def test_other_quantities_are_searched_on_a_logarithmic_scale() -> None:
+    strategy = FedHOO(2, 1e-3, 1.0, searches="lr", log=True, base_rate=[0.5, 0.7], cold_rounds=0)
+    np.testing.assert_allclose(strategy.ask()[0], [10**-2.25, 10**-0.75])
+    np.testing.assert_array_equal(strategy.base_rates, [0.5, 0.7])
+    best = np.array([0.02, 0.3])
+    search(strategy, lambda r, t: -((np.log(r) - np.log(best)) ** 2).sum(axis=1))
+    np.testing.assert_allclose(strategy.rates, best, rtol=0.15)
+
+
+@given(st.integers(1, 5), st.integers(0, 40), st.sampled_from(["raw", "drift"]), st.integers(0, 10**6))
+def test_saved_at_any_round_the_search_goes_on_identically(k: int, cut: int, reward: str, seed: int) -> None:
+    def told(strategy: FedHOO, t: int) -> int:
+        rng = np.random.default_rng((seed, t))
+        present = rng.random(k) < 0.8
+        present[rng.integers(k)] = True
+        return strategy.tell(rng.random(2**k), present=present)
+
+    one = FedHOO(k, reward=reward, score="equation" if seed % 2 else "pseudocode")
+    two = FedHOO(k, reward=reward, score=one.score)
+    for t in range(cut):
+        told(one, t)
+    two.load_state(json.loads(json.dumps(one.state())))
+    for t in range(cut, cut + 8):
+        np.testing.assert_array_equal(one.ask(), two.ask())
+        assert told(one, t) == told(two, t) if not one.done else two.done
+        assert one.state() == two.state() and one.stats() == two.stats()
+
+
+def test_many_clients_warn_with_the_cost_and_too_many_are_refused() -> None:
+    with pytest.warns(UserWarning, match="256 models in every search round, 8 times"):
+        FedHOO(8)
+    with pytest.raises(FedtailError, match=r"2\^13 = 8,192 models.*fedhoo_clusters"):
+        FedHOO(13)
+
+
+def test_partial_participation_is_refused_with_the_way_out() -> None:
+    with pytest.raises(FedtailError, match=r"participation = 0.5.*fedhoo_clusters"):
+        FedHOO(5).begin(Setting(10, 0.5, np.ones(5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"low": 0.8, "high": 0.4}, "rates.high = 0.4"),
+        ({"score": "ucb"}, "rates.score 'ucb' is unknown"),
+        ({"reward": "drfit"}, "did you mean 'drift'"),
+        ({"ema": 0.0}, "rates.ema"),
+        ({"base_rate": [0.1, 0.2]}, "rates.base_rate has 2 values for 3 clients"),
+        ({"low": 0.0, "log": True}, "rates.low"),
+    ],
+)
+def test_bad_options_are_one_clear_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(FedtailError, match=message):
+        FedHOO(3, **options)  # type: ignore[arg-type]
+
+
+def test_wrong_rewards_are_refused() -> None:
+    with pytest.raises(FedtailError, match="needs 8 rewards"):
+        FedHOO(3).tell([0.1, 0.2])
+    with pytest.raises(FedtailError, match="not finite"):
+        FedHOO(1).tell([0.1, float("nan")])

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedtail.core.errors import FedtailError
+from fedtail.rates import FAST, LocallyOptimal
+
+
+def gains_for(best: np.ndarray, rates: np.ndarray) -> dict[str, np.ndarray]:
+    return {"local_gain": (0.9 - np.abs(rates - best))[:, None]}
+
+
+def test_one_arm_is_a_uniform_rate() -> None:
+    strategy = FAST(3, arms=[0.5])
+    for _ in range(4):
+        np.testing.assert_array_equal(strategy.ask(), np.full((3, 1), 0.5))
+        strategy.tell(reports={"local_gain": np.ones((3, 1))})
+    np.testing.assert_array_equal(strategy.rates, np.full(3, 0.5))
+
+
+def test_every_arm_is_played_once_in_each_clients_own_order() -> None:
+    strategy = FAST(6, seed=1)
+    played = []
+    for _ in range(5):
+        played.append(strategy.ask()[:, 0])
+        strategy.tell(reports={"local_gain": np.full((6, 1), 0.1)})
+    np.testing.assert_allclose(np.sort(np.stack(played), axis=0), np.tile([[0.4], [0.5], [0.6], [0.7], [0.8]], 6))
+    assert len({tuple(column) for column in np.stack(played).T}) > 1
+
+
+def test_a_clear_best_arm_is_found_soon_after_the_first_plays() -> None:
+    strategy = FAST(1)
+    plays = []
+    for _ in range(40):
+        rate = strategy.ask()[0, 0]
+        plays.append(rate)
+        strategy.tell(reports={"local_gain": np.array([[1.0 if rate == 0.7 else 0.0]])})
+    assert plays[5] == 0.7
+    assert np.mean(np.array(plays) == 0.7) > 0.5
+    assert strategy.stats()["best_arm"] == [0.7]
+
+
+def test_a_client_plays_the_same_whatever_the_others_see() -> None:
+    one, two = FAST(2), FAST(2)
+    for t in range(12):
+        assert one.ask()[0, 0] == two.ask()[0, 0]
+        one.tell(reports={"local_gain": np.array([[0.1 * (t % 3)], [0.9]])})
+        two.tell(reports={"local_gain": np.array([[0.1 * (t % 3)], [0.1 * (t % 5)]])})
+
+
+def test_an_absent_client_keeps_its_arm_and_its_rate() -> None:
+    strategy = FAST(2)
+    strategy.tell(reports={"local_gain": np.array([[0.2], [0.3]])})
+    rate, arm = strategy.rates[1], strategy.ask()[1, 0]
+    strategy.tell(reports={"local_gain": np.array([[0.2], [np.nan]])}, present=np.array([True, False]))
+    assert strategy.rates[1] == rate and strategy.ask()[1, 0] == arm
+
+
+def test_discounting_notices_sooner_that_the_best_arm_has_changed() -> None:
+    def rounds_to_notice(discount: float) -> int:
+        strategy = FAST(1, arms=[0.4, 0.8], discount=discount)
+        for t in range(400):
+            best = 0.4 if t < 100 else 0.8
+            if t > 100 and strategy.stats()["best_arm"] == [0.8]:
+                return t - 100
+            strategy.tell(reports={"local_gain": np.array([[float(strategy.ask()[0, 0] == best)]])})
+        return 300
+
+    assert rounds_to_notice(0.9) < 0.5 * rounds_to_notice(1.0)
+
+
+def test_locally_optimal_tries_all_arms_once_after_the_cold_rounds_and_keeps_the_best() -> None:
+    strategy = LocallyOptimal(2)
+    for _ in range(3):
+        np.testing.assert_array_equal(strategy.ask(), np.full((2, 1), 0.6))
+        strategy.tell()
+    assert strategy.ask().shape == (2, 5)
+    accuracy = np.array([[0.1, 0.5, 0.5, 0.4, 0.3], [0.1, 0.2, 0.3, 0.4, 0.5]])
+    strategy.tell(reports={"local_validation": accuracy})
+    np.testing.assert_array_equal(strategy.choice, [1, 4])  # ties go to the lowest rate
+    np.testing.assert_allclose(strategy.rates, [0.5, 0.8])
+    assert strategy.done and strategy.ask().shape == (2, 1)
+    strategy.tell()
+    np.testing.assert_array_equal(strategy.choice, [0, 0])
+
+
+def test_a_client_absent_from_the_trials_tries_when_it_is_back() -> None:
+    strategy = LocallyOptimal(2, arms=[0.2, 0.8], cold_rounds=0)
+    strategy.tell(reports={"local_validation": np.array([[0.9, 0.1], [np.nan, np.nan]])}, present=np.array([1, 0]))
+    assert not strategy.done
+    np.testing.assert_allclose(strategy.ask(), [[0.2, 0.2], [0.2, 0.8]])
+    strategy.tell(reports={"local_validation": np.array([[0.1, 0.9], [0.2, 0.3]])})
+    assert strategy.done
+    np.testing.assert_allclose(strategy.rates, [0.2, 0.8])
+
+
+def test_empty_arms_are_refused() -> None:
+    with pytest.raises(FedtailError, match=r"rates\.arms is empty"):
+        FAST(2, arms=[])
