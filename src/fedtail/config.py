@@ -124,9 +124,10 @@ class Run(Section):
     quorum: float = Field(1.0, gt=0, le=1)
     evaluate_every: int = Field(1, ge=1)
     checkpoint_every: int = Field(1, ge=1)
-    diagnostics: bool = True
     trackers: tuple[str, ...] = ()
     """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
+    diagnostics: list[Literal["alignment", "losses", "sgd_alignment", "assumption"]] = ["alignment"]
+    """What to log beside metrics; all but ``alignment`` (of client updates) cost time and need the simulator."""
 
 
 class Config(Section):
@@ -164,12 +165,12 @@ def load_config(
     raw: dict[str, Any] = _read(Path(path)) if path is not None else {}
     for key, value in (flags or {}).items():
         if value is not None:
-            _set(raw, key, value)
+            set_key(raw, key, value)
     for item in overrides:
         key, sign, text = item.partition("=")
         if not sign or "." not in key:
             raise FedtailError(f"override {item!r} is not of the form section.key=value, e.g. method.beta=0.7")
-        _set(raw, key.strip(), parse_value(text.strip()))
+        set_key(raw, key.strip(), parse_value(text.strip()))
     return check_config(raw)
 
 
@@ -223,7 +224,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}") from None
 
 
-def _set(raw: dict[str, Any], key: str, value: Any) -> None:
+def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set one dotted key. Another ``name`` in a section keeps only those options the new entry has too."""
     section, _, name = key.partition(".")
     if section not in Config.model_fields:
         raise one_of("config section", section, Config.model_fields)

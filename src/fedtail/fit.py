@@ -44,8 +44,8 @@ class Plan:
     validate_every: int = 1
     keep_best: bool = False
     """Remember the model with the best validation metric."""
-    diagnostics: bool = True
-    """Log client alignment each round."""
+    alignment: bool = True
+    """Log the alignment of client updates each round."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Problem:
     """(C,) global class counts, where they are known (simulation): for head / tail accuracy."""
     auxiliary: Callable[[Tensor], Tensor] | None = None
     """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
+    monitors: Sequence[Callable[[Task, Tensor], dict[str, Any]]] = ()
+    """Measurements taken after each round; see ``engines.diagnostics``."""
     background: int | None = None
     """The class that means "nothing found", where the data declare one."""
     holdout: Callable[[Candidates], np.ndarray] | None = None
@@ -151,10 +153,12 @@ def train_rounds(
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
-            **({"alignment": _alignment(updates, choice, p)} if plan.diagnostics else {}),
+            **({"alignment": _alignment(updates, choice, p)} if plan.alignment else {}),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])
+        for monitor in problem.monitors:
+            record |= monitor(task, state.x)
         last = t == plan.rounds - 1
         if last or (t + 1) % plan.evaluate_every == 0:
             record["test"] = problem.metrics(engine.confusion(state.x, "test"))

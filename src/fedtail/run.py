@@ -22,9 +22,10 @@ from fedtail.data.partition import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
+from fedtail.engines.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.engines.validation import holdout_validator
 from fedtail.fit import Plan, Problem, State, train_rounds
-from fedtail.methods import METHODS, Method
+from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.models import FlatModel, build_model
 from fedtail.rates import RATES, RateStrategy
 from fedtail.runfolder import append_round, begin_folder, choose_folder, end_folder, read_history, save_model
@@ -92,14 +93,24 @@ def assemble(
     rates: RateStrategy,
     settings: LocalSettings,
     server: ServerOptimizer,
+    diagnostics: Sequence[str] = (),
     **engine: Any,
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
     runner: Engine = simulator(federation, module, method, settings, **engine)
+    monitors: list[Monitor] = []
+    if "losses" in diagnostics:
+        monitors.append(loss_monitor(federation, runner.model))
+    if "sgd_alignment" in diagnostics:
+        plain = FedAvg(weight_decay=method.weight_decay)
+        monitors.append(shadow_monitor(simulator(federation, runner.model.clone().module, plain, settings, **engine)))
+    if "assumption" in diagnostics:
+        monitors.append(assumption_monitor(federation, runner.model, method, settings))
     return Problem(
         runner, runner.model, method, rates, server, federation.n_classes, federation.label_map().sum(0),
-        auxiliary_monitor(runner.model, federation) if method.needs_auxiliary else None, federation.background,
-        _holdout(federation, runner.model), federation.groups,
+        auxiliary=auxiliary_monitor(runner.model, federation) if method.needs_auxiliary else None,
+        background=federation.background, holdout=_holdout(federation, runner.model), groups=federation.groups,
+        monitors=monitors,
     )  # fmt: skip
 
 
@@ -220,7 +231,7 @@ def run(
     strategy = RATES.build(config.rates.name, federation.n_clients, **config.rates.options)
     problem = assemble(
         federation, module, method, strategy, local_settings(config), server_optimizer(config),
-        path=config.engine.path, device=config.engine.device, workers=config.engine.workers,
+        config.run.diagnostics, path=config.engine.path, device=config.engine.device, workers=config.engine.workers,
         precision=config.engine.precision,
     )  # fmt: skip
     return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start, trackers)
@@ -245,7 +256,7 @@ def round_plan(config: Config) -> Plan:
         rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
         participation=run.participation, seed=run.seed, metric=run.metric, quorum=run.quorum,
         validate_on=run.validate_on, evaluate_every=run.evaluate_every, keep_best=run.select == "best",
-        diagnostics=run.diagnostics,
+        alignment="alignment" in run.diagnostics,
     )  # fmt: skip
 
 

@@ -1,0 +1,180 @@
+"""Grids: the paper's tables and figures declared as data (TOML), turned into cells.
+
+A grid has blocks (K = 5, K = 20 ...), columns (data sets) and rows (methods); each adds settings, and each triple under
+each seed is one cell. Recipes hold what belongs to a data set: model, local epochs, learning rate, rounds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from fedtail.config import check_config, set_key
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.experiments.cells import Cell
+
+SCALES = ("smoke", "cpu", "full")
+PACKAGE = "fedtail.experiments"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One block, column or row: a name and the settings it adds."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+    only: tuple[str, ...] = ()
+    """Blocks it belongs to; all if empty."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell stands in its grid."""
+
+    block: str
+    column: str
+    row: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    kind: str
+    """How it is drawn: ``table`` or the name of a figure."""
+    metric: str
+    blocks: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    rows: tuple[Axis, ...]
+    base: Mapping[str, Any]
+    scales: Mapping[str, Mapping[str, Any]]
+    paper: Mapping[str, Mapping[str, list[Any]]]
+    """block -> row -> the paper's number per column, in the order of ``columns``; nan where it gives none."""
+    notes: str = ""
+
+    def reported(self, block: str, row: str, column: str) -> float | None:
+        """The paper's number, if it has one."""
+        values = self.paper.get(block, {}).get(row)
+        if values is None:
+            return None
+        value = float(values[[c.name for c in self.columns].index(column)])
+        return None if value != value else value
+
+    def cells(
+        self, scale: str = "cpu", seeds: Iterable[int] = range(3), only: Iterable[str] = (), tuned: bool = False
+    ) -> list[tuple[Place, Cell]]:
+        """The cells of a scale. ``only`` keeps columns, rows or blocks whose name contains one of the words."""
+        if scale not in SCALES:
+            raise one_of("scale", scale, SCALES)
+        limits = self.scales.get(scale, {})
+        recipes = load_recipes()
+        best = load_tuned() if tuned else {}
+        out = []
+        for block, column, row in self._places(limits, tuple(only)):
+            recipe = limits.get("recipe", "smoke" if scale == "smoke" else column.recipe or block.recipe)
+            raw: dict[str, Any] = {}
+            layers: list[Mapping[str, Any]] = [{**self.base}]
+            if recipe is not None:
+                if recipe not in recipes:
+                    raise one_of(f"recipe of {self.name!r}", recipe, recipes)
+                layers = [recipes[recipe].get("set", {}), *layers]
+            own = "data.name" not in recipes.get(recipe, {}).get("set", {}) or recipe in (column.recipe, block.recipe)
+            layers += [settings if own else _without_data(settings) for settings in (column.settings, block.settings)]
+            clients = str({k: v for layer in layers for k, v in layer.items()}.get("data.clients", 5))
+            if recipe is not None:
+                layers.append(recipes[recipe].get("clients", {}).get(clients, {}))
+            layers.append(row.settings)
+            layers.append(limits.get("set", {}))
+            if recipe is not None:
+                method = str(row.settings.get("method.name", self.base.get("method.name", "fedcgnm")))
+                layers.append(best.get(recipe, {}).get(method, {}))
+            for layer in layers:
+                for key in sorted(layer, key=lambda k: not k.endswith(".name")):  # names first: they clear options
+                    set_key(raw, key, layer[key])
+            for seed in seeds:
+                set_key(raw, "run.seed", int(seed))
+                label = slug(f"{block.name}-{column.name}-{row.name}-s{seed}")
+                out.append((Place(block.name, column.name, row.name, int(seed)), Cell(label, check_config(raw))))
+        if not out:
+            raise FedtailError(
+                f"nothing of {self.name!r} is left at scale {scale!r} with --only {' '.join(only) or '(all)'}; "
+                f"columns: {', '.join(c.name for c in self.columns)}"
+            )
+        return out
+
+    def _places(self, limits: Mapping[str, Any], only: tuple[str, ...]) -> list[tuple[Axis, Axis, Axis]]:
+        columns = [c for c in self.columns if c.name in limits.get("columns", [c.name])]
+        rows = [r for r in self.rows if r.name in limits.get("rows", [r.name])]
+        blocks = [b for b in self.blocks if b.name in limits.get("blocks", [b.name])]
+        found = []
+        for block in blocks:
+            for column in columns:
+                for row in rows:
+                    if row.only and block.name not in row.only:
+                        continue
+                    text = f"{block.name} {column.name} {row.name}".lower()
+                    if all(word.lower() in text for word in only):
+                        found.append((block, column, row))
+        return found
+
+
+def load_grid(name: str) -> Grid:
+    """A declared grid by name."""
+    raw = _load(f"grids/{name}.toml") if name in grid_names() else None
+    if raw is None:
+        raise one_of("experiment", name, grid_names())
+    return Grid(
+        name,
+        raw["title"],
+        raw.get("kind", "table"),
+        raw.get("metric", "macro_f1"),
+        _axes(raw.get("block", [{"name": "all"}])),
+        _axes(raw["column"]),
+        _axes(raw["row"]),
+        raw.get("base", {}),
+        raw.get("scale", {}),
+        raw.get("paper", {}),
+        raw.get("notes", ""),
+    )
+
+
+def grid_names() -> list[str]:
+    """All declared grids."""
+    folder = files(PACKAGE) / "grids"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_recipes() -> dict[str, Any]:
+    """Recipes by data set."""
+    return _load("recipes.toml")
+
+
+def load_tuned() -> dict[str, Any]:
+    """recipe -> method -> the settings that a recorded search found best on validation."""
+    return _load("tuned.toml")
+
+
+def slug(text: str) -> str:
+    """A folder name from a label."""
+    return "".join(ch if ch.isalnum() or ch in ".-" else "-" for ch in text.replace(" ", "")).lower()
+
+
+def _without_data(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of a data set that a scale replaced by another."""
+    kept = ("data.clients", "data.partition", "data.alpha")
+    return {k: v for k, v in settings.items() if not k.startswith("data.") or k in kept}
+
+
+def _axes(entries: Iterable[Mapping[str, Any]]) -> tuple[Axis, ...]:
+    return tuple(Axis(e["name"], e.get("set", {}), e.get("recipe"), tuple(e.get("only", ()))) for e in entries)
+
+
+def _load(path: str) -> dict[str, Any]:
+    return tomllib.loads((files(PACKAGE) / path).read_text(encoding="utf-8"))
