@@ -5,6 +5,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data import Federation, partition
+from fedtail.predict import SavedModel, load_model
 from fedtail.run import Result, fit
 
 __version__ = "0.1.0"
@@ -12,9 +13,11 @@ __all__ = [
     "Federation",
     "FedtailError",
     "Result",
+    "SavedModel",
     "data",
     "fit",
     "group_classes",
+    "load_model",
     "methods",
     "optim",
     "partition",

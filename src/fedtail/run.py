@@ -26,7 +26,7 @@ from fedtail.engines.diagnostics import Monitor, assumption_monitor, loss_monito
 from fedtail.engines.validation import holdout_validator
 from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
-from fedtail.models import FlatModel, build_model
+from fedtail.models import FlatModel, build_model, choose_model
 from fedtail.rates import RATES, RateStrategy
 from fedtail.runfolder import append_round, begin_folder, choose_folder, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer
@@ -82,6 +82,9 @@ def build_module(config: Config, federation: Federation, pooled: Pooled) -> tupl
     name, options = config.model.name, config.model.options
     if name == "auto":
         name, options = pooled.model, {**pooled.model_options, **options}
+    if name == "auto":  # the data has no model of its own; settled here, so that the run folder names it
+        name, own = choose_model(federation.input_shape)
+        options = {**own, **options}
     module = build_model(name, federation.input_shape, federation.n_classes, seed=config.run.seed, **options)
     return module, {"name": name, "options": options}
 

@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedtail.cli import demo, report, run
+from fedtail.cli import demo, export, predict, report, run
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run_command)
 app.command("report")(report.report)
+app.command("predict")(predict.predict)
+app.command("export")(export.export)
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ def choose_size(shapes: Sequence[tuple[int, int]], size: int | tuple[int, int] |
 
 def decode(root: Path, files: Sequence[Path], size: tuple[int, int], channels: int, *, cache: bool = True) -> Decoded:
     """All files at one size, from the cache where the same files were decoded before."""
-    entry = cache_root() / "images" / f"{_key(root, files, f'{size} {channels}')}.safetensors"
+    entry = cache_root() / "images" / f"{_key(root, files, f'{size} {channels}')}.safetensors" if cache else Path()
     known = _cached(entry) if cache else None
     if known is not None:
         return Decoded(known, {})

@@ -1,0 +1,32 @@
+"""``fedtail export``: a trained model as ONNX or a torch.export program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtail.core.errors import FedtailError
+from fedtail.export import export_onnx, export_torch
+from fedtail.predict import load_model
+
+
+def export(
+    run: Annotated[Path, typer.Option(help="Run folder of the trained model.")],
+    onnx: Annotated[Path | None, typer.Option(help="Write ONNX here (.onnx); needs fedtail[onnx].")] = None,
+    torch: Annotated[Path | None, typer.Option(help="Write a torch.export program here (.pt2).")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Import the model's own module:callable.")] = False,
+) -> None:
+    """Write a trained model for use elsewhere.
+
+    The graph takes samples as stored for training (encoded rows; pixels 0 to 255) and gives class probabilities, for
+    any batch size. `fedtail export --run runs/x --onnx model.onnx`.
+    """
+    if onnx is None and torch is None:
+        raise FedtailError("nothing to write; give --onnx FILE.onnx, --torch FILE.pt2 or both")
+    model = load_model(run, allow_code=allow_code)
+    if onnx is not None:
+        typer.echo(f"wrote {export_onnx(model, onnx)}")
+    if torch is not None:
+        typer.echo(f"wrote {export_torch(model, torch)}")

@@ -1,0 +1,88 @@
+"""``fedtail predict``: classes and probabilities for new rows or images."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+from torch import Tensor
+
+from fedtail.cli.progress import console
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.core.metrics import confusion_matrix, summarize
+from fedtail.data.inputs import image_files, read_for
+from fedtail.data.tables.labels import label_codes, need_column
+from fedtail.data.tables.pooled import is_table, names_option
+from fedtail.predict import SavedModel, load_model
+
+
+def predict(
+    data: Annotated[Path, typer.Argument(help="A table (CSV, TSV, Parquet), an image, a folder of images or a .npy.")],
+    run: Annotated[Path, typer.Option(help="Run folder of the trained model.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
+    keep: Annotated[str, typer.Option(help="Columns of the table to copy into the output, with commas.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Import the model's own module:callable.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the predictions.")] = False,
+) -> None:
+    """Predict with a trained model: one row per sample with the class and the probability of every class.
+
+    `fedtail predict --run runs/x new.csv --out predicted.csv --keep id`. Where the table has the label column too,
+    the predictions are also scored.
+    """
+    model = load_model(run, device=device, allow_code=allow_code)
+    notes: list[str] = []
+    kept, x, frame = _read(model, data, names_option("keep", keep), notes)
+    probabilities = model.probabilities(x)
+    guess = probabilities.argmax(1)
+    table = pd.DataFrame(kept)
+    table["prediction"] = np.array(model.classes, dtype=object)[guess]
+    for c, name in enumerate(model.classes):
+        table[f"p({name})"] = probabilities[:, c].round(6)
+    try:
+        table.to_csv(sys.stdout if out is None else out, index=False, lineterminator="\n")
+    except OSError as error:
+        raise FedtailError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    if quiet:
+        return
+    for note in notes:
+        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    counts = np.bincount(guess, minlength=len(model.classes))
+    share = ", ".join(f"{name} {n}" for name, n in zip(model.classes, counts, strict=True) if n)
+    console.print(f"{len(guess)} predictions: {share}" + (f" -> {out}" if out else ""), soft_wrap=True)
+    _score(model, frame, guess)
+
+
+def _read(
+    model: SavedModel, path: Path, keep: tuple[str, ...], notes: list[str]
+) -> tuple[dict[str, Any], Tensor, pd.DataFrame | None]:
+    """What identifies each row, the model's input, and the table it came from."""
+    if path.is_file() and is_table(path):
+        table = read_for(path, model.preprocessing)
+        for name in keep:
+            need_column("kept", name, list(table.frame.columns), f"table {table.name!r}")
+        x = model.inputs(table, notes)
+        first: dict[str, Any] = {name: table.frame[name].to_numpy() for name in keep}
+        return first or {"row": np.arange(1, len(x) + 1)}, x, table.frame
+    if keep:
+        raise one_of("kept column", keep[0], ["file"])
+    if path.is_dir():
+        return {"file": [str(p) for p in image_files(path)]}, model.inputs(path, notes), None
+    x = model.inputs(path, notes)
+    return {"row": np.arange(1, len(x) + 1)} if len(x) > 1 else {"file": [str(path)]}, x, None
+
+
+def _score(model: SavedModel, frame: pd.DataFrame | None, guess: np.ndarray) -> None:
+    """If the table has labels, say how good the predictions are."""
+    label = model.preprocessing.get("label")
+    if frame is None or label is None or label not in frame.columns or frame[label].isna().all():
+        return
+    y, _ = label_codes(frame[label], label, "the table", model.classes)
+    known = y >= 0
+    metrics = summarize(confusion_matrix(y[known], guess[known], len(model.classes)))
+    shown = ", ".join(f"{k.replace('_', ' ')} {metrics[k]:.4f}" for k in ("accuracy", "balanced_accuracy", "macro_f1"))
+    console.print(f"scored against {label!r} ({int(known.sum())} rows): {shown}", soft_wrap=True)

@@ -1,0 +1,183 @@
+"""New data -> the form training data was stored in, by the preprocessing that a model was saved with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedtail.core.errors import FedtailError
+from fedtail.data.columns import Layout
+from fedtail.data.decode import EXTENSIONS, decode, read_image
+from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.pooled import is_table
+from fedtail.data.tables.read import Table, from_frame, listing, read_table
+from fedtail.data.tables.schema import TableSchema
+
+Preprocessing = dict[str, Any]
+
+
+def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[int, ...], notes: list[str]) -> Tensor:
+    """(N, *input_shape), before the model's ``Transform``.
+
+    ``data``: a DataFrame or records (tables), a path or paths (tables, images, ``.npy``), PIL images, or an array of
+    samples in stored form. What had to be worked around, such as levels never seen in training, goes to ``notes``.
+    """
+    kind = preprocessing.get("kind")
+    if isinstance(data, str | Path):
+        return _from_path(Path(data), preprocessing, input_shape, notes)
+    if isinstance(data, Table):
+        notes += data.notes
+        return _from_frame(data.frame, preprocessing, input_shape, notes)
+    if isinstance(data, pd.DataFrame):
+        return _from_frame(data, preprocessing, input_shape, notes)
+    if isinstance(data, pd.Series):
+        raise FedtailError("one row is a DataFrame with one row (frame.loc[[i]]) or a list of one dict, not a Series")
+    if isinstance(data, dict):
+        return _from_frame(pd.DataFrame([data]), preprocessing, input_shape, notes)
+    if isinstance(data, Image.Image):
+        return _from_images([data], preprocessing, input_shape)
+    if isinstance(data, list | tuple) and data:
+        if all(isinstance(d, dict) for d in data):
+            return _from_frame(pd.DataFrame(list(data)), preprocessing, input_shape, notes)
+        if all(isinstance(d, str | Path | Image.Image) for d in data):
+            return _from_images(data, preprocessing, input_shape)
+    if kind == "table" and isinstance(data, list | tuple):
+        raise FedtailError("rows of a table are a DataFrame or a list of dicts, so that columns have names")
+    return _from_array(data, preprocessing, input_shape)
+
+
+def read_for(path: Path, preprocessing: Preprocessing) -> Table:
+    """A table file, with the columns that are names read as text."""
+    kind = preprocessing.get("kind")
+    if kind == "table":
+        schema = TableSchema.from_dict(preprocessing, "the model's preprocessing")
+        text = {c.name for c in schema.columns if c.kind != "numeric"}
+        return read_table(path, text=text, plain={schema.label})
+    if kind == "layout":
+        return read_table(path, text=set(preprocessing["vocabulary"]))
+    return read_table(path)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images under a folder, in order."""
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
+    if not files:
+        raise FedtailError(f"no images ({', '.join(sorted(EXTENSIONS))}) under {str(folder)!r}")
+    return files
+
+
+def _from_path(path: Path, preprocessing: Preprocessing, input_shape: tuple[int, ...], notes: list[str]) -> Tensor:
+    if path.is_dir():
+        return _from_images(image_files(path), preprocessing, input_shape)
+    if not path.is_file():
+        raise FedtailError(f"there is no file {str(path)!r}")
+    if path.suffix.lower() in EXTENSIONS:
+        return _from_images([path], preprocessing, input_shape)
+    if path.suffix.lower() == ".npy":
+        try:
+            return _from_array(np.load(path, allow_pickle=False), preprocessing, input_shape)
+        except (ValueError, OSError, EOFError) as error:
+            raise FedtailError(f"{str(path)!r} is not a plain array file: {error}") from error
+    if not is_table(path):
+        raise FedtailError(f"{str(path)!r} is neither a table (CSV, TSV, Parquet), an image, nor a .npy array")
+    table = read_for(path, preprocessing)
+    notes += table.notes
+    return _from_frame(table.frame, preprocessing, input_shape, notes)
+
+
+def _from_frame(
+    frame: pd.DataFrame, preprocessing: Preprocessing, input_shape: tuple[int, ...], notes: list[str]
+) -> Tensor:
+    kind = preprocessing.get("kind")
+    if not len(frame):
+        raise FedtailError("the table has no rows to predict")
+    if kind == "table":
+        schema = TableSchema.from_dict(preprocessing, "the model's preprocessing")
+        named = from_frame(frame).frame
+        return torch.from_numpy(encode(schema, frame_columns(schema, named, "the table"), notes=notes))
+    if kind == "layout":
+        return _from_layout(frame, preprocessing)
+    if kind == "images":
+        raise FedtailError("this model takes images, not a table")
+    try:
+        values = frame.to_numpy(dtype=np.float32)
+    except (ValueError, TypeError) as error:
+        raise FedtailError(f"this model was trained on arrays; its table must hold numbers only ({error})") from error
+    return _from_array(values, preprocessing, input_shape)
+
+
+def _from_layout(frame: pd.DataFrame, preprocessing: Preprocessing) -> Tensor:
+    vocabulary = {name: tuple(values) for name, values in preprocessing["vocabulary"].items()}
+    x = Layout(tuple(preprocessing["numeric"]), vocabulary).encode(frame, "the table")
+    n = len(preprocessing["numeric"])
+    shift, scale = np.array(preprocessing["shift"]), np.array(preprocessing["scale"])
+    x[:, :n] = (x[:, :n] - shift) / scale
+    return torch.from_numpy(x)
+
+
+def _from_images(
+    items: Sequence[str | Path | Image.Image], preprocessing: Preprocessing, input_shape: tuple[int, ...]
+) -> Tensor:
+    if len(input_shape) != 3:
+        raise FedtailError(f"this model takes samples of shape {input_shape}, not images")
+    channels, height, width = input_shape
+    if channels not in (1, 3):
+        raise FedtailError(f"this model takes images of {channels} channels; give arrays instead of files")
+    paths = [Path(i) for i in items if not isinstance(i, Image.Image)]
+    if len(paths) == len(items):
+        absent = next((p for p in paths if not p.is_file()), None)
+        if absent is not None:
+            raise FedtailError(f"there is no image {str(absent)!r}")
+        found = decode(Path(), paths, (height, width), channels, cache=False)
+        if found.bad:
+            i, reason = next(iter(found.bad.items()))
+            raise FedtailError(f"cannot read {str(paths[i])!r}: {reason}")
+        return found.x
+    return torch.from_numpy(np.stack([_pixels(i, (height, width), channels) for i in items]))
+
+
+def _pixels(item: str | Path | Image.Image, size: tuple[int, int], channels: int) -> np.ndarray:
+    if not isinstance(item, Image.Image):
+        return read_image(Path(item), size, channels)
+    image = item.convert("L" if channels == 1 else "RGB")
+    if (image.height, image.width) != size:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, reducing_gap=3.0)
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:
+    """Samples in stored form; one sample, missing channel axes and channels-last images are brought into shape."""
+    try:
+        x = data.detach().cpu() if isinstance(data, Tensor) else torch.as_tensor(np.asarray(data))
+    except (TypeError, ValueError) as error:
+        raise FedtailError(f"cannot make samples of shape {input_shape} from {type(data).__name__}: {error}") from error
+    given = tuple(x.shape)
+    if given == input_shape:
+        x = x.unsqueeze(0)
+    elif len(input_shape) == 3 and input_shape[0] == 1 and given[-2:] == input_shape[1:] and x.ndim in (2, 3):
+        x = x.reshape(-1, *input_shape)
+    elif len(input_shape) == 3 and given[-3:] == (*input_shape[1:], input_shape[0]) and x.ndim in (3, 4):
+        x = x.reshape(-1, *given[-3:]).permute(0, 3, 1, 2)
+    if tuple(x.shape[1:]) != input_shape:
+        hint = ""
+        if preprocessing.get("kind") == "table":
+            hint = "; rows of a table are given as a DataFrame, arrays are taken as encoded features"
+        raise FedtailError(f"samples must have shape (N, {', '.join(map(str, input_shape))}), not {given}{hint}")
+    if not len(x):
+        raise FedtailError("there are no samples to predict")
+    if x.is_floating_point():
+        rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten().tolist()
+        if rows:
+            raise FedtailError(f"samples must be finite; row(s) {listing(map(str, rows), 5)} are not")
+        if preprocessing.get("kind") == "images" and float(x.max()) <= 1.0:
+            raise FedtailError("pixels must be 0 to 255, as in the files trained on, not 0 to 1; multiply by 255")
+        x = x.float()
+    return x.contiguous()  # another memory order would change the last bits of a convolution

@@ -1,0 +1,64 @@
+"""``fedtail predict`` and ``fedtail export`` from end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fedtail.cli import app
+from fedtail.core.errors import FedtailError
+from fedtail.predict import load_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predict")
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"key": np.arange(200), "x": rng.normal(size=200), "site": rng.choice(["a", "b"], size=200)})
+    rows["y"] = np.where(rows["x"] > 0.8, "rare", "usual")
+    rows.to_csv(folder / "t.csv", index=False)
+    run = ["run", "--table", str(folder / "t.csv"), "--label", "y", "--site", "site", "--rounds", "3", "-q"]
+    result = CliRunner().invoke(app, [*run, "--out", str(folder), "--name", "r"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return folder
+
+
+def invoke(*arguments: object) -> str:
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False).output
+
+
+def test_a_csv_of_classes_and_probabilities_is_written(folder: Path) -> None:
+    text = invoke("predict", "--run", folder / "r", folder / "t.csv", "--out", folder / "p.csv", "--keep", "key,y")
+    out = pd.read_csv(folder / "p.csv")
+    assert list(out.columns) == ["key", "y", "prediction", "p(rare)", "p(usual)"] and len(out) == 200
+    probabilities = load_model(folder / "r").predict_proba(folder / "t.csv")
+    assert np.allclose(out[["p(rare)", "p(usual)"]], probabilities, atol=1e-6)
+    assert "200 predictions" in text and "scored against 'y' (200 rows): accuracy" in text
+
+
+def test_without_out_the_table_goes_to_standard_output(folder: Path) -> None:
+    pd.read_csv(folder / "t.csv").drop(columns="y").head(3).to_csv(folder / "n.csv", index=False)
+    lines = invoke("predict", "--run", folder / "r", folder / "n.csv", "-q").splitlines()
+    assert lines[0] == "row,prediction,p(rare),p(usual)" and len(lines) == 4 and lines[3].startswith("3,")
+
+
+def test_mistakes_are_one_clear_line(folder: Path) -> None:
+    (folder / "short.csv").write_text("key\n1\n")
+    for arguments, words in [
+        (["predict", "--run", folder / "none", folder / "t.csv"], "model.json"),
+        (["predict", "--run", folder / "r", folder / "short.csv"], "lacks column"),
+        (["predict", "--run", folder / "r", folder / "t.csv", "--keep", "kez"], "did you mean 'key'"),
+        (["predict", "--run", folder / "r", folder / "t.csv", "--out", folder / "no" / "p.csv"], "cannot write"),
+        (["export", "--run", folder / "r"], "nothing to write"),
+    ]:
+        with pytest.raises(FedtailError, match=words):
+            invoke(*arguments)
+
+
+def test_export_writes_a_program(folder: Path) -> None:
+    assert "wrote" in invoke("export", "--run", folder / "r", "--torch", folder / "m.pt2")
+    assert (folder / "m.pt2").stat().st_size > 0
