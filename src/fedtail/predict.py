@@ -53,7 +53,8 @@ class SavedModel:
 
     def inputs(self, data: Any, notes: list[str]) -> Tensor:
         """(N, *input_shape) as stored for training; remarks on the data are added to ``notes``."""
-        return prepare_inputs(data, self.preprocessing, self.input_shape, notes)
+        # Another memory order, as of channels-last images, would change the last bits of a convolution.
+        return prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
 
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 from stored samples. Batches have no influence on the result."""
