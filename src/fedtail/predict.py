@@ -57,7 +57,7 @@ class SavedModel:
         return prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
 
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
-        """(N, C) float32 from stored samples. Batches have no influence on the result."""
+        """(N, C) float32 from stored samples. Batches change at most the last bits."""
         self.module.eval()
         with torch.no_grad():
             parts = [
