@@ -130,6 +130,20 @@ class Run(Section):
     """What to log beside metrics; all but ``alignment`` (of client updates) cost time and need the simulator."""
 
 
+class Deploy(Section):
+    """Real federations only (``fedtail deploy``); the simulator ignores it."""
+
+    timeout: float = Field(600.0, gt=0)
+    """Seconds to wait for the replies of one exchange; who is late is left out of the round."""
+    wait: float = Field(120.0, gt=0)
+    """Seconds to wait for all sites before round 0."""
+    reveal: Literal["totals", "classes"] = "totals"
+    """What sites send back from validation: totals, or counts per class (their policy must allow it)."""
+    candidates: Literal["affine", "models"] = "affine"
+    """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server."""
+    models_per_message: int = Field(8, ge=1)
+
+
 class Config(Section):
     """Everything a run depends on."""
 
@@ -141,6 +155,7 @@ class Config(Section):
     server: Server = Field(default_factory=Server)
     engine: EngineSection = Field(default_factory=EngineSection)
     run: Run = Field(default_factory=Run)
+    deploy: Deploy = Field(default_factory=Deploy)
 
     @property
     def data_seed(self) -> int:
@@ -151,7 +166,9 @@ class Config(Section):
 
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
-FREE = ("run.name", "run.folder", "run.checkpoint_every", "run.trackers", "engine.workers")
+FREE = (
+    "run.name", "run.folder", "run.checkpoint_every", "run.trackers", "engine.workers", "deploy.timeout", "deploy.wait",
+)  # fmt: skip
 """Keys that may differ when a run is resumed: they do not change its result."""
 
 

@@ -273,8 +273,12 @@ def drive(
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
     trackers: Sequence[Tracker] = (),
+    amend: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
-    """All rounds of an assembled problem, with history, checkpoints and the run folder; the same on every engine."""
+    """All rounds of an assembled problem, with history, checkpoints and the run folder; the same on every engine.
+
+    ``amend`` may add to a round's record before it is written.
+    """
     plan = round_plan(config)
     history = read_history(folder) if resume else []
     state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
@@ -291,6 +295,8 @@ def drive(
     outcome: dict[str, Any] | None = None
 
     def after(now: State, record: dict[str, Any], seconds: float) -> None:
+        if amend is not None:
+            amend(record)
         append_round(folder, record, seconds)
         if now.round % config.run.checkpoint_every == 0 or now.round == config.run.rounds:
             save_checkpoint(folder / "checkpoint", now, problem)

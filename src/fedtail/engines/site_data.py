@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,22 @@ class FederationSlice:
 
     federation: Federation
     index: int
-    features: tuple[str, ...] = field(default=())
+    model: str = "mlp"
+    model_options: dict[str, Any] = field(default_factory=dict)
 
     def schema(self) -> dict[str, Any]:
-        x = self.federation.pool.x
+        federation = self.federation
         return {
-            "kind": "arrays",
-            "input_shape": list(self.federation.input_shape),
-            "dtype": str(x.dtype).removeprefix("torch."),
-            "classes": list(self.federation.classes),
-            "features": list(self.features),
+            "kind": "slice",
+            "name": federation.name,
+            "input_shape": list(federation.input_shape),
+            "dtype": str(federation.pool.x.dtype).removeprefix("torch."),
+            "classes": list(federation.classes),
+            "transform": asdict(federation.transform),
+            "augment": federation.augment,
+            "model": self.model,
+            "model_options": self.model_options,
+            "preprocessing": federation.preprocessing,
         }
 
     def statistics(self, request: dict[str, Any]) -> dict[str, Any]:

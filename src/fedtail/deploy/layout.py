@@ -1,0 +1,99 @@
+"""The deployment folder: one place for names and paths, so that every command finds the same files.
+
+deployment.toml     names, addresses, sites
+config.toml         the run: method, rates, model, rounds (an ordinary fedtail config)
+app/                the Flower app bundle
+server/             CA, server key, SuperLink's database and log, proxy configuration, systemd units
+sites/<name>/       all that one site needs; hand over this folder and nothing else
+runs/               run folders
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedtail.core.errors import FedtailError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment folder and what ``deployment.toml`` says."""
+
+    folder: Path
+    name: str
+    sites: tuple[str, ...]
+    host: str = "127.0.0.1"
+    """Address the SuperLink listens on; keep it on loopback and put the proxy in front."""
+    port: int = 9092
+    public: str = "127.0.0.1:9092"
+    """Address sites connect to: the proxy's, or the SuperLink's own in a rehearsal."""
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.toml"
+
+    @property
+    def app(self) -> Path:
+        return self.folder / "app"
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "server"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def flwr_home(self) -> Path:
+        """Flower's own settings (which SuperLink, which certificate), apart from the user's."""
+        return self.server / "flwr"
+
+    def site(self, name: str) -> Path:
+        return self.folder / "sites" / name
+
+    def save(self) -> None:
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "name": self.name,
+            "sites": list(self.sites),
+            "server": {"host": self.host, "port": self.port, "public": self.public},
+        }
+        (self.folder / "deployment.toml").write_text(tomli_w.dumps(about))
+
+
+def load_deployment(folder: str | Path) -> Deployment:
+    """The deployment in a folder; one clear line if there is none."""
+    path = Path(folder).resolve()
+    file = path / "deployment.toml"
+    if not file.is_file():
+        raise FedtailError(f"{str(path)!r} is not a deployment folder; make one with `fedtail deploy init {folder}`")
+    try:
+        about = tomllib.loads(file.read_text())
+        server = about["server"]
+        if about["format"] != FORMAT:
+            raise FedtailError(f"{str(file)!r} has format {about['format']!r}, this version reads {FORMAT}")
+        return Deployment(
+            path, about["name"], tuple(about["sites"]), server["host"], int(server["port"]), server["public"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedtailError(f"{str(file)!r} cannot be read: {type(error).__name__} {error}") from None
+
+
+def check_site_names(names: tuple[str, ...]) -> None:
+    """Site names are folder names and appear in certificates and logs."""
+    if not names:
+        raise FedtailError("a deployment needs at least one site, e.g. --sites north,south")
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+            raise FedtailError(f"site name {name!r} is not allowed; use letters, digits, '.', '_' and '-'")
+    if len(set(names)) < len(names):
+        raise FedtailError(f"site names must differ, got {', '.join(names)}")

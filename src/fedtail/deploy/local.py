@@ -1,0 +1,109 @@
+"""A whole federation on this machine, for rehearsal: the SuperLink, every site, TLS and authentication included."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+
+from fedtail.core.errors import FedtailError
+from fedtail.deploy import processes
+from fedtail.deploy.commands import flower_environment, superlink_command, supernode_command
+from fedtail.deploy.control import Control, is_healthy, wait_until_healthy
+from fedtail.deploy.layout import Deployment
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def up(deployment: Deployment, seconds: float = 90.0) -> None:
+    """Start SuperLink and sites, register the sites and wait until all are online."""
+    if processes.find(deployment.folder):
+        raise FedtailError(f"{deployment.name!r} is running; end it with `fedtail deploy down {deployment.folder}`")
+    if not is_free(deployment.host, deployment.port):
+        raise FedtailError(
+            f"port {deployment.port} is taken by another program; set another in {deployment.folder}/deployment.toml"
+        )
+    try:
+        start_superlink(deployment)
+        wait_until_healthy(deployment, seconds, deployment.server / "superlink.log")
+        with Control(deployment) as control:
+            for site in deployment.sites:
+                control.register(site)
+        for site in deployment.sites:
+            start_site(deployment, site)
+        wait_until_online(deployment, seconds)
+    except BaseException:
+        processes.stop(deployment.folder)
+        raise
+
+
+def start_superlink(deployment: Deployment) -> int:
+    """Start Flower's server; its state is in a database, so it can be killed and started again."""
+    environment = flower_environment(deployment.flwr_home, PROGRAMS)
+    log = deployment.server / "superlink.log"
+    return processes.start(deployment.folder, "superlink", superlink_command(PROGRAMS, deployment), log, environment)
+
+
+def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
+    """Start one site; its worker starts with the first message."""
+    folder = deployment.site(site)
+    command = supernode_command(PROGRAMS, folder, superlink or f"{deployment.host}:{deployment.port}", free_port())
+    environment = flower_environment(folder / "flwr", PROGRAMS)
+    return processes.start(deployment.folder, f"site:{site}", command, folder / "supernode.log", environment)
+
+
+def wait_until_online(deployment: Deployment, seconds: float) -> None:
+    """Wait for all sites; says which are missing."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with Control(deployment) as control:
+            missing = [n.site for n in control.nodes() if n.status != "online"]
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            raise FedtailError(
+                f"sites {', '.join(missing)} did not come online within {seconds:g} s; see sites/*/supernode.log"
+            )
+        time.sleep(0.3)
+
+
+def down(deployment: Deployment) -> int:
+    """End everything the deployment started on this machine; returns how many processes there were."""
+    return processes.stop(deployment.folder)
+
+
+def run(deployment: Deployment, *, resume: bool = False) -> int:
+    """Start a run over the sites that are online; returns Flower's run id."""
+    if not is_healthy(deployment):
+        raise FedtailError(f"no SuperLink is running; start it with `fedtail deploy up {deployment.folder} --local`")
+    status = deployment.server / "run.json"
+    status.unlink(missing_ok=True)
+    with Control(deployment) as control:
+        return control.start_run(
+            config=str(deployment.config), deployment=str(deployment.folder), sites=len(deployment.sites), resume=resume
+        )
+
+
+def read_status(deployment: Deployment) -> dict[str, object]:
+    """What the running or last run says of itself; empty if none has started."""
+    path = deployment.server / "run.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port on loopback nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,98 @@
+"""A site's configuration file, ``site.toml``, and the ``Site`` it describes."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedtail.config import load_config
+from fedtail.core.errors import FedtailError, check_range, one_of
+from fedtail.engines.policy import Policy
+from fedtail.engines.site import Site, SiteData
+from fedtail.engines.site_data import FederationSlice
+from fedtail.run import build_federation, load_pooled
+
+KINDS = ("slice",)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """``[worker]``: the process that trains."""
+
+    threads: int = 1
+    memory_mb: int = 4096
+    """The worker is replaced after a message that left it larger, and may not grow beyond twice this."""
+    idle_minutes: float = 60.0
+    """The worker ends after this long without a message; the next one starts it again."""
+    python: str = ""
+    """Interpreter with fedtail installed; by default the one that runs Flower."""
+
+    def __post_init__(self) -> None:
+        check_range("worker.threads", self.threads, 1)
+        check_range("worker.memory_mb", self.memory_mb, 256)
+        check_range("worker.idle_minutes", self.idle_minutes, 0, open_low=True)
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """All of ``site.toml``."""
+
+    file: Path
+    name: str
+    data: dict[str, Any]
+    policy: Policy
+    worker: Worker
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+    def open_data(self) -> SiteData:
+        """Load the site's data; one clear line if it cannot be read."""
+        section = dict(self.data)
+        kind = section.pop("kind", "slice")
+        if kind not in KINDS:
+            raise one_of("data.kind", kind, KINDS)
+        return open_slice(self.folder, **section)
+
+    def open_site(self) -> Site:
+        return Site(self.name, self.open_data(), self.policy, self.folder)
+
+
+def load_site(file: str | Path) -> SiteConfig:
+    """Read and check a ``site.toml``."""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise FedtailError(f"site configuration {str(path)!r} does not exist")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailError(f"site configuration {str(path)!r} is not valid TOML: {error}") from None
+    sections = ("site", "data", "policy", "worker")
+    for key in raw:
+        if key not in sections:
+            raise one_of(f"section of {path.name}", key, sections)
+    name = raw.get("site", {}).get("name")
+    if not isinstance(name, str) or not name:
+        raise FedtailError(f"{str(path)!r}: [site] needs a name")
+    allowed = {f.name for f in fields(Worker)}
+    for key in raw.get("worker", {}):
+        if key not in allowed:
+            raise one_of("key of [worker]", key, allowed)
+    return SiteConfig(
+        path, name, raw.get("data", {}), Policy.from_toml(raw.get("policy", {})), Worker(**raw.get("worker", {}))
+    )
+
+
+def open_slice(folder: Path, config: str = "", client: int = 0) -> FederationSlice:
+    """Client ``client`` of the data set a fedtail config names: for rehearsals, where no site has data of its own."""
+    if not config:
+        raise FedtailError("data.kind = 'slice' needs data.config, the path of a fedtail config")
+    settings = load_config(folder / config)
+    pooled = load_pooled(settings)
+    federation = build_federation(settings, pooled)
+    if not 0 <= client < federation.n_clients:
+        raise FedtailError(f"data.client = {client} is outside 0..{federation.n_clients - 1} of {config!r}")
+    return FederationSlice(federation, client, pooled.model, pooled.model_options)

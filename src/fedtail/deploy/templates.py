@@ -1,0 +1,173 @@
+"""The texts ``fedtail deploy init`` writes: site configuration, systemd units, proxy configuration, instructions."""
+
+from __future__ import annotations
+
+SITE_TOML = """# What this site contributes and what it allows. The server never sees this file.
+
+[site]
+name = "{name}"
+
+[data]
+{data}
+
+[policy]
+# methods = ["fedcgnm", "fedavg"]   # allowed methods; without this line, all
+reveal = "totals"                   # the most validation may send: "totals", or "classes" (counts per class)
+min_class_count = 0                 # refuse to train while a class here has fewer samples
+max_rounds_per_day = 0              # training rounds in 24 hours; 0 is no limit
+min_noise = 0.0                     # refuse a run with less local noise than this
+max_update_mb = 0.0                 # refuse a run with larger updates; 0 is no limit
+
+[worker]
+threads = 1
+memory_mb = 4096                    # replaced when larger after a message; never beyond twice this
+idle_minutes = 60
+"""
+
+SLICE_DATA = """# A rehearsal: this site plays client {client} of the data set that config.toml names.
+kind = "slice"
+config = "{config}"
+client = {client}"""
+
+TABLE_DATA = """# A table with one row per sample ...
+kind = "table"
+path = "data.csv"                   # CSV or Parquet, relative to this file
+label = "label"                     # the column to predict
+validation = 0.1                    # private validation split
+test = 0.15                         # private test split
+# ... or a folder with one sub-folder of images per class:
+# kind = "images"
+# path = "images"
+"""
+
+SUPERLINK_UNIT = """# Copy to /etc/systemd/system/, then: systemctl enable --now fedtail-superlink
+[Unit]
+Description=fedtail server ({name})
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=fedtail
+WorkingDirectory={server}
+Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+Environment=FLWR_HOME={server}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 OMP_NUM_THREADS=1 PATH={path}
+ExecStart={command}
+Restart=on-failure
+RestartSec=5
+# All that Flower and fedtail start ends with the unit.
+KillMode=control-group
+NoNewPrivileges=true
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths={folder}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+SUPERNODE_UNIT = """# Copy to /etc/systemd/system/, then: systemctl enable --now fedtail-site
+# Paths assume that this folder was copied to /opt/fedtail/{name} and fedtail is installed in /opt/fedtail/venv.
+[Unit]
+Description=fedtail site {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=fedtail
+WorkingDirectory=/opt/fedtail/{name}
+Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+Environment=FLWR_HOME=/opt/fedtail/{name}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
+Environment=PATH=/opt/fedtail/venv/bin:/usr/bin:/bin
+ExecStart={command}
+# A SuperNode that was killed is refused until its last heartbeat has expired, so keep trying.
+Restart=always
+RestartSec=15
+KillMode=control-group
+MemoryMax=12G
+NoNewPrivileges=true
+ProtectSystem=strict
+ReadWritePaths=/opt/fedtail/{name}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+NGINX = """# Flower's control API has no authentication and shares a port with the fleet API: whoever reaches it
+# can register a site or start a run. The SuperLink therefore listens on {host}:{port} only, and this proxy passes
+# the fleet path on and nothing else. Include it in nginx's http block, or run: nginx -c {server}/nginx.conf -p {server}
+worker_processes 1;
+pid {server}/nginx.pid;
+error_log {server}/nginx.log warn;
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {server}/nginx-body;
+    proxy_temp_path {server}/nginx-proxy;
+    fastcgi_temp_path {server}/nginx-unused;
+    uwsgi_temp_path {server}/nginx-unused;
+    scgi_temp_path {server}/nginx-unused;
+    limit_conn_zone $binary_remote_addr zone=sites:1m;
+    server {{
+        listen {listen} ssl;
+        ssl_certificate {server}/server.crt;
+        ssl_certificate_key {server}/server.key;
+        ssl_protocols TLSv1.2 TLSv1.3;
+        client_max_body_size 64m;          # Flower sends large arrays in chunks
+        limit_conn sites 64;
+        location /v1/fleet/ {{
+            limit_except POST {{ deny all; }}
+            proxy_pass https://{host}:{port};
+            proxy_ssl_trusted_certificate {server}/ca.crt;
+            proxy_ssl_verify on;
+            proxy_ssl_name {host};
+            proxy_http_version 1.1;
+            proxy_request_buffering off;
+            proxy_read_timeout 300s;
+        }}
+        location / {{ return 403; }}
+    }}
+}}
+"""
+
+SITE_README = """# Site {name}
+
+This folder is all you need to take part in the federation "{deployment}". Keep `site.key` to yourself: it is how the
+server knows you. Your data stays where it is; what leaves this machine is listed below.
+
+1. Install: `python3.11 -m venv /opt/fedtail/venv && /opt/fedtail/venv/bin/pip install "fedtail[flower]=={version}"`
+2. Copy this folder to `/opt/fedtail/{name}` and make it readable by the service user only (`chmod 700`).
+3. Edit `site.toml`: where your data is, and what you allow (`[policy]`).
+4. Check: `fedtail deploy doctor --site site.toml` reads your data and certificates and tells you what is wrong.
+5. Start: copy `fedtail-site.service` to `/etc/systemd/system/` and `systemctl enable --now fedtail-site`.
+   By hand: `{command}`
+
+You open no port: the site connects to `{public}` over TLS and asks for work. `worker.log` says what it did.
+
+What leaves: model updates, the number of your training and validation samples, how many validation samples a model
+classifies correctly, mean training loss; before the first round, column names and class names and, for tables, sums
+of columns. With `policy.reveal = "classes"`, validation counts per class as well. Nothing else.
+
+To leave, stop the service. A run goes on without you, and takes you back when you return.
+"""
+
+SERVER_README = """# Deployment {name}
+
+    deployment.toml   names and addresses
+    config.toml       what is trained: method, rates, model, rounds
+    server/           CA, TLS key, Flower's database, proxy configuration, systemd unit
+    sites/<name>/     what each site gets; hand each folder to its operator over a channel you trust
+    runs/             results
+
+`server/ca.key` signs server certificates and `sites/*/site.key` are the sites' identities. Once the folders are
+handed over, delete your copies of `site.key`; the server needs `site.pub` only.
+
+1. Put `server/fedtail-superlink.service` into `/etc/systemd/system/` and start it.
+2. Put the proxy in front: `nginx -c {server}/nginx.conf -p {server}`. It listens on {listen} and passes on the fleet
+   path only. Do not open port {port} to anybody: Flower's control API behind it has no authentication.
+3. Register the sites, once: `fedtail deploy register {folder}`.
+4. When sites are online (`fedtail deploy status {folder}`): `fedtail deploy doctor {folder}`, then
+   `fedtail deploy run {folder}`. After a crash, `fedtail deploy run {folder} --resume` goes on from the checkpoint.
+
+Rehearse on one machine first: `fedtail deploy up {folder} --local`, `fedtail deploy run {folder}`,
+`fedtail deploy down {folder}`.
+"""

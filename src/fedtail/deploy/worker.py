@@ -1,0 +1,141 @@
+"""The site's worker: stays alive over rounds, so that torch is imported and data read once.
+
+Started on demand by the light app that Flower runs for every message, or by hand:
+``python -m fedtail.deploy.worker site.toml``. It ends when idle, when told to (SIGTERM), or after a message that
+left it too large; the next message starts it again. Method state lives on disk, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from fedtail.core.errors import FedtailError
+from fedtail.deploy.site_config import SiteConfig, load_site
+from fedtail.engines.flower.site_app import frames
+from fedtail.engines.site import Site
+from fedtail.engines.wire import error_parts
+
+MEGABYTE = 1 << 20
+
+
+class _Stop(Exception):
+    """SIGTERM while waiting for a message."""
+
+
+def serve(config: SiteConfig) -> str:
+    """Answer messages until there is a reason to end; returns the reason."""
+    torch.set_num_threads(config.worker.threads)
+    limit_memory(2 * config.worker.memory_mb)
+    site = config.open_site()
+    address = frames.socket_path(config.file)
+    listener = claim(address)
+    if listener is None:
+        return "another worker serves this site"
+    log(f"site {config.name!r} ready, process {os.getpid()}")
+    signal.signal(signal.SIGTERM, _on_term)
+    (config.folder / "worker.pid").write_text(f"{os.getpid()}\n")
+    try:
+        while True:
+            listener.settimeout(config.worker.idle_minutes * 60)
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                return f"idle for {config.worker.idle_minutes:g} minutes"
+            with connection:
+                answer(site, connection)
+            size = resident_mb()
+            if size > config.worker.memory_mb:
+                return f"holds {size:.0f} MB, more than worker.memory_mb = {config.worker.memory_mb}"
+    except _Stop:
+        return "stopped"
+    finally:
+        listener.close()
+        address.unlink(missing_ok=True)
+        (config.folder / "worker.pid").unlink(missing_ok=True)
+
+
+def answer(site: Site, connection: socket.socket) -> None:
+    """One message. A peer that goes away while it is answered is logged and forgotten."""
+    began = time.perf_counter()
+    try:
+        parts = frames.receive(connection)
+        phase = parts.pop("phase", b"").decode()
+        if not phase:
+            return  # somebody looked whether the worker is there
+        try:
+            reply = site.handle(phase, parts)
+        except MemoryError:
+            reply = error_parts("the site's worker ran out of memory; raise worker.memory_mb in site.toml")
+        frames.send(connection, reply)
+        log(f"{phase}: {time.perf_counter() - began:.2f} s, {resident_mb():.0f} MB")
+    except (ConnectionError, UnicodeDecodeError) as error:
+        log(f"connection lost: {error}")
+
+
+def claim(address: Path) -> socket.socket | None:
+    """The listening socket, or None if another worker of this site is alive."""
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.connect(str(address))
+        frames.send(probe, {})
+        return None
+    except OSError:
+        address.unlink(missing_ok=True)
+    finally:
+        probe.close()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    address.chmod(0o600)
+    listener.listen(8)
+    return listener
+
+
+def limit_memory(megabytes: int) -> None:
+    """Refuse allocations beyond a limit: an error reply is better than a machine without memory."""
+    with contextlib.suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = megabytes * MEGABYTE
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+
+
+def resident_mb() -> float:
+    """This process's resident memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MEGABYTE
+
+
+def log(line: str) -> None:
+    """One line into ``worker.log``, which is this process's standard error."""
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    sys.stderr.flush()
+
+
+def _on_term(number: int, frame: FrameType | None) -> None:
+    raise _Stop
+
+
+def main() -> int:
+    """Entry point; exit code 2 and one line for a configuration that cannot work."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m fedtail.deploy.worker site.toml\n")
+        return 2
+    try:
+        log(f"worker ends: {serve(load_site(sys.argv[1]))}")
+    except FedtailError as error:
+        log(f"error: {error}")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
