@@ -6,7 +6,9 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedtail.core.errors import FedtailError
 from fedtail.deploy import processes
@@ -86,7 +88,31 @@ def run(deployment: Deployment, *, resume: bool = False) -> int:
         )
 
 
-def read_status(deployment: Deployment) -> dict[str, object]:
+def wait(
+    deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None, poll: float = 0.5
+) -> dict[str, Any]:
+    """Follow a run to its end; returns its last status. ``FedtailError`` if it failed."""
+    last: dict[str, Any] = {}
+    asked = time.monotonic()
+    while True:
+        now = read_status(deployment)
+        if now != last and on_change is not None:
+            on_change(now)
+        last = now
+        if now.get("state") == "finished":
+            return now
+        if now.get("state") == "failed":
+            raise FedtailError(str(now["error"]))
+        if time.monotonic() - asked > 5.0:  # the run may have ended without a word of ours
+            asked = time.monotonic()
+            with Control(deployment) as control:
+                status, details = control.run_status(run_id)
+            if status.startswith("finished") and read_status(deployment).get("state") not in ("finished", "failed"):
+                raise FedtailError(f"Flower ended the run ({status}): {details}; see {deployment.server}/superlink.log")
+        time.sleep(poll)
+
+
+def read_status(deployment: Deployment) -> dict[str, Any]:
     """What the running or last run says of itself; empty if none has started."""
     path = deployment.server / "run.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
