@@ -1,6 +1,6 @@
 """fedtail: federated learning when the class that matters is rare."""
 
-from fedtail import data, methods, optim, rates
+from fedtail import data, datasets, methods, optim, rates
 from fedtail.core.errors import FedtailError
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
@@ -15,6 +15,7 @@ __all__ = [
     "Result",
     "SavedModel",
     "data",
+    "datasets",
     "fit",
     "group_classes",
     "load_model",

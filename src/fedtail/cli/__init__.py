@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedtail.cli import demo, export, predict, report, run
+from fedtail.cli import data, demo, export, predict, report, run
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("run")(run.run_command)
 app.command("report")(report.report)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

@@ -1,0 +1,197 @@
+"""``fedtail data``: list, get and inspect data sets."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fedtail import datasets
+from fedtail.cli.options import DataDir, Dataset, Images, Label, Site, Table, Tables, data_flags, split_arguments
+from fedtail.config import load_config
+from fedtail.data.inspection import Inspection, inspect, ratio
+from fedtail.data.skew_plot import save_skew_plot
+from fedtail.run import build_federation
+
+app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
+TALL = 24
+"""Tables have no more rows than this, apart from totals."""
+
+
+@app.command("list")
+def list_command(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Data sets, their options, and whether their files are here."""
+    entries = datasets.overview(data_dir)
+    if as_json:
+        typer.echo(json.dumps([vars(e) for e in entries]))
+        return
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "files", "what it is"):
+        table.add_column(column, no_wrap=column != "what it is")
+    for e in entries:
+        lines = [e.about, *([f"terms: {e.terms}"] if e.terms else []), f"options: {', '.join(e.options)}"]
+        table.add_row(e.name, e.state, Text("\n").join([Text(lines[0]), *(Text(v, style="dim") for v in lines[1:])]))
+    Console(highlight=False).print(table)
+
+
+@app.command("get")
+def get_command(
+    names: Annotated[list[str], typer.Argument(help="Data sets to fetch; see `fedtail data list`.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Download public data sets once, with checksum and resume."""
+    for name in names:
+        folder = datasets.get(name, data_dir)
+        typer.echo(f"{name}  {folder}" if folder else f"{name}  needs no download")
+
+
+@app.command("inspect")
+def inspect_command(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...", help="A data set, then overrides.")
+    ] = None,
+    dataset: Dataset = None,
+    table: Table = None,
+    tables: Tables = None,
+    images: Images = None,
+    label: Label = None,
+    site: Site = None,
+    data_dir: DataDir = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
+    partition: Annotated[str | None, typer.Option(help="iid, dirichlet, per_client or column.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration (data.alpha).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed (run.seed).")] = None,
+    rate: Annotated[float, typer.Option(help="Resampling rate at which to show the grouping.")] = 0.6,
+    groups: Annotated[int, typer.Option(help="Number of groups H.")] = 2,
+    plot: Annotated[str | None, typer.Option(help="Draw the table to a .png, .svg or .pdf file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Site-by-class table, imbalance, missing classes, and the grouping each site would make.
+
+    `fedtail data inspect adult`, `fedtail data inspect cifar10 data.imbalance=100 --clients 20 --plot skew.png`,
+    `fedtail data inspect --images parts/`, `fedtail data inspect --table t.csv --label severity --site state`.
+    """
+    name, overrides = split_arguments(arguments)
+    flags: dict[str, Any] = {
+        **data_flags(dataset or name, table, tables, images, label, site),
+        "data.clients": clients, "data.partition": partition, "data.alpha": alpha, "data.dir": data_dir,
+        "run.seed": seed,
+    }  # fmt: skip
+    found = inspect(build_federation(load_config(None, overrides, flags)), rate, groups)
+    if plot is not None:
+        save_skew_plot(found, plot)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    show(found)
+    if plot is not None:
+        typer.echo(f"plot  {plot}")
+
+
+def show(found: Inspection, width: int | None = None) -> None:
+    """Print an inspection; ``*`` marks each site's rarest group, ``·`` a class it lacks."""
+    out = Console(highlight=False, markup=False, width=width)
+    k, c = found.table.shape
+    shape = " x ".join(map(str, found.input_shape))
+    out.print(
+        f"{found.name}: {found.total.sum():,} training, {found.validation.sum():,} validation, {found.test.sum():,} "
+        f"test samples of {shape} values, {c} classes, {k:,} sites",
+        soft_wrap=True,
+    )
+    for columns, rows in (_sites_down(found), _classes_down(found), _summary(found)):
+        needed = sum(max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True))
+        if needed <= out.width and len(rows) <= TALL + 4:
+            break
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell, style="yellow" if cell.endswith("*") else "") for cell in row))
+    out.print(table)
+    lacking = [i for i in range(k) if found.missing(i)]
+    lines = [
+        f"* rarest of {found.n_groups} groups at rate {found.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
+        "epoch: samples per epoch after resampling",
+        f"label skew {found.skew:.3f} (0: every site has the global mix; towards 1: nothing in common)",
+    ]
+    for i in lacking[:5]:
+        missing = found.missing(i)
+        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        lines.append(f"  {found.sites[i]} lacks {', '.join(missing[:6])}{more}")
+    if len(lacking) > 5:
+        lines.append(f"  and {len(lacking) - 5:,} more sites; --json lists all")
+    for line in (*lines, *(f"note: {note}" for note in found.notes)):
+        out.print(line, soft_wrap=True)
+
+
+Grid = tuple[list[str], list[list[str]]]
+"""Column names and rows of text."""
+
+
+def _sites_down(found: Inspection) -> Grid:
+    """One row per site, one column per class."""
+    rows = [
+        [site, *(_cell(found, k, c) for c in range(len(found.classes))), *_figures(found, k)]
+        for k, site in enumerate(found.sites[: TALL + 5])
+    ]
+    for label, counts in (("all sites", found.total), ("test", found.test)):
+        rows.append([label, *(f"{n:,}" for n in counts), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
+    return ["site", *found.classes, "samples", "imbalance", "epoch"], rows
+
+
+def _classes_down(found: Inspection) -> Grid:
+    """The same table turned: few sites, long or many class names."""
+    sites = range(min(len(found.sites), TALL))
+    rows = [
+        [name, *(_cell(found, k, c) for k in sites), f"{found.total[c]:,}", f"{found.test[c]:,}"]
+        for c, name in enumerate(found.classes)
+    ]
+    figures = [_figures(found, k) for k in sites]
+    overall = [f"{found.total.sum():,}", f"{ratio(found.total):.4g}", ""]
+    tests = [f"{found.test.sum():,}", f"{ratio(found.test):.4g}", ""]
+    for i, label in enumerate(("samples", "imbalance", "epoch")):
+        rows.append([label, *(f[i] for f in figures), overall[i], tests[i]])
+    names = list(found.sites) if len(found.sites) <= TALL else ["-" * 200]
+    return ["class", *names[: len(sites)], *["-"] * (len(sites) - len(names)), "all sites", "test"], rows
+
+
+def _summary(found: Inspection) -> Grid:
+    """One row per site with the number of classes in each group; the middle left out where sites are many."""
+    k = len(found.sites)
+    chosen = range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]
+    last = found.n_groups - 1
+    rows = []
+    for i in chosen:
+        groups = found.groups[i]
+        rare = int((groups == last).sum()) if last else 0
+        rows.append(
+            [
+                found.sites[i],
+                str(int((groups >= 0).sum()) - rare),
+                f"{rare}*",
+                str(len(found.missing(i))),
+                *_figures(found, i),
+            ]
+        )
+    if k > TALL:
+        rows.insert(TALL // 2, ["…"] * 7)
+    for label, counts in (("all sites", found.total), ("test", found.test)):
+        rows.append([label, "", "", str(int((counts == 0).sum())), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
+    return ["site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch"], rows
+
+
+def _cell(found: Inspection, k: int, c: int) -> str:
+    n, last = int(found.table[k, c]), found.n_groups - 1
+    return "·" if n == 0 else f"{n:,}*" if last and found.groups[k, c] == last else f"{n:,}"
+
+
+def _figures(found: Inspection, k: int) -> list[str]:
+    return [f"{found.table[k].sum():,}", f"{ratio(found.table[k]):.4g}", f"{found.epoch[k]:,}"]

@@ -1,0 +1,117 @@
+"""Look at a federation before training: who has which classes, how skewed, and what grouping each site would make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.errors import check_range
+from fedtail.core.grouping import group_classes
+from fedtail.core.resampling import resampled_counts
+from fedtail.data.federation import Federation
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The site-by-class table of a federation and what follows from it at one resampling rate."""
+
+    name: str
+    sites: tuple[str, ...]
+    classes: tuple[str, ...]
+    table: np.ndarray
+    """(K, C) training samples."""
+    validation: np.ndarray
+    """(K,) private validation samples."""
+    test: np.ndarray
+    """(C,) test samples."""
+    rate: float
+    n_groups: int
+    groups: np.ndarray
+    """(K, C) group of each class at each site after resampling, 0 = majority; -1 where the site lacks the class."""
+    epoch: np.ndarray
+    """(K,) samples of one resampled epoch."""
+    input_shape: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> np.ndarray:
+        """(C,) training samples over all sites."""
+        return np.asarray(self.table.sum(0))
+
+    @property
+    def imbalance(self) -> np.ndarray:
+        """(K,) most frequent over least frequent class *present* at the site."""
+        return np.array([ratio(row) for row in self.table])
+
+    def missing(self, k: int) -> tuple[str, ...]:
+        """Classes that site k has no sample of, though some site has."""
+        return tuple(c for c, n, all_ in zip(self.classes, self.table[k], self.total, strict=True) if all_ and not n)
+
+    @property
+    def skew(self) -> float:
+        """Mean total-variation distance between a site's class mix and the global one, weighted by site size:
+        0 for identical mixes, towards 1 when sites have nothing in common."""
+        sizes = self.table.sum(1, keepdims=True)
+        mixes, overall = self.table / np.maximum(sizes, 1), self.total / self.total.sum()
+        return float((0.5 * np.abs(mixes - overall).sum(1) * sizes[:, 0]).sum() / sizes.sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "name": self.name,
+            "input_shape": list(self.input_shape),
+            "classes": list(self.classes),
+            "train": self.total.tolist(),
+            "test": self.test.tolist(),
+            "imbalance": ratio(self.total),
+            "skew": self.skew,
+            "rate": self.rate,
+            "sites": [
+                {
+                    "site": site,
+                    "counts": self.table[k].tolist(),
+                    "train": int(self.table[k].sum()),
+                    "validation": int(self.validation[k]),
+                    "imbalance": float(self.imbalance[k]),
+                    "missing": list(self.missing(k)),
+                    "groups": self.groups[k].tolist(),
+                    "resampled_epoch": int(self.epoch[k]),
+                }
+                for k, site in enumerate(self.sites)
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def inspect(federation: Federation, rate: float = 0.6, n_groups: int = 2) -> Inspection:
+    """Count, compare and group; see ``Inspection``."""
+    check_range("rate", rate, 0.0)
+    check_range("groups", n_groups, 1)
+    table = federation.label_map()
+    # sites with the same counts group alike: many small clients share few distinct rows
+    rows, back = np.unique(table, axis=0, return_inverse=True)
+    resampled = [resampled_counts(row, rate) for row in rows]
+    grouped = np.array([np.where(row > 0, group_classes(row, n_groups), -1) for row in resampled])
+    back = back.reshape(-1)
+    return Inspection(
+        federation.name,
+        federation.sites,
+        federation.classes,
+        table,
+        np.array([len(v) for v in federation.validation]),
+        federation.test.counts(federation.n_classes),
+        rate,
+        n_groups,
+        grouped[back],
+        np.array([row.sum() for row in resampled])[back],
+        federation.input_shape,
+        federation.notes,
+    )
+
+
+def ratio(counts: np.ndarray) -> float:
+    """Largest over smallest count among those above 0."""
+    present = counts[counts > 0]
+    return float(present.max() / present.min()) if present.size else float("nan")
