@@ -46,8 +46,9 @@ class Data(Named):
     min_samples: int = Field(10, ge=1)
     validation: float | None = Field(None, ge=0, lt=1)
     """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
-    auxiliary: int = Field(0, ge=0)
-    """Samples per class held out of training for server-side monitors (Ratio Loss)."""
+    auxiliary: int | None = Field(None, ge=0)
+    """Samples per class held out of training for server-side monitors (Ratio Loss); by default 5 where the method
+    needs them, else 0."""
     holdout: float = Field(0.0, ge=0, lt=1)
     """Share of every client's data that the server gets to own, for ``run.validate_on = "server"``."""
     augment: str | None = None

@@ -32,6 +32,8 @@ from fedtail.runfolder import append_round, begin_folder, choose_folder, end_fol
 from fedtail.server import ServerOptimizer
 from fedtail.tracking import Tracker, build_trackers, check_trackers
 
+AUXILIARY = 5
+"""Auxiliary samples per class where a method needs them and the config does not say."""
 RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
 
@@ -72,9 +74,16 @@ def build_federation(config: Config, pooled: Pooled | None = None) -> Federation
     data = config.data
     return federate(
         pooled if pooled is not None else load_pooled(config), scheme=data.partition, clients=data.clients,
-        alpha=data.alpha, min_samples=data.min_samples, validation=data.validation, auxiliary=data.auxiliary,
-        holdout=data.holdout, augment=data.augment, seed=config.data_seed,
+        alpha=data.alpha, min_samples=data.min_samples, validation=data.validation,
+        auxiliary=auxiliary_size(config), holdout=data.holdout, augment=data.augment, seed=config.data_seed,
     )  # fmt: skip
+
+
+def auxiliary_size(config: Config) -> int:
+    """Auxiliary samples per class: as configured, else what the method needs."""
+    if config.data.auxiliary is not None:
+        return config.data.auxiliary
+    return AUXILIARY if getattr(METHODS[config.method.name], "needs_auxiliary", False) else 0
 
 
 def build_module(config: Config, federation: Federation, pooled: Pooled) -> tuple[nn.Module, dict[str, Any]]:
@@ -100,6 +109,11 @@ def assemble(
     **engine: Any,
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
+    if method.needs_auxiliary and not len(federation.auxiliary):
+        raise FedtailError(
+            f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
+            f"{AUXILIARY}"
+        )
     runner: Engine = simulator(federation, module, method, settings, **engine)
     monitors: list[Monitor] = []
     if "losses" in diagnostics:

@@ -7,7 +7,7 @@ import sys
 import click
 import typer
 
-from fedtail.cli import data, demo, export, predict, report, run
+from fedtail.cli import compare, data, demo, export, methods, predict, report, run
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app.command("report")(report.report)
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.add_typer(data.app, name="data")
+app.command("compare")(compare.compare_command)
+app.command("methods")(methods.methods_command)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedtail.report.tables import COLUMNS, Table, mean_spread
 
-NARROW = ("balanced_accuracy", "weighted_f1")
+NARROW = ("balanced_accuracy", "weighted_f1", "accuracy", "head")
 """Columns left out, in this order, where the terminal is too narrow; files and reports have them all."""
 
 
@@ -21,7 +21,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     kept = list(range(len(table.columns)))
     label = max(len(row.label) for row in table.rows)
     for name in NARROW:
-        if label + 16 * len(kept) > out.width:
+        if label + 1 + 16 * len(kept) > out.width:
             kept = [i for i in kept if table.columns[i] != name]
     shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("method", no_wrap=True)

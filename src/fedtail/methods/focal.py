@@ -20,7 +20,7 @@ class Focal(Method):
     """``gamma = 0`` is cross-entropy."""
 
     name = "focal"
-    title = "Focal"
+    title = "Focal loss"
     paper = "Lin et al., Focal Loss for Dense Object Detection, ICCV 2017"
 
     gamma: float = 2.0

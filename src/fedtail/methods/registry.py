@@ -2,7 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fedtail.core.registry import Registry
 from fedtail.methods.base import Method
 
 METHODS: Registry[Method] = Registry("method")
+
+
+def describe_methods() -> list[dict[str, Any]]:
+    """Every method in plain values, by name: title, paper, wire, client_state, auxiliary, tunable, defaults."""
+    out = []
+    for name in sorted(METHODS):
+        method = METHODS.build(name)
+        out.append(
+            {
+                "name": name,
+                "title": method.title,
+                "paper": method.paper,
+                "wire": method.wire,
+                "client_state": method.client_state,
+                "auxiliary": method.needs_auxiliary,
+                "tunable": list(method.tunable),
+                "defaults": METHODS.options(name),
+            }
+        )
+    return out
+
+
+def methods_markdown() -> str:
+    """The table of docs/methods.md."""
+    lines = ["| method | beyond FedAvg on the wire | kept by the client | options and defaults |", "|---|---|---|---|"]
+    for m in describe_methods():
+        options = ", ".join(f"`{o}`" for o in options_text(m["defaults"]))
+        lines.append(f"| [{m['title']}](#{m['name']}) | {m['wire']} | {m['client_state']} | {options} |")
+    return "\n".join(lines) + "\n"
+
+
+def options_text(defaults: Mapping[str, Any]) -> list[str]:
+    """``["mu = 0.01", ...]`` as a TOML file would say it."""
+    return [f"{key} = {_toml(value)}" for key, value in defaults.items()]
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}"

@@ -1,0 +1,164 @@
+"""``fedtail compare``: several methods on one problem, ranked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedtail.checkpoint import write_atomically
+from fedtail.cli.cells import run_with_progress
+from fedtail.cli.options import (
+    DataDir,
+    Dataset,
+    Images,
+    Label,
+    Site,
+    Table,
+    Tables,
+    data_flags,
+    rate_flags,
+    split_arguments,
+)
+from fedtail.cli.progress import console
+from fedtail.cli.tables import print_table
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.experiments.cells import Outcome
+from fedtail.experiments.compare import best_rates, chosen_methods, comparison_cells, method_configs
+from fedtail.report import load_run, write_report
+from fedtail.report.arms import Problem, problems
+from fedtail.report.tables import COLUMNS, headline, to_csv, to_markdown
+from fedtail.report.tables import Table as Ranking
+from fedtail.runfolder import plain
+
+
+def compare_command(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A TOML file, then overrides: section.key=value, or method.key=value with a method's own name.",
+        ),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="`all`, or names separated by commas (see `fedtail methods`).")] = "all",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, from run.seed on.")] = 3,
+    lrs: Annotated[
+        str | None, typer.Option(help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help=f"Ranked by: {', '.join(COLUMNS)}.")] = "macro_f1",
+    dataset: Dataset = None,
+    table: Table = None,
+    tables: Tables = None,
+    images: Images = None,
+    label: Label = None,
+    site: Site = None,
+    rates: Annotated[str | None, typer.Option(help="Rate strategy (rates.name), or one rate for all clients.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds (run.rounds).")] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1 ... (engine.device).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the tables and report.html.")] = Path("runs/compare"),
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one per core.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier comparison left.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Compare methods on one problem over several seeds and print the ranking.
+
+    Without a config it is the demo's problem: digits with imbalance 20 over 5 clients. Finished runs are kept, so
+    an interrupted comparison goes on where it stopped. `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
+    """
+    if metric not in COLUMNS:
+        raise one_of("--metric", metric, COLUMNS)
+    began = time.perf_counter()
+    path, overrides = split_arguments(arguments)
+    flags: dict[str, Any] = {
+        **data_flags(dataset, table, tables, images, label, site), **rate_flags(rates),
+        "data.clients": clients, "run.rounds": rounds, "data.dir": data_dir, "engine.device": device,
+    }  # fmt: skip
+    configs = method_configs(chosen_methods(methods), path, overrides, flags)
+    tried = learning_rates(lrs)
+    cells = comparison_cells(configs, seeds, tried)
+    pool = workers or min(4, os.cpu_count() or 1)
+    outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
+    kept = best_rates(outcomes) if tried else outcomes
+    failed = [o for o in kept if o.error]
+    runs = [load_run(o.folder) for o in kept if not o.error]
+    if not runs:
+        raise FedtailError(f"every run failed; first {failed[0].cell.label}: {failed[0].error}")
+    found = problems(runs)
+    rankings = [ranked(headline(problem, metric)) for problem in found]
+    write_report(runs, out / "report.html", "fedtail compare")
+    answer = write_tables(out, rankings, found, failed)
+    if as_json:
+        typer.echo(json.dumps(plain(answer)))
+    else:
+        for ranking in rankings:
+            print_table(ranking)
+        typer.echo(f"{len(cells)} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
+    for o in failed:
+        console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def learning_rates(text: str | None) -> list[float]:
+    """``0.4,0.1`` as numbers."""
+    try:
+        values = [float(v) for v in (text or "").split(",") if v.strip()]
+    except ValueError:
+        values = [math.nan]
+    if not all(v > 0 and math.isfinite(v) for v in values):
+        raise FedtailError(f"--lrs {text!r} is not a list of positive numbers; use e.g. --lrs 0.4,0.2,0.1")
+    return values
+
+
+def ranked(table: Ranking) -> Ranking:
+    """Best first, by the metric that is tested; undefined last."""
+    column = table.columns.index(table.metric)
+
+    def key(cells: Sequence[tuple[float, float]]) -> float:
+        mean = cells[column][0]
+        return -mean if math.isfinite(mean) else math.inf
+
+    return replace(table, rows=tuple(sorted(table.rows, key=lambda row: key(row.cells))))
+
+
+def write_tables(
+    out: Path, tables: Sequence[Ranking], found: Sequence[Problem], failed: Sequence[Outcome]
+) -> dict[str, Any]:
+    """``comparison.md``, ``comparison.csv`` (one line per run) and ``comparison.json``, which is returned."""
+    answer = {
+        "folder": str(out),
+        "problems": [
+            {
+                "title": table.title,
+                "metric": table.metric,
+                "baseline": table.baseline,
+                "floor": table.floor,
+                "ranking": [
+                    {
+                        "method": row.label,
+                        "seeds": row.seeds,
+                        "mean": {c: cell[0] for c, cell in zip(table.columns, row.cells, strict=True)},
+                        "spread": {c: cell[1] for c, cell in zip(table.columns, row.cells, strict=True)},
+                        "difference": row.versus.difference if row.versus else None,
+                        "p": row.p_holm if row.versus else None,
+                    }
+                    for row in table.rows
+                ],
+            }
+            for table in tables
+        ],
+        "failed": [{"run": o.cell.label, "error": o.error} for o in failed],
+    }
+    write_atomically(out / "comparison.md", to_markdown(tables))
+    write_atomically(out / "comparison.csv", to_csv(found))
+    write_atomically(out / "comparison.json", json.dumps(plain(answer), indent=1))
+    return answer

@@ -1,0 +1,125 @@
+"""Methods x seeds on one problem: the cells of a comparison, and the best learning rate of each method."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.config import Config, load_config
+from fedtail.core.errors import FedtailError, one_of
+from fedtail.experiments.cells import Cell, Outcome, seeds_of
+from fedtail.methods import METHODS
+
+DIGITS: dict[str, Any] = {
+    "data.name": "digits",
+    "rates.name": "uniform",
+    "rates.rate": 0.6,
+    "local.lr": 0.4,
+    "local.batch_size": 32,
+    "run.rounds": 40,
+}
+"""What is compared on where neither a config nor other data is given: the demo's problem."""
+
+
+def chosen_methods(text: str) -> list[str]:
+    """``all``, or names separated by commas."""
+    names = list(METHODS) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
+    if not names:
+        raise FedtailError("no method given; use --methods all, or names from `fedtail methods` separated by commas")
+    for name in names:
+        if name not in METHODS:
+            raise one_of("method", name, METHODS)
+    return list(dict.fromkeys(names))
+
+
+def method_configs(
+    methods: Sequence[str],
+    path: str | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> dict[str, Config]:
+    """One checked config per method.
+
+    ``method.key=value`` goes to every method that has the option, ``fedprox.mu=0.1`` to that method alone.
+    """
+    given = {k: v for k, v in (flags or {}).items() if v is not None}
+    named = "data.name" in given or any(o.startswith("data.name=") for o in overrides)
+    base = {} if path is not None or named else DIGITS
+    own, general = _split(methods, overrides)
+    out = {}
+    for name in methods:
+        mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
+        config = load_config(path, [*mine, *own.get(name, [])], {**base, **given, "method.name": name})
+        METHODS.build(name, **config.method.options)  # a bad value is known before the first run
+        out[name] = config
+    return out
+
+
+def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
+    """Every method under every seed and, if given, every learning rate."""
+    cells = []
+    for name, config in configs.items():
+        for lr in lrs or (config.local.lr,):
+            local = config.local.model_copy(update={"lr": lr})
+            tried = config.model_copy(update={"local": local})
+            label = f"{config.data.name}-{name}" + (f"-lr{lr:g}" if lrs else "")
+            cells += seeds_of(tried, label, range(config.run.seed, config.run.seed + seeds))
+    return cells
+
+
+def best_rates(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Of each method only the learning rate with the best mean validation metric over seeds; ties to the smaller.
+
+    Chosen on the clients' private validation splits, never on test data. A rate at which a run failed is out,
+    unless every rate failed.
+    """
+    by_method: dict[str, dict[float, list[Outcome]]] = {}
+    for o in outcomes:
+        by_method.setdefault(o.cell.config.method.name, {}).setdefault(o.cell.config.local.lr, []).append(o)
+    kept = []
+    for tried in by_method.values():
+        scores = {lr: float(np.mean([validation_score(o) for o in group])) for lr, group in tried.items()}
+        kept += tried[max(sorted(scores), key=lambda lr: scores[lr])]
+    return kept
+
+
+def validation_score(outcome: Outcome) -> float:
+    """The run's last validation metric (``run.metric``); minus infinity for a failed run."""
+    if outcome.error is not None:
+        return -math.inf
+    last: dict[str, Any] = {}
+    for line in Path(outcome.folder / "history.jsonl").read_text(encoding="utf-8").splitlines():
+        last = json.loads(line).get("validation") or last
+    value = last.get(outcome.cell.config.run.metric)
+    return -math.inf if value is None else float(value)
+
+
+def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Overrides of single methods, rewritten to ``method.key=value``, and the rest."""
+    own: dict[str, list[str]] = {}
+    general = []
+    for item in overrides:
+        section, dot, rest = item.partition(".")
+        if dot and section in METHODS and section not in Config.model_fields:
+            if section not in methods:
+                raise FedtailError(f"override {item!r} is for a method that is not compared; add it to --methods")
+            own.setdefault(section, []).append(f"method.{rest}")
+            continue
+        if section == "method":
+            if _key(item) == "name":
+                raise FedtailError(f"override {item!r} has no effect in a comparison; use --methods")
+            if not any(_key(item) in METHODS.options(m) for m in methods):
+                raise one_of(
+                    "option of the compared methods", _key(item), {k for m in methods for k in METHODS.options(m)}
+                )
+        general.append(item)
+    return own, general
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].partition(".")[2].strip()

@@ -1,0 +1,148 @@
+"""``fedtail methods`` and ``fedtail compare``."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtail.cli import main
+from fedtail.core.errors import FedtailError
+from fedtail.experiments.cells import Cell, Outcome
+from fedtail.experiments.compare import best_rates, chosen_methods, comparison_cells, method_configs
+from fedtail.methods import METHODS
+
+FAST = ["--dataset", "blobs", "data.n_max=40", "data.n_classes=3", "--clients", "3", "--rounds", "2", "--workers", "1"]
+
+
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fedtail", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_methods_lists_every_method_with_wire_state_and_defaults(capsys, monkeypatch) -> None:
+    code, out, _ = call(capsys, monkeypatch, "methods", "--json")
+    listed = json.loads(out)["methods"]
+    assert code == 0 and {m["name"] for m in listed} == set(METHODS)
+    scaffold = next(m for m in listed if m["name"] == "scaffold")
+    assert "control" in scaffold["client_state"] and "model-sized" in scaffold["wire"]
+    assert next(m for m in listed if m["name"] == "fedprox")["defaults"]["mu"] == 0.01
+    code, out, _ = call(capsys, monkeypatch, "methods")
+    assert code == 0 and all(name in out for name in METHODS)
+
+
+def test_compare_ranks_all_methods_and_keeps_what_is_done(capsys, monkeypatch, tmp_path: Path) -> None:
+    arguments = ["compare", *FAST, "--methods", "all", "--seeds", "2", "--out", str(tmp_path / "c"), "--json"]
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert code == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    (problem,) = answer["problems"]
+    ranking = problem["ranking"]
+    assert len(ranking) == len(list(METHODS)) and answer["failed"] == []
+    means = [row["mean"]["macro_f1"] for row in ranking]
+    assert means == sorted(means, reverse=True)
+    assert all(row["seeds"] == 2 and row["spread"]["macro_f1"] is not None for row in ranking)
+    assert problem["baseline"] == "FedAvg" and 0 < problem["floor"]["macro_f1"] < 1
+    for name in ("comparison.md", "comparison.csv", "comparison.json", "report.html"):
+        assert (tmp_path / "c" / name).stat().st_size > 0
+    assert len((tmp_path / "c" / "comparison.csv").read_text().splitlines()) == 1 + 2 * len(list(METHODS))
+
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert code == 0 and json.loads(out.splitlines()[-1]) == answer
+    assert err.count("kept") == 2 * len(list(METHODS))
+
+
+def test_compare_prints_a_table_and_picks_learning_rates(capsys, monkeypatch, tmp_path: Path) -> None:
+    code, out, err = call(
+        capsys, monkeypatch, "compare", *FAST, "--methods", "fedavg,fedprox", "--seeds", "1", "--lrs", "0.2,0.0001",
+        "fedprox.mu=0.3", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert code == 0, err
+    assert "FedProx" in out and "majority only" in out and "4 runs" in out
+    table = (tmp_path / "comparison.csv").read_text()
+    assert table.count("fedavg") == table.count("fedprox") == 1
+    assert "lr0.2-" in table and "lr0.0001" not in table
+
+
+def test_overrides_reach_the_methods_they_are_meant_for() -> None:
+    configs = method_configs(
+        ["fedavg", "fedprox", "fedcgnm"], None, ["fedprox.mu=0.3", "method.beta=0.7", "run.rounds=3"]
+    )
+    assert configs["fedprox"].method.options == {"mu": 0.3}
+    assert configs["fedcgnm"].method.options == {"beta": 0.7}
+    assert configs["fedavg"].method.options == {}
+    assert {c.run.rounds for c in configs.values()} == {3}
+    assert {c.local.lr for c in configs.values()} == {0.4}
+    other = method_configs(["fedavg"], None, [], {"data.name": "blobs"})
+    assert other["fedavg"].local.lr == 0.1
+
+
+def test_cells_differ_in_method_seed_and_learning_rate_only() -> None:
+    configs = method_configs(["fedavg", "fedcgnm"])
+    cells = comparison_cells(configs, 2, [0.4, 0.1])
+    assert len({c.digest for c in cells}) == len(cells) == 8
+    assert {c.config.run.seed for c in cells} == {0, 1}
+
+
+def outcome(tmp_path: Path, lr: float, seed: int, score: float | None) -> Outcome:
+    config = method_configs(["fedavg"], None, [f"local.lr={lr}", f"run.seed={seed}"])["fedavg"]
+    folder = tmp_path / f"{lr}-{seed}"
+    folder.mkdir()
+    (folder / "history.jsonl").write_text(
+        json.dumps({"round": 0, "validation": {"accuracy": 0.99}})
+        + "\n"
+        + json.dumps({"round": 1, "validation": {"accuracy": score}})
+        + "\n"
+    )
+    return Outcome(Cell("x", config), folder, error=None if score is not None else "diverged")
+
+
+def test_the_learning_rate_is_the_best_by_mean_final_validation_and_a_failure_disqualifies(tmp_path: Path) -> None:
+    outcomes = [
+        outcome(tmp_path, 0.4, 0, 0.95), outcome(tmp_path, 0.4, 1, None),
+        outcome(tmp_path, 0.2, 0, 0.80), outcome(tmp_path, 0.2, 1, 0.60),
+        outcome(tmp_path, 0.1, 0, 0.71), outcome(tmp_path, 0.1, 1, 0.72),
+    ]  # fmt: skip
+    assert {o.cell.config.local.lr for o in best_rates(outcomes)} == {0.1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--methods", "fedavg,fedproxx"], ["'fedproxx'", "did you mean 'fedprox'"]),
+        (["--methods", ","], ["no method"]),
+        (["--metric", "macro"], ["--metric", "macro_f1"]),
+        (["--lrs", "0.1,fast"], ["--lrs", "0.4,0.2,0.1"]),
+        (["--lrs", "0.1,-1"], ["--lrs"]),
+        (["--methods", "fedavg", "fedprox.mu=1"], ["fedprox.mu", "--methods"]),
+        (["--methods", "fedavg", "method.mu=1"], ["'mu'", "weight_decay"]),
+        (["--methods", "fedavg", "method.name=x"], ["--methods"]),
+        (["--methods", "fedprox", "fedprox.mu=-1"], ["mu"]),
+        (["nowhere.toml"], ["'nowhere.toml' does not exist"]),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, monkeypatch, "compare", "--seeds", "1", "--rounds", "1", *arguments)
+    assert code == 2 and out == ""
+    assert err.strip().count("\n") == 0
+    assert all(word in err for word in words), err
+
+
+def test_a_method_that_fails_is_named_and_the_rest_is_ranked(capsys, monkeypatch, tmp_path: Path) -> None:
+    code, out, err = call(
+        capsys, monkeypatch, "compare", *FAST, "--methods", "fedavg,ratio_loss", "--seeds", "1", "data.auxiliary=0",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    assert code == 1
+    assert "FedAvg" in out and "data.auxiliary" in err
+
+
+def test_all_means_all() -> None:
+    assert chosen_methods("all") == list(METHODS)
+    assert chosen_methods("fedavg, fedprox,fedavg") == ["fedavg", "fedprox"]
+    with pytest.raises(FedtailError):
+        chosen_methods("al")
