@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.engines.local import LocalPlan
-from fedtail.engines.simulator.passes import assign, build_schedule, default_grain, padded
+from fedtail.engines.simulator.passes import MODES, assign, build_schedule, default_grain, padded
 
 
 @given(
-    st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.booleans(),
+    st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 5), st.sampled_from(MODES),
     st.sampled_from(["batch", "group"]),
 )  # fmt: skip
 def test_passes_hold_every_sample_once_and_filling_has_no_weight(
-    seed: int, n_groups: int, n_tracks: int, grain: int, split: bool, scale: str
+    seed: int, n_groups: int, grain: int, mode: str, scale: str
 ) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, size=50)
@@ -23,37 +23,37 @@ def test_passes_hold_every_sample_once_and_filling_has_no_weight(
     batches = [rng.choice(50, size=n) for n in (9, 9, 4)]
     draws = [rng.integers(0, 9, size=(len(b), 3)) for b in batches]
     plan = LocalPlan(batches, draws, np.bincount(labels, minlength=6))
-    tracks = n_tracks if split else 1
-    schedule = build_schedule(
-        plan, labels, groups, n_groups, split=split, scale=scale, grain=grain, n_tracks=tracks
-    )  # fmt: skip
-    cursors, counters = [0] * tracks, [0] * tracks
-    for i, ((passes, absent), batch) in enumerate(zip(schedule.steps, batches, strict=True)):
+    schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, scale=scale, grain=grain)
+    cursor = counter = 0
+    for i, (step, batch) in enumerate(zip(schedule.steps, batches, strict=True)):
         seen = []
-        for p in passes:
-            track, c = schedule.tracks[p.track], counters[p.track]
-            here = slice(cursors[p.track], cursors[p.track] + p.size)
-            rows, drawn = track.rows[here], track.draws[here]
-            real = rows >= 0
-            assert p.size % grain == 0 and p.size - real.sum() < grain
-            assert set(~rows[~real]) <= set(rows[real])
-            seen += [(int(r), *map(int, d)) for r, d in zip(rows[real], drawn[real], strict=True)]
-            if split:
-                assert set(groups[labels[rows[real]]]) == {p.group} and track.groups[c] == p.group
-                size = len(batch) if scale == "batch" else real.sum()
-                np.testing.assert_allclose(track.scales[c], [1 / size], rtol=1e-6)
-            assert track.steps[c] == i
-            np.testing.assert_allclose(track.shares[c], 1 / len(batch), rtol=1e-6)
-            cursors[p.track] += p.size
-            counters[p.track] += 1
+        counts = np.bincount(groups[labels[batch]], minlength=n_groups)
+        for sizes in step.passes:
+            assert schedule.at[counter] == i
+            for h, size in enumerate(sizes):
+                here = slice(cursor, cursor + size)
+                cursor += size
+                rows, real = schedule.rows[here], schedule.rows[here] >= 0
+                assert size % grain == 0 and size - real.sum() < grain
+                assert set(~rows[~real]) <= set(rows[real])
+                assert not schedule.scales[here][~real].any() and not schedule.shares[here][~real].any()
+                np.testing.assert_allclose(schedule.shares[here][real], 1 / len(batch), rtol=1e-6)
+                member = groups[labels[rows[real]]]
+                size_of = np.full(n_groups, len(batch)) if scale == "batch" else counts
+                np.testing.assert_allclose(schedule.scales[here][real], 1 / size_of[member], rtol=1e-6)
+                if mode != "masked":
+                    assert (member == (h if mode == "joint" else schedule.groups[counter])).all()
+                seen += [(int(r), *map(int, d)) for r, d in zip(rows[real], schedule.draws[here][real], strict=True)]
+            counter += 1
         assert sorted(seen) == sorted((int(r), *map(int, d)) for r, d in zip(batch, draws[i], strict=True))
-        if split:
-            assert set(absent) == set(range(n_groups)) - set(groups[labels[batch]])
+        if mode == "single":
+            assert step.absent == tuple(np.flatnonzero(counts == 0))
+    assert cursor == len(schedule.rows) and counter == len(schedule.at)
 
 
 @given(st.integers(1, 500), st.sampled_from([16, 32, 64, 128, 256]))
 def test_filling_costs_less_than_a_thirty_second_of_a_batch_per_group(n: int, batch_size: int) -> None:
-    grain = default_grain(batch_size, 2)
+    grain = default_grain(batch_size)
     assert n <= padded(n, grain) < n + grain
     assert grain <= max(2, batch_size / 32)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.engines.simulator.kernels import symbolic_rows
+from fedtail.engines.simulator.kernels import Layout, Numerics
 
 LARGEST, GRAIN = 1024, 64
 """A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
@@ -24,33 +24,39 @@ class Evaluator:
         pool_x: Tensor,
         pool_y: Tensor,
         template: Tensor,
-        n_params: int,
+        layout: Layout,
+        numerics: Numerics,
         n_classes: int,
-        *,
-        compiled: bool,
     ) -> None:
-        self.function, self.compiled = logits, compiled
+        self.function, self.layout = logits, layout
         self.pool_x, self.pool_y, self.n_classes = pool_x, pool_y, n_classes
-        self.vector = template.clone()
-        self.params, self.rest = self.vector[:n_params], self.vector[n_params:]
-        self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=template.device)
-        self.cuda = template.device.type == "cuda"
-        self.stream = torch.cuda.Stream(template.device) if self.cuda else None
+        self.device = numerics.device
+        self.params = template[: layout.n_params].to(numerics.dtype if numerics.fused else torch.float32, copy=True)
+        self.rest = template[layout.n_params :].clone()
+        self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=self.device)
+        self.cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.cuda else None
         self.memory = torch.cuda.graph_pool_handle() if self.cuda else None
         self.recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def load(self, x: Tensor) -> None:
+        """Evaluate model ``x`` (n,) from now on."""
+        d = self.layout.n_params
+        self.params.copy_(self.layout.inward(x[:d]))
+        self.rest.copy_(x[d:])
 
     @torch.no_grad()
     def logits(self, x: Tensor, index: np.ndarray) -> Tensor:
         """(len(index), C) float32 logits of model ``x``."""
-        self.vector.copy_(x)
+        self.load(x.to(self.device))
         parts = [self._run(rows)[:real].clone() for rows, real in self._chunks(index)]
-        return torch.cat(parts) if parts else torch.empty(0, self.n_classes, device=self.vector.device)
+        return torch.cat(parts) if parts else torch.empty(0, self.n_classes, device=self.device)
 
     @torch.no_grad()
     def confusion(self, x: Tensor, index: np.ndarray) -> np.ndarray:
         """(C, C) confusion matrix of model ``x``; row = true class."""
-        self.vector.copy_(x)
-        total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.vector.device)
+        self.load(x.to(self.device))
+        total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
         self._count(total, self._chunks(index))
         return total.view(self.n_classes, self.n_classes).cpu().numpy()
 
@@ -59,9 +65,9 @@ class Evaluator:
         """(N, 3, C) correct, true and predicted samples per class of every candidate; one copy to the host."""
         c = self.n_classes
         chunks = self._chunks(index)
-        total = torch.zeros(len(candidates), c * c, dtype=torch.int64, device=self.vector.device)
+        total = torch.zeros(len(candidates), c * c, dtype=torch.int64, device=self.device)
         for s, vector in candidates.walk():
-            self.vector.copy_(vector)
+            self.load(vector)
             self._count(total[s], chunks)
         m = total.view(-1, c, c)
         return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
@@ -82,7 +88,7 @@ class Evaluator:
         for piece in pieces:
             size = -(-len(piece) // GRAIN) * GRAIN if self.cuda else len(piece)
             filled = np.concatenate([piece, np.full(size - len(piece), piece[0])])
-            out.append((torch.as_tensor(filled).to(self.vector.device), len(piece)))
+            out.append((torch.as_tensor(filled).to(self.device), len(piece)))
         return out
 
     def _run(self, rows: Tensor) -> Tensor:
@@ -97,8 +103,6 @@ class Evaluator:
         return out
 
     def _call(self, rows: Tensor) -> Tensor:
-        if self.compiled:
-            symbolic_rows(rows)
         return self.function(self.params, self.rest, self.pool_x, rows)
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -109,7 +113,7 @@ class Evaluator:
             for _ in range(2):
                 self._call(self.rows[:n].clone())
             self.stream.synchronize()
-            out = torch.empty(n, self.n_classes, device=self.vector.device)
+            out = torch.empty(n, self.n_classes, device=self.device)
             graph.capture_begin(pool=self.memory)
             out.copy_(self._call(self.rows[:n].clone()))
             graph.capture_end()

@@ -25,9 +25,11 @@ from fedtail.engines.base import LocalSettings
 from fedtail.engines.local import plan_local_run
 from fedtail.engines.simulator.evaluation import Evaluator
 from fedtail.engines.simulator.kernels import (
+    Layout,
     Numerics,
+    choose_mode,
+    gradient_function,
     logits_function,
-    loss_function,
     prepare_inputs,
     update_function,
 )
@@ -53,27 +55,24 @@ class GraphSimulator:
         *,
         device: str = "cpu",
         precision: str = "auto",
+        fused: bool | None = None,
         compile: bool | None = None,
         lanes: int | None = None,
-        tracks: int | None = None,
         workers: int = 1,
     ) -> None:
-        """``lanes``: slots that run at the same time (default: all, at most 10); ``tracks``: streams per slot, each
-        with the passes of its own groups (default: 2 on CUDA where batches are cut by group). ``workers`` is
-        accepted for the sake of the other paths and changes nothing."""
+        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``, ``compile``: see
+        ``Numerics``. ``workers`` is accepted for the sake of the other paths and changes nothing."""
         self.federation, self.method, self.settings = federation, method, settings
         self.device = torch.device(device)
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
-        self.numerics = Numerics.choose(module, self.device, precision, compile)
+        self.numerics = Numerics.choose(module, self.device, precision, fused, compile)
         self.numerics.apply()
+        self.layout = Layout(module, self.numerics)
         skeleton = copy.deepcopy(module)
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
-        coupled = has_batchnorm(module)
-        self.split = self.n_groups > 1 and not method.stateful_loss and not coupled
-        self.grain = 1 if coupled else default_grain(settings.batch_size, self.n_groups if self.split else 1)
-        default_tracks = 2 if self.device.type == "cuda" else 1
-        self.n_tracks = min(self.n_groups, tracks or default_tracks) if self.split else 1
+        self.mode = choose_mode(module, method, self.n_groups)
+        self.grain = 1 if has_batchnorm(module) else default_grain(settings.batch_size)
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
@@ -81,15 +80,16 @@ class GraphSimulator:
         self.pool_y = torch.cat([federation.pool.y, federation.test.y]).to(self.device)
         self._test_rows = np.arange(len(federation.pool), len(self.pool_y))
         inputs = prepare_inputs(federation.transform, self.device, len(federation.input_shape))
-        width = 1 if self.split else self.n_groups
-        if self.numerics.compile and width > 1:
-            torch._functorch.config.donated_buffer = False  # one forward, H backwards
-        self._loss = loss_function(skeleton, method, inputs, self.numerics, width)
+        if self.numerics.compile and self.mode == "masked":
+            torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
+        self._gradients = gradient_function(
+            skeleton, method, inputs, self.layout, self.numerics, self.mode, self.n_groups
+        )
         self._update = update_function(method, self.numerics)
         self.start = self.model.vector.clone()
         self.evaluator = Evaluator(
-            logits_function(skeleton, inputs, self.numerics), self.pool_x, self.pool_y, self.start,
-            self.model.n_params, federation.n_classes, compiled=self.numerics.compile,
+            logits_function(skeleton, inputs, self.layout, self.numerics), self.pool_x, self.pool_y, self.start,
+            self.layout, self.numerics, federation.n_classes,
         )  # fmt: skip
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
@@ -100,7 +100,9 @@ class GraphSimulator:
     # -- training -------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        self.start.copy_(task.x)
+        d = self.layout.n_params
+        self.start[:d] = self.layout.inward(task.x.to(self.device)[:d])
+        self.start[d:] = task.x[d:]
         slots = [self._slot(task, row, p) for row in range(len(task.clients)) for p in range(task.n_probes)]
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -122,20 +124,21 @@ class GraphSimulator:
         groups = self.method.groups(plan.resampled)
         const, state = self.method.start(run, self.client_states.get(client.index, {}))
         schedule = build_schedule(
-            plan, self._labels, groups, self.n_groups,
-            split=self.split, scale=self.settings.scale, grain=self.grain, n_tracks=self.n_tracks,
+            plan, self._labels, groups, self.n_groups, mode=self.mode, scale=self.settings.scale, grain=self.grain
+        )
+        arrays = {
+            "rows": schedule.rows, "scales": schedule.scales, "shares": schedule.shares, "groups": schedule.groups
+        }  # fmt: skip
+        if schedule.draws is not None:
+            arrays["draws"] = schedule.draws
+
+        def inward(tensors: Tensors) -> Tensors:
+            return {k: self.layout.inward(v.to(self.device)) for k, v in tensors.items()}
+
+        return Slot(
+            row, probe, run, hyper, torch.as_tensor(groups).to(self.device), inward(const), inward(state), schedule,
+            {name: torch.as_tensor(a).to(self.device) for name, a in arrays.items()},
         )  # fmt: skip
-        slot = Slot(
-            row, probe, run, hyper, torch.as_tensor(groups).to(self.device),
-            {k: v.to(self.device) for k, v in const.items()},
-            {k: v.to(self.device) for k, v in state.items()}, schedule,
-        )  # fmt: skip
-        for t in schedule.tracks:
-            arrays = {"rows": t.rows, "scales": t.scales, "shares": t.shares, "groups": t.groups}
-            if t.draws is not None:
-                arrays["draws"] = t.draws
-            slot.tracks.append({name: torch.as_tensor(a).to(self.device) for name, a in arrays.items()})
-        return slot
 
     def _run(self, slots: list[Slot], out: Tensor) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
@@ -155,16 +158,16 @@ class GraphSimulator:
 
     def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:
         """Lanes for slots of one signature; all are made anew when a run does not fit their buffers."""
-        rows = max(len(t.rows) for s in slots for t in s.schedule.tracks)
-        passes = max(len(t.steps) for s in slots for t in s.schedule.tracks)
+        rows = max(len(s.schedule.rows) for s in slots)
+        passes = max(len(s.schedule.at) for s in slots)
         shared = self._shared
         if shared is None or rows > shared.capacity[0] or passes > shared.capacity[1]:
             self._lanes.clear()
             self._shared = shared = Shared(
-                self.device, self.pool_x, self.pool_y, self.start, self.model.n_params, self.n_groups, self.split,
-                self.n_tracks, self.method.stateful_loss, self._loss, self._update, self._capacity(rows, passes),
-                self.federation.augment is not None, self.numerics.compile,
-                set() if shared is None else shared.warm,
+                self.device, self.pool_x, self.pool_y, self.start, self.layout,
+                self.numerics.dtype if self.numerics.fused else torch.float32, self.n_groups, self.mode,
+                self.method.stateful_loss, self._gradients, self._update, self._capacity(rows, passes),
+                self.federation.augment is not None, set() if shared is None else shared.warm,
             )  # fmt: skip
         lanes = self._lanes.setdefault(kind, [])
         while len(lanes) < min(len(slots), self.max_lanes):
@@ -176,13 +179,13 @@ class GraphSimulator:
         s = self.settings
         longest = max(int(resampled_counts(self.federation.client(k).counts, 1.0).sum()) for k in range(self.n_clients))
         steps = s.epochs * (-(-longest // s.batch_size))
-        per_step = -(-self.n_groups // self.n_tracks) if self.split else 1
-        per_step = min(per_step, s.batch_size)
-        return max(rows, s.epochs * longest + steps * per_step * self.grain), max(passes, steps * per_step)
+        parts = 1 if self.mode == "masked" else min(self.n_groups, s.batch_size)
+        per_step = parts if self.mode == "single" else 1
+        return max(rows, s.epochs * longest + steps * parts * self.grain), max(passes, steps * per_step)
 
     def _record(self, lane: Lane, slots: list[Slot]) -> None:
         began = time.perf_counter()
-        count = lane.record(set().union(*(s.schedule.sizes for s in slots)))
+        count = lane.record(set().union(*(s.schedule.shapes for s in slots)))
         self.recorded += count
         if count:
             self.recording_seconds += time.perf_counter() - began
@@ -200,10 +203,7 @@ class GraphSimulator:
                 continue
             before = self.client_states.get(k, {})
             kept, extras = zip(
-                *(
-                    self.method.finish(s.run, out[row, s.probe, : self.model.n_params], s.const, s.final, before)
-                    for s in mine
-                ),
+                *(self._finish(s, out[row, s.probe], before) for s in mine),
                 strict=True,
             )
             self._pending[k] = list(kept)
@@ -216,15 +216,19 @@ class GraphSimulator:
             updates.append(update)
         return updates, refusals
 
+    def _finish(self, slot: Slot, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
+        const = {k: self.layout.outward(v) for k, v in slot.const.items()}
+        return self.method.finish(slot.run, delta[: self.layout.n_params], const, slot.final, before)
+
     def _step_losses(self, slot: Slot) -> np.ndarray:
         """(E,) mean loss of each step's batch."""
         total = np.zeros(len(slot.schedule.steps))
-        for track, values in zip(slot.schedule.tracks, slot.losses, strict=True):
-            np.add.at(total, track.steps, values.double().cpu().numpy())
+        assert slot.losses is not None
+        np.add.at(total, slot.schedule.at, slot.losses.double().cpu().numpy())
         return total
 
     def _reports(self, task: Task, k: int, delta: Tensor) -> dict[str, np.ndarray]:
-        reports, x = {}, self.start
+        reports, x = {}, task.x.to(self.device)
         if "local_gain" in task.reports:
             before = float(self._losses(x, k).mean())
             after = np.array([float(self._losses(x + d, k).mean()) for d in delta])
@@ -282,8 +286,8 @@ class GraphSimulator:
     def info(self) -> dict[str, Any]:
         return {
             "engine": "simulator", "path": self.path, "device": str(self.device),
-            "precision": self.numerics.precision, "compiled": self.numerics.compile,
-            "lanes": max((len(v) for v in self._lanes.values()), default=0), "tracks": self.n_tracks,
+            "precision": self.numerics.precision, "fused": self.numerics.fused, "mode": self.mode,
+            "lanes": max((len(v) for v in self._lanes.values()), default=0),
             "recorded_passes": self.recorded, "recording_seconds": round(self.recording_seconds, 3),
         }  # fmt: skip
 

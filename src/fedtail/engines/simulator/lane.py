@@ -1,6 +1,6 @@
-"""A lane: one client's local run at a time on static device buffers, so that its passes can be recorded and replayed.
+"""A lane: one client's local run at a time on static device buffers, so that its steps can be recorded and replayed.
 
-On CUDA every (track, size) is one CUDA graph that reads its rows at a device-side cursor; the host only decides
+On CUDA every shape of a pass is one CUDA graph that reads its rows at a device-side cursor; the host only decides
 which graph comes next. Lanes run on streams of their own, without waiting for each other, so clients of different
 length need no masks. On the CPU the same functions are simply called.
 """
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
-from fedtail.engines.simulator.kernels import symbolic_rows
-from fedtail.engines.simulator.passes import Schedule
+from fedtail.engines.simulator.kernels import Gradients, Layout
+from fedtail.engines.simulator.passes import Schedule, Step
 from fedtail.methods.base import LocalRun
 
 
 @dataclass
 class Slot:
-    """One local run: a client and a probe."""
+    """One local run: a client and a probe. Tensors are on the device and in its layout."""
 
     row: int
     probe: int
@@ -33,10 +33,10 @@ class Slot:
     const: Tensors
     state: Tensors
     schedule: Schedule
-    tracks: list[dict[str, Tensor]] = field(default_factory=list)
-    """``schedule.tracks`` on the device."""
-    losses: list[Tensor] = field(default_factory=list)
-    """Mean-loss shares of each track's passes, filled by the run."""
+    plan: dict[str, Tensor]
+    """The arrays of ``schedule``."""
+    losses: Tensor | None = None
+    """(L,) share of each pass in its step's mean loss; filled by the run."""
     final: Tensors = field(default_factory=dict)
     """Step state after the last step, where the method wants it."""
 
@@ -58,208 +58,171 @@ class Shared:
     pool_x: Tensor
     pool_y: Tensor
     start: Tensor
-    """(n,) the round's global model."""
-    n_params: int
+    """(n,) the round's global model, in the device's layout."""
+    layout: Layout
+    dtype: torch.dtype
+    """Of the weights that passes read."""
     n_groups: int
-    split: bool
-    n_tracks: int
+    mode: str
     stateful: bool
-    loss: Callable[..., tuple[Tensor, Tensor, Tensors]]
+    gradients: Gradients
     update: Callable[..., None]
     capacity: tuple[int, int]
     """Rows and passes of the longest run that fits."""
     augmented: bool
-    compiled: bool
     warm: set[Any]
-    """Sizes that have run once outside a recording: libraries have made their plans for them."""
-
-
-class TrackBuffers:
-    """Static inputs of the passes of one track, its stream and its recorded graphs."""
-
-    def __init__(self, shared: Shared) -> None:
-        rows, passes = shared.capacity
-        device = shared.device
-        width = 1 if shared.split else shared.n_groups
-        self.rows = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.draws = torch.full((rows, 3), 4, dtype=torch.int64, device=device) if shared.augmented else None
-        self.scales = torch.zeros(passes, width, device=device)
-        self.shares = torch.zeros(passes, device=device)
-        self.groups = torch.zeros(passes, dtype=torch.int64, device=device)
-        self.losses = torch.zeros(passes, device=device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.offsets = torch.arange(rows, device=device)
-        cuda = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if cuda else None
-        self.memory = torch.cuda.graph_pool_handle() if cuda else None
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.done = torch.cuda.Event() if cuda else None
-
-    def load(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            getattr(self, name)[: len(value)].copy_(value)
-        self.cursor.zero_()
-        self.counter.zero_()
+    """Shapes that have run once outside a recording: libraries have made their plans for them."""
 
 
 class Lane:
     """Buffers for one local run, and the recorded passes that work on them."""
 
     def __init__(self, shared: Shared, example: Slot) -> None:
-        self.shared = shared
-        d = shared.n_params
-        self.vector = shared.start.clone()
-        self.params = self.vector[:d]
-        self.leaf = self.params.detach().requires_grad_()
-        self.rest = self.vector[d:]
-        self.grads = torch.zeros(shared.n_groups, d, device=shared.device)
+        self.shared = s = shared
+        device, d = s.device, s.layout.n_params
+        rows, passes = s.capacity
+        self.vector = s.start.clone()
+        self.params, self.rest = self.vector[:d], self.vector[d:]
+        self.shadow = self.params if s.dtype == torch.float32 else self.params.to(s.dtype)
+        self.grads = torch.zeros(s.n_groups, d, device=device, dtype=s.dtype) if s.mode == "single" else None
         self.groups = example.groups.clone()
         self.const = {k: v.clone() for k, v in example.const.items()}
         self.state = {k: v.clone() for k, v in example.state.items()}
-        self.hyper = {k: torch.zeros((), device=shared.device) for k in example.hyper}
-        self.tracks = [TrackBuffers(shared) for _ in range(shared.n_tracks)]
-        self.step_graph: torch.cuda.CUDAGraph | None = None
+        self.hyper = {k: torch.zeros((), device=device) for k in example.hyper}
 
-    # -- device work: everything below touches static buffers only, so that it can be recorded --------
+        self.plan = {
+            "rows": torch.zeros(rows, dtype=torch.int64, device=device),
+            "scales": torch.zeros(rows, device=device),
+            "shares": torch.zeros(rows, device=device),
+            "groups": torch.zeros(passes, dtype=torch.int64, device=device),
+        }
+        if s.augmented:
+            self.plan["draws"] = torch.full((rows, 3), 4, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(passes, device=device)
+        self.offsets = torch.arange(rows, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def run_pass(self, t: int, size: int) -> None:
-        """Forward and backward over the next ``size`` rows of a track; the gradient goes to ``grads``."""
-        s, track = self.shared, self.tracks[t]
-        here = track.cursor + track.offsets[:size]
-        rows = track.rows.index_select(0, here)
-        draws = None if track.draws is None else track.draws.index_select(0, here)
-        scale = track.scales.index_select(0, track.counter).squeeze(0)
-        if s.compiled:
-            symbolic_rows(rows, draws)
-        sums, total, state = s.loss(
-            self.leaf, self.rest, s.start, s.pool_x, s.pool_y, rows, draws, scale, self.groups, self.const,
-            self.state if s.stateful else {},
+        cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device) if cuda else None
+        self.memory = torch.cuda.graph_pool_handle() if cuda else None
+        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+
+    # -- device work: static buffers only, so that it can be recorded ---------------------------------
+
+    def run_pass(self, sizes: tuple[int, ...]) -> None:
+        """Gradients over the next rows; except in ``single`` mode also the update."""
+        s = self.shared
+        n = sum(sizes)
+        here = self.cursor + self.offsets[:n]
+        rows, scales, shares = (self.plan[k].index_select(0, here) for k in ("rows", "scales", "shares"))
+        draws = self.plan["draws"].index_select(0, here) if s.augmented else None
+        flats, share, state = s.gradients(
+            self.shadow, self.rest, s.start, s.pool_x, s.pool_y, rows, draws, scales, shares, sizes, self.groups,
+            self.const, self.state if s.stateful else {},
         )  # fmt: skip
-        parts = sums.unbind()
         with torch.no_grad():
-            if s.split:
-                (flat,) = torch.autograd.grad(parts[0], self.leaf)
-                if s.n_groups <= s.n_tracks:
-                    self.grads[t].copy_(flat)
-                else:
-                    self.grads.index_copy_(0, track.groups.index_select(0, track.counter), flat.unsqueeze(0))
-            else:
-                for h in range(s.n_groups):
-                    (flat,) = torch.autograd.grad(parts[h], self.leaf, retain_graph=h < s.n_groups - 1)
-                    self.grads[h].copy_(flat)
             for name, value in state.items():
                 if value is not self.state[name]:
                     self.state[name].copy_(value)
-            track.losses.index_copy_(0, track.counter, total.reshape(1) * track.shares.index_select(0, track.counter))
-            track.cursor.add_(size)
-            track.counter.add_(1)
+            self.losses.index_copy_(0, self.counter, share.reshape(1))
+            if self.grads is not None:
+                self.grads.index_copy_(0, self.plan["groups"].index_select(0, self.counter), flats[0].unsqueeze(0))
+            else:
+                self.run_update(flats)
+            self.cursor.add_(n)
+            self.counter.add_(1)
 
     @torch.no_grad()
-    def run_update(self) -> None:
+    def run_update(self, grads: Any = None) -> None:
         s = self.shared
-        self.shared.update(self.params, s.start[: s.n_params], self.grads, self.const, self.state, self.hyper)
+        self.shared.update(
+            self.params, s.start[: s.layout.n_params], None if self.shadow is self.params else self.shadow,
+            self.grads if grads is None else grads, self.const, self.state, self.hyper,
+        )  # fmt: skip
 
-    # -- recording -----------------------------------------------------------------------------------
+    # -- recording ------------------------------------------------------------------------------------
 
-    def record(self, sizes: set[tuple[int, int]]) -> int:
-        """Record the passes that are missing; returns how many were."""
+    def record(self, shapes: set[tuple[int, ...]]) -> int:
+        """Record the passes that are missing, largest first; returns how many were."""
         if self.shared.device.type != "cuda":
             return 0
-        missing = [(t, n) for t, n in sorted(sizes, key=lambda p: (-p[1], p[0])) if n not in self.tracks[t].graphs]
-        for t, n in missing:
-            track = self.tracks[t]
-            track.graphs[n] = self._record(track, partial(self.run_pass, t, n), ("pass", n))
-            track.cursor.zero_()
-            track.counter.zero_()
-        if self.step_graph is None:
-            self.step_graph = self._record(self.tracks[0], self.run_update, "update")
+        missing = sorted(shapes - self.graphs.keys(), key=lambda v: (-sum(v), v))
+        for shape in missing:
+            self.graphs[shape] = self._record(partial(self.run_pass, shape), shape)
+        if self.shared.mode == "single" and "update" not in self.graphs:
+            self.graphs["update"] = self._record(self.run_update, "update")
         return len(missing)
 
-    def _record(self, track: TrackBuffers, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
-        warm = self.shared.warm
-        stream = track.stream
+    def _record(self, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
+        stream, warm = self.stream, self.shared.warm
         assert stream is not None
         torch.cuda.synchronize(self.shared.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            if key not in warm:
-                for _ in range(2):
-                    track.cursor.zero_()
-                    track.counter.zero_()
-                    work()
-                warm.add(key)
-                stream.synchronize()
-            track.cursor.zero_()
-            track.counter.zero_()
+            for _ in range(0 if key in warm else 2):
+                self._rewind()
+                work()
+            warm.add(key)
+            self._rewind()
             stream.synchronize()
-            graph.capture_begin(pool=track.memory)
+            graph.capture_begin(pool=self.memory)
             work()
             graph.capture_end()
         torch.cuda.synchronize(self.shared.device)
         return graph
 
-    # -- running -------------------------------------------------------------------------------------
+    def _rewind(self) -> None:
+        self.cursor.zero_()
+        self.counter.zero_()
+
+    # -- running --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def load(self, slot: Slot) -> None:
         """Set every buffer for a run from the global model."""
         self.vector.copy_(self.shared.start)
+        if self.shadow is not self.params:
+            self.shadow.copy_(self.params)
         self.groups.copy_(slot.groups)
         for mine, given in ((self.const, slot.const), (self.state, slot.state)):
             for name, value in given.items():
                 mine[name].copy_(value)
         for name, number in slot.hyper.items():
             self.hyper[name].fill_(number)
-        for buffers, values in zip(self.tracks, slot.tracks, strict=True):
-            buffers.load(values)
+        for name, value in slot.plan.items():
+            self.plan[name][: len(value)].copy_(value)
+        self._rewind()
 
     def run(self, slots: list[Slot], out: Tensor, keep_state: bool) -> Iterator[None]:
-        """Launch the local runs one step per ``next``; deltas go to ``out`` (S, P, n)."""
+        """Launch the local runs one step per ``next``; deltas go to ``out`` (S, P, n), in the server's layout."""
+        layout = self.shared.layout
         for slot in slots:
-            with self._main():
+            with torch.cuda.stream(self.stream):
                 self.load(slot)
-            for passes, absent in slot.schedule.steps:
-                self._step(passes, absent)
+            for step in slot.schedule.steps:
+                with torch.cuda.stream(self.stream):
+                    self._step(step)
                 yield
-            with self._main(), torch.no_grad():
-                torch.sub(self.vector, self.shared.start, out=out[slot.row, slot.probe])
-                slot.losses = [
-                    b.losses[: len(t.steps)].clone() for b, t in zip(self.tracks, slot.schedule.tracks, strict=True)
-                ]
+            with torch.cuda.stream(self.stream), torch.no_grad():
+                delta, target = self.vector - self.shared.start, out[slot.row, slot.probe]
+                target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
+                target[layout.n_params :].copy_(delta[layout.n_params :])
+                slot.losses = self.losses[: len(slot.schedule.at)].clone()
                 if keep_state:
-                    slot.final = {k: v.clone() for k, v in self.state.items()}
+                    slot.final = {k: layout.outward(v).clone() for k, v in self.state.items()}
 
-    def _main(self) -> Any:
-        return torch.cuda.stream(self.tracks[0].stream)
-
-    def _step(self, passes: tuple[Any, ...], absent: tuple[int, ...]) -> None:
-        if self.shared.device.type != "cuda":
-            for h in absent:
-                self.grads[h].zero_()
-            for p in passes:
-                self.run_pass(p.track, p.size)
-            self.run_update()
+    def _step(self, step: Step) -> None:
+        for h in step.absent:
+            assert self.grads is not None
+            self.grads[h].zero_()
+        if self.shared.device.type == "cuda":
+            for sizes in step.passes:
+                self.graphs[sizes].replay()
+            if self.grads is not None:
+                self.graphs["update"].replay()
             return
-        main = self.tracks[0]
-        assert main.stream is not None and main.done is not None and self.step_graph is not None
-        used = {p.track for p in passes} - {0}
-        if used:
-            main.done.record(main.stream)
-            for t in used:
-                stream = self.tracks[t].stream
-                assert stream is not None
-                stream.wait_event(main.done)
-        for p in passes:
-            track = self.tracks[p.track]
-            with torch.cuda.stream(track.stream):
-                track.graphs[p.size].replay()
-        with torch.cuda.stream(main.stream):
-            for h in absent:
-                self.grads[h].zero_()
-            for t in used:
-                other = self.tracks[t]
-                assert other.done is not None and other.stream is not None
-                other.done.record(other.stream)
-                main.stream.wait_event(other.done)
-            self.step_graph.replay()
+        for sizes in step.passes:
+            self.run_pass(sizes)
+        if self.grads is not None:
+            self.run_update()

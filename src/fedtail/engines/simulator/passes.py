@@ -1,8 +1,7 @@
-"""The host's half of the graph path: a local run as a list of forward/backward passes of few different sizes.
+"""The host's half of the graph path: a local run as a list of passes of few different shapes.
 
-A batch is cut by group, and each group's part becomes one pass on its own samples, so a step costs what a plain step
-costs (SPEC 1.2). A recorded pass has a fixed size; parts are filled up to the next multiple of ``grain`` with
-samples of weight zero, which keeps g_h = sum/B exact, whatever the sizes of the groups.
+Rows of a batch are sorted by group. A recorded pass has fixed sizes, so each group's part is filled up to the next
+multiple of ``grain`` with samples of weight zero, which keeps g_h = sum/B exact whatever the sizes of the groups.
 """
 
 from __future__ import annotations
@@ -13,50 +12,46 @@ import numpy as np
 
 from fedtail.engines.local import LocalPlan
 
-
-@dataclass(frozen=True)
-class Pass:
-    """One forward and backward pass over ``size`` rows, for one group (or all of them, when not cut)."""
-
-    track: int
-    group: int
-    size: int
+MODES = ("joint", "single", "masked")
+"""How a step gets its H gradients. ``joint``: one pass, rows sorted by group; ``single``: one pass per group, since
+many groups would need too many shapes; ``masked``: one pass, unsorted, H masked sums (samples influence each other)."""
 
 
 @dataclass(frozen=True)
-class Track:
-    """What the passes of one track read, in the order they run."""
+class Step:
+    """The passes of one local step (sizes per group of each), and the groups without a sample in it."""
 
+    passes: tuple[tuple[int, ...], ...]
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A local run: what its passes read, in the order they run."""
+
+    steps: tuple[Step, ...]
     rows: np.ndarray
     """(M,) int64 pool index; filling has ~index of a real sample of the same pass."""
     draws: np.ndarray | None
     """(M, 3) augmentation draws."""
     scales: np.ndarray
-    """(L, W) float32: factors of each pass's loss sums; W = 1 when batches are cut by group, else H."""
+    """(M,) float32 factor of each sample's loss in its group's gradient: 1/B or 1/N_h; 0 for filling."""
     shares: np.ndarray
-    """(L,) float32: 1 / batch length, for the logged mean loss."""
+    """(M,) float32 factor in the logged loss: 1/B; 0 for filling."""
     groups: np.ndarray
-    """(L,) int64 group of each pass."""
-    steps: np.ndarray
+    """(L,) int64 group of each pass (0 unless one pass per group)."""
+    at: np.ndarray
     """(L,) int64 step of each pass."""
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """A local run: per step its passes, and the groups that have no sample in it."""
-
-    tracks: tuple[Track, ...]
-    steps: tuple[tuple[tuple[Pass, ...], tuple[int, ...]], ...]
-
     @property
-    def sizes(self) -> set[tuple[int, int]]:
-        """The (track, size) pairs that must be recorded."""
-        return {(p.track, p.size) for passes, _ in self.steps for p in passes}
+    def shapes(self) -> set[tuple[int, ...]]:
+        """What must be recorded."""
+        return {sizes for step in self.steps for sizes in step.passes}
 
 
-def default_grain(batch_size: int, n_groups: int) -> int:
+def default_grain(batch_size: int) -> int:
     """Sizes are multiples of this: at most 1/32 of a batch, so that filling stays near 2 %."""
-    return max(2, batch_size // 32) if n_groups > 1 else 2
+    return max(2, batch_size // 32)
 
 
 def padded(n: int, grain: int) -> int:
@@ -65,62 +60,50 @@ def padded(n: int, grain: int) -> int:
 
 
 def build_schedule(
-    plan: LocalPlan,
-    labels: np.ndarray,
-    groups: np.ndarray,
-    n_groups: int,
-    *,
-    split: bool,
-    scale: str,
-    grain: int,
-    n_tracks: int,
+    plan: LocalPlan, labels: np.ndarray, groups: np.ndarray, n_groups: int, *, mode: str, scale: str, grain: int
 ) -> Schedule:
-    """Passes of a local run. labels: of the whole pool; groups: (C,).
-
-    With ``split`` group h runs on track h modulo ``n_tracks``; otherwise a step is one pass with H masked sums.
-    """
-    rows: list[list[np.ndarray]] = [[] for _ in range(n_tracks)]
-    draws: list[list[np.ndarray]] = [[] for _ in range(n_tracks)]
-    scales: list[list[list[float]]] = [[] for _ in range(n_tracks)]
-    shares: list[list[float]] = [[] for _ in range(n_tracks)]
-    order: list[list[int]] = [[] for _ in range(n_tracks)]
-    at: list[list[int]] = [[] for _ in range(n_tracks)]
-    steps = []
+    """Passes of a local run. labels: of the whole pool; groups: (C,)."""
+    order: list[np.ndarray] = []
+    draws: list[np.ndarray] = []
+    scales: list[np.ndarray] = []
+    shares: list[np.ndarray] = []
+    steps, pass_groups, at = [], [], []
     for i, batch in enumerate(plan.batches):
         member = groups[labels[batch]]
         counts = np.bincount(member, minlength=n_groups)
-        share = [1.0 / (len(batch) if scale == "batch" else max(int(c), 1)) for c in counts]
-        passes, absent = [], []
-        for h in range(n_groups) if split else (0,):
-            mine = np.flatnonzero(member == h) if split else np.arange(len(batch))
-            if not len(mine):
-                absent.append(h)
-                continue
-            t, size = h % n_tracks, padded(len(mine), grain)
-            fill = size - len(mine)
-            rows[t] += [batch[mine], np.full(fill, ~batch[mine[0]])]
-            if plan.draws is not None:
-                draws[t].append(plan.draws[i][np.concatenate([mine, np.full(fill, mine[0], dtype=mine.dtype)])])
-            scales[t].append([share[h]] if split else share)
-            shares[t].append(1.0 / len(batch))
-            order[t].append(h)
-            at[t].append(i)
-            passes.append(Pass(t, h, size))
-        steps.append((tuple(passes), tuple(absent)))
-    width = 1 if split else n_groups
+        factor = (1.0 / (len(batch) if scale == "batch" else np.maximum(counts, 1)) * np.ones(n_groups))[member]
+        if mode == "masked":
+            parts = [np.arange(len(batch))]
+        else:
+            parts = np.split(np.argsort(member, kind="stable"), np.cumsum(counts)[:-1])
+        sizes = []
+        for mine in parts:
+            size = padded(len(mine), grain)
+            sizes.append(size)
+            if size:
+                fill = np.full(size - len(mine), mine[0])
+                order += [batch[mine], ~batch[fill]]
+                scales += [factor[mine], np.zeros(len(fill))]
+                shares += [np.full(len(mine), 1.0 / len(batch)), np.zeros(len(fill))]
+                if plan.draws is not None:
+                    draws.append(plan.draws[i][np.concatenate([mine, fill])])
+        present = [h for h, n in enumerate(sizes) if n]
+        if mode == "single":
+            steps.append(Step(tuple((sizes[h],) for h in present), tuple(np.flatnonzero(counts == 0).tolist())))
+            pass_groups += present
+            at += [i] * len(present)
+        else:
+            steps.append(Step((tuple(sizes),)))
+            pass_groups.append(0)
+            at.append(i)
     return Schedule(
-        tuple(
-            Track(
-                np.concatenate(rows[t]).astype(np.int64) if rows[t] else np.empty(0, dtype=np.int64),
-                None if plan.draws is None else np.concatenate([np.empty((0, 3), dtype=np.int64), *draws[t]]),
-                np.asarray(scales[t], dtype=np.float32).reshape(-1, width),
-                np.asarray(shares[t], dtype=np.float32),
-                np.asarray(order[t], dtype=np.int64),
-                np.asarray(at[t], dtype=np.int64),
-            )
-            for t in range(n_tracks)
-        ),
         tuple(steps),
+        np.concatenate(order).astype(np.int64),
+        None if plan.draws is None else np.concatenate(draws),
+        np.concatenate(scales).astype(np.float32),
+        np.concatenate(shares).astype(np.float32),
+        np.asarray(pass_groups, dtype=np.int64),
+        np.asarray(at, dtype=np.int64),
     )
 
 

@@ -1,0 +1,207 @@
+"""GroupNorm with the addition and the ReLU behind it in one kernel each way, for channels-last images.
+
+    z = (x - mean) * rstd * w + b  (+ residual),   y = max(z, 0)
+
+A compiler needs two to four kernels for each direction; a ResNet has twenty of these layers, and at the batch sizes
+of federated learning the number of kernels is what a step costs. The backward pass leaves the sums over space of
+every sample, so that the gradients of w and b come per class group at no extra cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # CPU builds of PyTorch come without it
+    triton = None
+
+CHANNELS, TILE = 32, 8192
+"""A program takes one sample and about 32 channels, at most 8192 values at a time."""
+
+
+if triton is not None:
+
+    @triton.jit
+    def _forward_kernel(  # type: ignore[no-untyped-def]
+        x, residual, w, b, y, mean, rstd, space, eps,
+        C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr,
+        RELU: tl.constexpr, RESIDUAL: tl.constexpr,
+    ):  # fmt: skip
+        n = tl.program_id(0).to(tl.int64)
+        block = tl.program_id(1)
+        GB: tl.constexpr = CB // CG
+        c = block * CB + tl.arange(0, CB)
+        base = n * space * C
+        total = tl.zeros([BH, CB], tl.float32)
+        square = tl.zeros([BH, CB], tl.float32)
+        for i in range(0, space, BH):
+            p = i + tl.arange(0, BH)
+            at = base + p[:, None] * C + c[None, :]
+            v = tl.load(x + at, mask=(p < space)[:, None], other=0.0).to(tl.float32)
+            total += v
+            square += v * v
+        count = space * CG
+        mu = tl.sum(tl.reshape(tl.sum(total, 0), [GB, CG]), 1) / count
+        var = tl.sum(tl.reshape(tl.sum(square, 0), [GB, CG]), 1) / count - mu * mu
+        r = 1.0 / tl.sqrt(tl.maximum(var, 0.0) + eps)
+        g = n * (C // CG) + block * GB + tl.arange(0, GB)
+        tl.store(mean + g, mu)
+        tl.store(rstd + g, r)
+        mu_c = tl.reshape(tl.broadcast_to(mu[:, None], [GB, CG]), [CB])
+        r_c = tl.reshape(tl.broadcast_to(r[:, None], [GB, CG]), [CB])
+        scale = r_c * tl.load(w + c).to(tl.float32)
+        shift = tl.load(b + c).to(tl.float32) - mu_c * scale
+        for i in range(0, space, BH):
+            p = i + tl.arange(0, BH)
+            at = base + p[:, None] * C + c[None, :]
+            inside = (p < space)[:, None]
+            z = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+            if RESIDUAL:
+                z += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+            if RELU:
+                z = tl.maximum(z, 0.0)
+            tl.store(y + at, z, mask=inside)
+
+    @triton.jit
+    def _backward_kernel(  # type: ignore[no-untyped-def]
+        dy, x, y, w, mean, rstd, dx, dz, sums, samples, space,
+        C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr,
+        RELU: tl.constexpr, RESIDUAL: tl.constexpr,
+    ):  # fmt: skip
+        n = tl.program_id(0).to(tl.int64)
+        block = tl.program_id(1)
+        GB: tl.constexpr = CB // CG
+        c = block * CB + tl.arange(0, CB)
+        base = n * space * C
+        g = n * (C // CG) + block * GB + tl.arange(0, GB)
+        mu_c = tl.reshape(tl.broadcast_to(tl.load(mean + g)[:, None], [GB, CG]), [CB])
+        r_c = tl.reshape(tl.broadcast_to(tl.load(rstd + g)[:, None], [GB, CG]), [CB])
+        w_c = tl.load(w + c).to(tl.float32)
+        plain = tl.zeros([BH, CB], tl.float32)
+        scaled = tl.zeros([BH, CB], tl.float32)
+        for i in range(0, space, BH):
+            p = i + tl.arange(0, BH)
+            at = base + p[:, None] * C + c[None, :]
+            inside = (p < space)[:, None]
+            d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            if RELU:
+                d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+            v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
+            plain += d
+            scaled += d * v
+        a = tl.sum(plain, 0)
+        s = tl.sum(scaled, 0)
+        tl.store(sums + n * C + c, s)
+        tl.store(sums + (samples + n) * C + c, a)
+        count = space * CG
+        a_g = tl.sum(tl.reshape(w_c * a, [GB, CG]), 1) / count
+        s_g = tl.sum(tl.reshape(w_c * s, [GB, CG]), 1) / count
+        a_c = tl.reshape(tl.broadcast_to(a_g[:, None], [GB, CG]), [CB])
+        s_c = tl.reshape(tl.broadcast_to(s_g[:, None], [GB, CG]), [CB])
+        for i in range(0, space, BH):
+            p = i + tl.arange(0, BH)
+            at = base + p[:, None] * C + c[None, :]
+            inside = (p < space)[:, None]
+            d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            if RELU:
+                d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+            v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
+            tl.store(dx + at, r_c[None, :] * (w_c[None, :] * d - a_c[None, :] - v * s_c[None, :]), mask=inside)
+            if RESIDUAL:
+                tl.store(dz + at, d, mask=inside)
+
+    @triton.jit
+    def _reduce_kernel(  # type: ignore[no-untyped-def]
+        sums, out, samples, first, C: tl.constexpr, CB: tl.constexpr, BN: tl.constexpr
+    ):
+        """out (H, 2, C): sums (2, N, C) over the samples of each group; group 0 is the ``first`` samples."""
+        h = tl.program_id(0)
+        which = tl.program_id(1)
+        c = tl.program_id(2) * CB + tl.arange(0, CB)
+        begin = tl.where(h == 0, 0, first)
+        end = tl.where(h == 0, first, samples)
+        total = tl.zeros([BN, CB], tl.float32)
+        for i in range(begin, end, BN):
+            n = i + tl.arange(0, BN)
+            at = (which * samples + n)[:, None] * C + c[None, :]
+            total += tl.load(sums + at, mask=(n < end)[:, None], other=0.0)
+        tl.store(out + (h * 2 + which) * C + c, tl.sum(total, 0))
+
+
+def has_kernel(channels: int, groups: int, device: torch.device) -> bool:
+    """Whether the kernels take this layer; otherwise the same formulas run as ordinary operations."""
+    per_group = channels // groups
+    powers = channels & (channels - 1) == 0 and per_group & (per_group - 1) == 0
+    return triton is not None and device.type == "cuda" and powers
+
+
+def _blocks(channels: int, groups: int, space: int) -> dict[str, Any]:
+    cb = max(channels // groups, min(channels, CHANNELS))
+    rows = min(1 << (space - 1).bit_length(), max(1, TILE // cb))
+    warps = min(8, max(1, rows * cb // 1024))
+    return {"C": channels, "CG": channels // groups, "CB": cb, "BH": rows, "num_warps": warps}
+
+
+def norm_forward(
+    x: Tensor, residual: Tensor | None, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool, kernel: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y like x, and mean and rstd (N, groups). x: (N, C, ...), channels-last when ``kernel``."""
+    n, channels = x.shape[:2]
+    if not kernel:
+        flat = x.float().reshape(n, groups, -1)
+        mean, var = flat.mean(-1), flat.var(-1, unbiased=False)
+        rstd = torch.rsqrt(var + eps)
+        shape = (1, channels) + (1,) * (x.ndim - 2)
+        z = ((flat - mean[..., None]) * rstd[..., None]).reshape(x.shape) * w.float().view(shape)
+        z = z + b.float().view(shape)
+        if residual is not None:
+            z = z + residual.float()
+        return (z.clamp_min(0.0) if relu else z).to(x.dtype), mean, rstd
+    y = torch.empty_like(x)
+    mean = torch.empty(n, groups, device=x.device)
+    rstd = torch.empty_like(mean)
+    space = x[0, 0].numel()
+    blocks = _blocks(channels, groups, space)
+    _forward_kernel[(n, channels // blocks["CB"])](
+        x, x if residual is None else residual, w, b, y, mean, rstd, space, eps,
+        RELU=relu, RESIDUAL=residual is not None, **blocks,
+    )  # fmt: skip
+    return y, mean, rstd
+
+
+def norm_backward(
+    dy: Tensor, x: Tensor, y: Tensor, w: Tensor, mean: Tensor, rstd: Tensor,
+    sizes: tuple[int, ...], relu: bool, residual: bool, kernel: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """dx, dz (the residual's gradient) and the gradients (H, 2, C) of w and b per group of samples."""
+    n, channels = x.shape[:2]
+    groups = mean.shape[1]
+    if not kernel:
+        d = torch.where(y > 0, dy, 0.0).float() if relu else dy.float()
+        v = ((x.float().reshape(n, groups, -1) - mean[..., None]) * rstd[..., None]).reshape(x.shape)
+        sums = torch.stack([(d * v).reshape(n, channels, -1).sum(-1), d.reshape(n, channels, -1).sum(-1)])
+        count = x[0].numel() // groups
+        s, a = ((w.float() * sums).reshape(2, n, groups, -1).sum(-1) / count).unbind()
+        shape = (n, groups, -1)
+        inner = (d * w.float().view(1, channels, *(1,) * (x.ndim - 2))).reshape(shape)
+        dx = rstd[..., None] * (inner - a[..., None] - v.reshape(shape) * s[..., None])
+        out = torch.stack([part.sum(1) for part in sums.split(list(sizes), dim=1)])
+        return dx.reshape(x.shape).to(x.dtype), d.to(x.dtype) if residual else None, out.to(w.dtype)
+    dx = torch.empty_like(x)
+    dz = torch.empty_like(x) if residual else None
+    sums = torch.empty(2, n, channels, device=x.device)
+    space = x[0, 0].numel()
+    blocks = _blocks(channels, groups, space)
+    _backward_kernel[(n, channels // blocks["CB"])](
+        dy, x, y, w, mean, rstd, dx, dx if dz is None else dz, sums, n, space,
+        RELU=relu, RESIDUAL=residual, **blocks,
+    )  # fmt: skip
+    out = torch.empty(len(sizes), 2, channels, device=x.device, dtype=w.dtype)
+    cb = min(channels, 64)
+    _reduce_kernel[(len(sizes), 2, channels // cb)](sums, out, n, sizes[0], C=channels, CB=cb, BN=32, num_warps=4)
+    return dx, dz, out
