@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.errors import FedtailError, one_of
-from fedtail.core.metrics import alignment, score, summarize
+from fedtail.core.metrics import gram_alignment, score, summarize
 from fedtail.core.random import generator
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.schedule import round_rate
@@ -314,4 +314,5 @@ def _reports(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]
 
 
 def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
-    return alignment(np.stack([u.delta[int(c)].cpu().numpy() for u, c in zip(updates, choice, strict=True)]), p)
+    u = torch.stack([u.delta[int(c)] for u, c in zip(updates, choice, strict=True)]).double()
+    return gram_alignment((u @ u.T).cpu().numpy(), p)

@@ -161,10 +161,15 @@ def class_counts(confusion: np.ndarray) -> np.ndarray:
 
 def alignment(updates: ArrayLike, weights: ArrayLike) -> float:
     """mean_k cos(u_k, sum_j p_j u_j): 1 for identical updates, 1/sqrt(K) for K orthogonal equal-norm ones."""
-    u, p = np.asarray(updates, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    mean = p @ u
-    norms = np.linalg.norm(u, axis=1) * np.linalg.norm(mean)
-    return _mean((u @ mean)[norms > 0] / norms[norms > 0])
+    u = np.asarray(updates, dtype=np.float64)
+    return gram_alignment(u @ u.T, weights)
+
+
+def gram_alignment(gram: ArrayLike, weights: ArrayLike) -> float:
+    """The same from the (K, K) inner products of the updates, which a GPU can compute where the updates are."""
+    g, p = np.asarray(gram, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    norms = np.sqrt(np.diag(g)) * np.sqrt(max(float(p @ g @ p), 0.0))
+    return _mean((g @ p)[norms > 0] / norms[norms > 0])
 
 
 def path_variation(rates: ArrayLike, weights: ArrayLike) -> np.ndarray:
