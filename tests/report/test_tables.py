@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedtail.cli.tables import print_table
 from fedtail.report import load_runs
 from fedtail.report.arms import Problem, problems
-from fedtail.report.tables import footnote, headline, summary, to_csv, to_html, to_latex, to_markdown, to_rich
+from fedtail.report.tables import footnote, headline, summary, to_csv, to_html, to_latex, to_markdown
 
 Writer = Callable[..., Path]
 
@@ -83,8 +84,9 @@ def test_csv_has_one_line_per_run_with_full_precision(problem: Problem) -> None:
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_terminal_table_fits_the_terminal(problem: Problem, width: int) -> None:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(to_rich(headline(problem), width))
+    print_table(headline(problem), console)
     text = console.export_text()
     assert "…" not in text
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
-    assert "tail" in text and "macro F1" in text
+    assert "Tail" in text and "Macro F1" in text
+    assert ("Δ Macro F1" in text) == (width == 160)

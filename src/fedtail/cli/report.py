@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.report.arms import Problem, problems
 from fedtail.report.figures import write_figures
 from fedtail.report.page import render
 from fedtail.report.results import load_runs
-from fedtail.report.tables import COLUMNS, footnote, headline, to_csv, to_latex, to_markdown, to_rich
+from fedtail.report.tables import COLUMNS, headline, to_csv, to_latex, to_markdown
 
 SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
 FORMATS = ("html", "md", "latex", "csv", "pdf", "svg")
@@ -49,7 +49,8 @@ def report(
     elif form == "html":
         target = out or Path("report.html")
         _write(target, render(found, title or _title(found), metric))
-        _print(found, metric)
+        for problem in found:
+            print_table(headline(problem, metric))
         typer.echo(f"report  {target}")
     else:
         for path in write_figures(found, out or Path("figures"), form):
@@ -77,11 +78,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise FedtailError(f"{str(path)!r} cannot be written: {error.strerror}") from None
-
-
-def _print(found: list[Problem], metric: str) -> None:
-    console = Console(highlight=False)
-    for problem in found:
-        table = headline(problem, metric)
-        console.print(to_rich(table, console.width))
-        console.print(footnote(table), style="dim")

@@ -17,6 +17,7 @@ from fedtail.report.chart import (
     Scale,
     axes,
     colour,
+    cut,
     esc,
     figure,
     html_table,
@@ -34,7 +35,8 @@ def bar_chart(title: str, names: Sequence[str], series: Sequence[Series], *, y_l
     """A cluster of bars per name, one bar per series, with ± whiskers; values from 0 to 1."""
     width = max(WIDTH, 60 + 14 * len(names) * (len(series) + 1))
     width = min(width, 2 * WIDTH)
-    y = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
+    height = HEIGHT - 22  # no axis title below
+    y = Scale(0.0, 1.0, height - 26, TOP)
     x = Scale(0.0, len(names), LEFT, width - RIGHT)
     slot = (x.stop - x.start) / len(names)
     bar = slot * 0.78 / len(series)
@@ -67,7 +69,7 @@ def bar_chart(title: str, names: Sequence[str], series: Sequence[Series], *, y_l
         table=html_table(["", *(s[0] for s in series)], rows),
         caption=caption,
         legend=legend([(s[0], colour(s[1])) for s in series]),
-        size=(width, HEIGHT),
+        size=(width, height),
         kind="marks",
         wide=width > WIDTH,
     )
@@ -137,7 +139,7 @@ def dot_plot(title: str, rows: Sequence[tuple[str, int, dict[str, float]]], *, x
     if not rows:
         return ""
     longest = max(len(r[0]) for r in rows)
-    left = min(30 + 7 * longest, 190)
+    left = min(20 + 9 * longest, 230)
     height = 30 + 34 * len(rows) + BOTTOM
     low, high = nice_range([v for r in rows for v in r[2].values()], 0.0, 1.0)
     x = Scale(low, high, left, WIDTH - RIGHT - 48)
@@ -147,12 +149,14 @@ def dot_plot(title: str, rows: Sequence[tuple[str, int, dict[str, float]]], *, x
         out.append(f'<line class="grid" x1="{x(v)}" x2="{x(v)}" y1="{y.start}" y2="{y.stop}"/>')
         out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 17}" text-anchor="middle">{v:g}</text>')
     middle = (x.start + x.stop) / 2
-    out.append(f'<text class="label" x="{middle}" y="{y.start + 36}" text-anchor="middle">{esc(x_label)}</text>')
+    out.append(f'<text class="label" x="{middle}" y="{y.start + 38}" text-anchor="middle">{esc(x_label)}</text>')
     for i, (label, c, values) in enumerate(rows):
         at = y(len(rows) - i - 0.5)
         mean = float(np.mean(list(values.values())))
         out.append(f'<g class="series s{colour(c)}" data-series="{i}">')
-        out.append(f'<text class="name" x="{left - 10}" y="{at}" dy=".33em" text-anchor="end">{esc(label)}</text>')
+        out.append(
+            f'<text class="name" x="{left - 10}" y="{at}" dy=".33em" text-anchor="end">{esc(cut(label, 24))}</text>'
+        )
         out.append(
             f'<line class="range" x1="{x(min(values.values()))}" x2="{x(max(values.values()))}" y1="{at}" y2="{at}"/>'
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT = 480, 290
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 44
 
 
 def esc(text: object) -> str:
@@ -91,7 +91,7 @@ def axes(x: Scale, y: Scale, x_ticks: Sequence[float], x_label: str, y_label: st
         out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 17}" text-anchor="middle">{v:g}</text>')
     out.append(f'<line class="axis" x1="{x.start}" x2="{x.stop}" y1="{y.start}" y2="{y.start}"/>')
     middle = (x.start + x.stop) / 2
-    out.append(f'<text class="label" x="{middle}" y="{y.start + 36}" text-anchor="middle">{esc(x_label)}</text>')
+    out.append(f'<text class="label" x="{middle}" y="{y.start + 38}" text-anchor="middle">{esc(x_label)}</text>')
     if y_label:
         side = (y.start + y.stop) / 2
         turn = f'transform="translate(13 {side}) rotate(-90)"'
@@ -130,8 +130,6 @@ def figure(
 
 def legend(entries: Sequence[tuple[str, int]]) -> str:
     """Buttons that hide and show a series of their figure; entries are (label, colour index)."""
-    if len(entries) < 2:
-        return ""
     items = "".join(
         f'<button type="button" aria-pressed="true" data-series="{i}"><span class="swatch c{c}"></span>{esc(label)}'
         "</button>"
@@ -152,6 +150,11 @@ def html_table(
     top = "".join(f'<th scope="col">{text(h)}</th>' for h in head)
     name = f"<caption>{esc(caption)}</caption>" if caption else ""
     return f"<table>{name}<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def cut(text: str, most: int) -> str:
+    """Text of at most some length, an ellipsis for the rest."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def colour(index: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedtail.report.chart import Scale, esc, figure, html_table, number
+from fedtail.report.chart import Scale, cut, esc, figure, html_table, number
 
 LEVELS = 10
 
@@ -66,11 +66,11 @@ def heatmap(
                     )
     every = max(1, round(12 / tall + 0.49))
     for r in range(0, n_rows, every):
-        name = esc(_cut(rows[r], 22))
+        name = esc(cut(rows[r], 22))
         out.append(f'<text class="tick" x="{left - 7}" y="{y(r + 0.5)}" dy=".33em" text-anchor="end">{name}</text>')
     every = max(1, round((14 if turned else 7.5 * max(len(c) for c in columns)) / cell + 0.49))
     for c in range(0, n_columns, every):
-        at, name = x(c + 0.5), esc(_cut(columns[c], 18))
+        at, name = x(c + 0.5), esc(cut(columns[c], 18))
         if turned:
             spot = f'transform="translate({at + 3} {y.stop + 8}) rotate(-60)" text-anchor="end"'
         else:
@@ -104,10 +104,6 @@ def heatmap(
             "unit": unit,
         },
     )
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _text(value: float) -> str:

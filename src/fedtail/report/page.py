@@ -86,7 +86,7 @@ def _facts(found: Sequence[Problem]) -> str:
     rounds = sorted({r.rounds for r in runs})
     seeds = len({r.seed for r in runs})
     facts = [found[0].title] if len(found) == 1 else [f"{len(found)} problems"]
-    models = sorted({str(m) for r in runs if (m := r.setting("model", "name"))})
+    models = sorted({str(m) for r in runs if (m := r.setting("model", "name")) not in (None, "auto")})
     facts += [", ".join(models)] if models else []
     facts.append(f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds")
     facts.append(f"{len(runs)} run{'s' if len(runs) != 1 else ''}, {seeds} seed{'s' if seeds != 1 else ''}")

@@ -136,10 +136,12 @@ def confusion(problem: Problem) -> str:
                 row_label="true class",
                 column_label="predicted class",
                 shade=share,
-                caption="Share of each true class, summed over seeds; classes by training frequency.",
             )
         )
-    return _charts(panels)
+    if not panels:
+        return ""
+    text = "<p>Where the samples of each true class go, as shares, over all seeds; classes by training frequency.</p>"
+    return text + _charts(panels, "small" if len(panels) > 2 else "")
 
 
 def rates(problem: Problem) -> str:
@@ -280,9 +282,9 @@ def _by_seed(arm: Arm, metric: str) -> dict[str, float]:
     return {f"seed {r.seed}": r.metric(metric) for r in arm.runs if math.isfinite(r.metric(metric))}
 
 
-def _charts(charts: Iterable[str]) -> str:
+def _charts(charts: Iterable[str], size: str = "") -> str:
     found = "".join(charts)
-    return f"<div class='charts'>{found}</div>" if found else ""
+    return f"<div class='charts {size}'>{found}</div>" if found else ""
 
 
 def _scroll(table: str, name: str) -> str:

@@ -7,9 +7,6 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich import box
 
 from fedtail.report.arms import Arm, Problem
 from fedtail.report.chart import esc
@@ -171,38 +168,6 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def to_rich(table: Table, width: int = 80) -> Any:
-    """The table for a terminal of some width; the best mean of each column is bold."""
-    from rich.table import Table as Grid
-
-    many = len(table.rows) > 1
-    names = max(len(r.label) for r in table.rows)
-    narrow = width < names + 14 * len(table.columns) + (24 if many else 0)
-    kept = {table.metric, "head", "tail"} if narrow else set(table.columns)
-    grid = Grid(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    grid.add_column("method")
-    for c in table.columns:
-        if c in kept:
-            grid.add_column(COLUMNS[c].lower().replace(" f1", " F1"), justify="right", no_wrap=True)
-    if many:
-        grid.add_column(f"Δ {COLUMNS[table.metric].lower().replace(' f1', ' F1')}", justify="right")
-        grid.add_column("p", justify="right", no_wrap=True)
-    for row in table.rows:
-        cells = []
-        for i, cell in enumerate(row.cells):
-            if table.columns[i] not in kept:
-                continue
-            mean, _, spread = mean_spread(cell, " ±").partition(" ±")
-            best = many and math.isfinite(cell[0]) and cell[0] == table.best(i)
-            cells.append((f"[bold]{mean}[/bold]" if best else mean) + (f" [dim]±{spread}[/dim]" if spread else ""))
-        delta, _, p = difference(row)
-        grid.add_row(row.label, *cells, *([delta or "–", p or "–"] if many else []))
-    if table.floor:
-        floor = [number_3(_floor(table, c)) for c in table.columns if c in kept]
-        grid.add_row("majority only", *floor, *(["", ""] if many else []), style="dim")
-    return grid
-
-
 def to_markdown(tables: Sequence[Table]) -> str:
     """GitHub-flavoured tables, one per problem."""
     parts = []
@@ -289,8 +254,7 @@ def _tail_sentence(best: Arm, base: Arm) -> str:
     a, b = best.mean("tail"), base.mean("tail")
     if not (math.isfinite(a) and math.isfinite(b)):
         return ""
-    verb = "rises" if a > b else "falls" if a < b else "stays"
-    return f" On the rarest third of the classes, accuracy {verb} from {b:.3f} to {a:.3f}."
+    return f" On the rarest third of the classes its accuracy is {a:.3f}, against {b:.3f}."
 
 
 def _csv(value: float) -> str:

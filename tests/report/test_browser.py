@@ -1,0 +1,192 @@
+"""The page in a real browser. Set FEDTAIL_SCREENSHOTS to a folder to keep pictures of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtail.report import load_runs, write_report
+from tests.report.conftest import write_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+
+CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
+DRIVER = shutil.which("chromedriver")
+if CHROMIUM is None or DRIVER is None:
+    pytest.skip("needs chromium and chromedriver (apt-get install chromium chromium-driver)", allow_module_level=True)
+pytest.importorskip("selenium", reason="needs selenium (pip install selenium)")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("browser")
+    for method, rates, level in (("fedavg", "uniform", 0.7), ("fedcgnm", "uniform", 0.8), ("fedcgnm", "fedhoo", 0.9)):
+        for seed in range(3):
+            folder = root / f"{method}-{rates}-{seed}"
+            write_run(folder, method=method, rates=rates, seed=seed, level=level, refused={3: "update is not finite"})
+    return write_report(load_runs([root]), root / "report.html", "Report")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    profile = tmp_path_factory.mktemp("profile")
+    flags = ["headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars", "disable-dev-shm-usage"]
+    for flag in [*flags, f"user-data-dir={profile}"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser: Any, page: Path, *, dark: bool = False, width: int = 1200, height: int = 900) -> None:
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(page.as_uri())
+    browser.execute_script("localStorage.clear()")
+    browser.get(page.as_uri())
+
+
+def background(browser: Any) -> tuple[int, ...]:
+    colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    return tuple(int(v) for v in colour[4:-1].split(","))
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390], ids=["desktop", "phone"])
+def test_the_page_is_whole_on_any_screen(browser: Any, page: Path, dark: bool, width: int) -> None:
+    browser.get_log("performance")
+    browser.get_log("browser")
+    show(browser, page, dark=dark, width=width)
+    assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
+    events = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert asked and all(url.startswith(("file:", "data:")) for url in asked)
+    assert (sum(background(browser)) < 200) == dark
+    drawn = browser.execute_script(
+        "return [...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect())"
+        ".filter(b => b.width > 200 && b.height > 60).length"
+    )
+    assert drawn == browser.execute_script("return document.querySelectorAll('figure').length") >= 15
+    overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+    assert overflow <= 0, "the page itself must not scroll sideways"
+    if folder := os.environ.get("FEDTAIL_SCREENSHOTS"):
+        _screenshot(browser, Path(folder) / f"report-{width}-{'dark' if dark else 'light'}.png", width)
+
+
+@pytest.mark.parametrize("width", [1200, 390], ids=["desktop", "phone"])
+def test_text_in_charts_does_not_overlap_and_stays_inside(browser: Any, page: Path, width: int) -> None:
+    show(browser, page, width=width)
+    outside = browser.execute_script(
+        """
+        const bad = [];
+        document.querySelectorAll("figure.chart .canvas svg").forEach(svg => {
+          const frame = svg.getBoundingClientRect(), title = svg.getAttribute("aria-label").split(".")[0];
+          const boxes = [...svg.querySelectorAll("text")].map(t => [t.textContent, t.getBoundingClientRect()]);
+          boxes.forEach(([text, b]) => {
+            const aside = b.left < frame.left - 1 || b.right > frame.right + 1;
+            if (aside || b.top < frame.top - 1 || b.bottom > frame.bottom + 1)
+              bad.push(title + ": '" + text + "' is cut off");
+          });
+          boxes.forEach(([one, a], i) => boxes.slice(i + 1).forEach(([two, b]) => {
+            if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
+              bad.push(title + ": '" + one + "' lies over '" + two + "'");
+          }));
+        });
+        return bad;
+        """
+    )
+    assert outside == []
+
+
+def test_text_has_enough_contrast_in_both_themes(browser: Any, page: Path) -> None:
+    for dark in (False, True):
+        show(browser, page, dark=dark)
+        colours = browser.execute_script(
+            "const s = getComputedStyle(document.documentElement);"
+            "return ['--bg','--card','--ink','--soft',...Array(8).keys()].map("
+            "k => s.getPropertyValue(typeof k === 'number' ? '--s' + k : k).trim())"
+        )
+        back, card, ink, soft, *series = (_luminance(c) for c in colours)
+        for text in (ink, soft):
+            assert min(_contrast(text, back), _contrast(text, card)) >= 4.5
+        assert min(_contrast(c, card) for c in series) >= 3.0
+
+
+def test_the_button_switches_the_theme_and_the_page_remembers(browser: Any, page: Path) -> None:
+    show(browser, page)
+    light = background(browser)
+    browser.find_element("id", "theme").click()
+    dark = background(browser)
+    assert sum(dark) < 200 < sum(light)
+    browser.refresh()
+    assert background(browser) == dark
+
+
+def test_hovering_a_curve_shows_the_values_of_that_round(browser: Any, page: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    show(browser, page)
+    chart = browser.find_element("css selector", "#curves figure svg")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    ActionChains(browser).move_to_element(chart).perform()
+    tip = browser.find_element("id", "tip")
+    assert tip.is_displayed()
+    assert tip.text.startswith("round ") and "FedCGNM + FedHOO: 0." in tip.text
+
+
+def test_every_chart_can_be_read_with_the_keyboard(browser: Any, page: Path) -> None:
+    from selenium.webdriver import ActionChains, Keys
+
+    show(browser, page)
+    charts = browser.find_elements("css selector", "figure.chart .canvas svg")
+    for chart in charts:
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", chart)
+        ActionChains(browser).send_keys(Keys.HOME, Keys.ARROW_RIGHT).perform()
+        tip = browser.find_element("id", "tip")
+        assert tip.is_displayed() and tip.text, chart.get_attribute("aria-label")
+        ActionChains(browser).send_keys(Keys.ESCAPE).perform()
+        assert not tip.is_displayed()
+
+
+def test_a_legend_button_hides_its_series(browser: Any, page: Path) -> None:
+    show(browser, page)
+    figure = browser.find_element("css selector", "#curves figure")
+    button = figure.find_elements("css selector", ".legend button")[1]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+    series = figure.find_elements("css selector", "g.series")[1]
+    assert series.is_displayed()
+    button.click()
+    assert not series.is_displayed() and button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert series.is_displayed()
+
+
+def _screenshot(browser: Any, path: Path, width: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height = browser.execute_script("return document.documentElement.scrollHeight")
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.save_screenshot(str(path))
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(a: float, b: float) -> float:
+    return (max(a, b) + 0.05) / (min(a, b) + 0.05)
