@@ -72,7 +72,8 @@ def test_the_page_is_whole_on_any_screen(browser: Any, page: Path, dark: bool, w
     show(browser, page, dark=dark, width=width)
     assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
     events = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    asked = [e["request"]["url"] for e in sent if e["documentURL"] == page.as_uri()]  # not the browser's own pages
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)
     assert (sum(background(browser)) < 200) == dark
     drawn = browser.execute_script(

@@ -23,7 +23,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     for name in NARROW:
         if label + 1 + 16 * len(kept) > out.width:
             kept = [i for i in kept if table.columns[i] != name]
-    tested = len(table.rows) > 1 and label + 16 * len(kept) + 24 <= out.width
+    tested = len(table.rows) > 1 and label + 4 + 16 * len(kept) + 24 <= out.width
     shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("method", no_wrap=True)
     for i in kept:
