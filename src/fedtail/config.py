@@ -120,6 +120,8 @@ class Run(Section):
     """What rate search and model selection compare by, on private validation splits."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
+    search_only: bool = False
+    """Stop when the rate search ends: what ``fedtail tune`` does."""
     select: Literal["last", "best"] = "last"
     """Keep the last model, or the one with the best validation metric."""
     quorum: float = Field(1.0, gt=0, le=1)

@@ -46,6 +46,8 @@ class Plan:
     """Remember the model with the best validation metric."""
     alignment: bool = True
     """Log the alignment of client updates each round."""
+    search_only: bool = False
+    """Stop after the round in which the rate search ends."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ def train_rounds(
     """
     engine, method, rates = problem.engine, problem.method, problem.rates
     p_all = engine.sizes / engine.sizes.sum()
-    check_search(problem, plan)
-    rates.begin(Setting(plan.rounds, plan.participation, np.asarray(engine.sizes), problem.groups))
+    begin_search(problem, plan, state.round)
     for t in range(state.round, plan.rounds):
+        if plan.search_only and rates.done:
+            break
         began = time.perf_counter()
         lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min)
         server = _server_view(problem, plan, state, t, p_all, lr)
@@ -159,7 +162,7 @@ def train_rounds(
             record["reward"] = float(rewards[winner])
         for monitor in problem.monitors:
             record |= monitor(task, state.x)
-        last = t == plan.rounds - 1
+        last = t == plan.rounds - 1 or (plan.search_only and rates.done)
         if last or (t + 1) % plan.evaluate_every == 0:
             record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if plan.validate_every and (last or (t + 1) % plan.validate_every == 0):
@@ -243,16 +246,21 @@ def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.n
     )  # fmt: skip
 
 
-def check_search(problem: Problem, plan: Plan) -> None:
-    """Refuse a search that cannot work with this method or this data, before the first round."""
+def begin_search(problem: Problem, plan: Plan, round: int) -> None:
+    """Tell the rate strategy of the run, and refuse a search that cannot work with this method, this data or this
+    participation. Safe to repeat; a caller that leaves traces on disk calls it before it does."""
     searches = problem.rates.searches
     allowed = ("rate", "lr", *problem.method.tunable)
     if searches not in allowed:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", searches, allowed)
+    if plan.search_only and round == 0 and problem.rates.done:
+        raise FedtailError(f"rates {problem.rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
     if plan.validate_on not in ("clients", "server"):
         raise one_of("run.validate_on", plan.validate_on, ("clients", "server"))
     if plan.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
+    sizes = np.asarray(problem.engine.sizes)
+    problem.rates.begin(Setting(plan.rounds, plan.participation, sizes, problem.groups))
 
 
 def _probes(rates: RateStrategy, probes: np.ndarray, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
 from fedtail.engines.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.engines.validation import holdout_validator
-from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.fit import Plan, Problem, State, begin_search, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.models import FlatModel, build_model, choose_model
 from fedtail.rates import RATES, RateStrategy
@@ -273,7 +273,7 @@ def round_plan(config: Config) -> Plan:
         rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
         participation=run.participation, seed=run.seed, metric=run.metric, quorum=run.quorum,
         validate_on=run.validate_on, evaluate_every=run.evaluate_every, keep_best=run.select == "best",
-        alignment="alignment" in run.diagnostics,
+        alignment="alignment" in run.diagnostics, search_only=run.search_only,
     )  # fmt: skip
 
 
@@ -298,6 +298,7 @@ def drive(
     state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
     if state is None:
         state = initial_state(problem)
+    begin_search(problem, plan, state.round)
     try:
         begin_folder(folder, config, about, state.history)
     except OSError as error:

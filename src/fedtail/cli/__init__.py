@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import click
 import typer
 
-from fedtail.cli import compare, data, demo, export, methods, predict, report, run
+from fedtail.cli import compare, data, demo, export, methods, predict, report, run, tune
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -27,12 +28,14 @@ app.command("export")(export.export)
 app.add_typer(data.app, name="data")
 app.command("compare")(compare.compare_command)
 app.command("methods")(methods.methods_command)
+app.command("tune")(tune.tune)
 
 
 def main() -> None:
     """Entry point: bad input is one line and exit code 2; ``--debug`` anywhere shows the traceback."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
+    warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
     try:
         code = app([a for a in arguments if a != "--debug"], standalone_mode=False)
     except FedtailError as error:

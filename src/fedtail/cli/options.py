@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,13 +48,24 @@ def data_flags(
 
 
 def rate_flags(rates: str | None) -> dict[str, Any]:
-    """``--rates 0.4`` is a uniform rate, ``--rates fedhoo`` a strategy."""
+    """``--rates 0.4`` is a uniform rate, ``--rates fedhoo`` a strategy, ``--rates rates.toml`` what a search found."""
     if rates is None:
         return {}
+    if Path(rates).suffix in (".toml", ".json"):
+        return {f"rates.{key}": value for key, value in _read_rates(Path(rates)).items()}
     try:
         return {"rates.name": "uniform", "rates.rate": float(rates)}
     except ValueError:
         return {"rates.name": rates}
+
+
+def _read_rates(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        section = (tomllib.loads if path.suffix == ".toml" else json.loads)(text)["rates"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedtailError(f"--rates {str(path)!r} is not a file that `fedtail tune` wrote: {error}") from None
+    return {"name": section.pop("name", "fixed"), **section}
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:

@@ -44,7 +44,9 @@ def run_command(
     label: Label = None,
     site: Site = None,
     method: Annotated[str | None, typer.Option(help="Method (method.name).")] = None,
-    rates: Annotated[str | None, typer.Option(help="Rate strategy (rates.name), or one rate for all clients.")] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="Rate strategy, one rate for all, or a file of tuned rates.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model (model.name).")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds (run.rounds).")] = None,

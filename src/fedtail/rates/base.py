@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from fedtail.core.errors import FedtailError, check_range
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -119,3 +121,15 @@ class RateStrategy:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of ``state``."""
+
+
+def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
+    """(K,) from one rate or one per client."""
+    rates = np.atleast_1d(np.asarray(rate, dtype=np.float64))
+    if rates.size not in (1, n_clients):
+        raise FedtailError(
+            f"rates.base_rate has {rates.size} values for {n_clients} clients; give one, or one per client"
+        )
+    for r in rates:
+        check_range("rates.base_rate", float(r), 0.0)
+    return np.broadcast_to(rates, n_clients).copy()

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedtail.core.candidates import binary_patterns
 from fedtail.core.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RateStrategy, Setting
+from fedtail.rates.base import RateStrategy, Setting, base_rates
 from fedtail.rates.registry import RATES
 from fedtail.rates.tree import BoxTree
 
@@ -331,18 +331,6 @@ def _marginal(rewards: np.ndarray, axes: np.ndarray, n_axes: int) -> np.ndarray:
         return rewards.copy()
     cell = binary_patterns(n_axes)[:, axes] @ (1 << np.arange(len(axes)))
     return np.asarray(np.bincount(cell, weights=rewards) / np.bincount(cell))
-
-
-def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
-    """(K,) from one rate or one per client."""
-    rates = np.atleast_1d(np.asarray(rate, dtype=np.float64))
-    if rates.size not in (1, n_clients):
-        raise FedtailError(
-            f"rates.base_rate has {rates.size} values for {n_clients} clients; give one, or one per client"
-        )
-    for r in rates:
-        check_range("rates.base_rate", float(r), 0.0)
-    return np.broadcast_to(rates, n_clients).copy()
 
 
 def check_axes(n_axes: int, n_clients: int) -> None:

@@ -39,6 +39,7 @@ def table(
     path: str,
     label: str,
     site: str | None = None,
+    group: str | None = None,
     test: str | None = None,
     test_fraction: float = 0.2,
     exclude: Sequence[str] | str = (),
@@ -54,6 +55,7 @@ def table(
     """A user's table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, where it has
     one, a ``site`` column.
 
+    ``group``: a column that groups sites (region, machine type), for rate searches over groups; it stays an input.
     ``test``: a second file for testing; without it a stratified ``test_fraction`` is held out. ``exclude``: columns
     not to use; ``categories``: columns of codes that look like numbers; ``schema``: a schema file that declares
     kinds and levels. Categories of more than ``max_levels`` levels are hashed into ``hash_buckets`` features.
@@ -72,6 +74,7 @@ def table(
         read_table(path, **reading),
         label,
         site,
+        group=group,
         test=read_table(test, **reading) if test else None,
         test_fraction=test_fraction,
         exclude=exclude,
@@ -89,6 +92,7 @@ def table_from_frame(
     label: str,
     site: str | None = None,
     *,
+    group: str | None = None,
     test: pd.DataFrame | Table | None = None,
     test_fraction: float = 0.2,
     exclude: Sequence[str] = (),
@@ -106,6 +110,9 @@ def table_from_frame(
     where, notes = f"table {source.name!r}", list(source.notes)
     data = source.frame.copy(deep=False)
     _check_columns(data, label, site, exclude, categories, where)
+    if group is not None:
+        need_column("group", group, list(data.columns), where)
+    labels = None if group is None else data[group].astype(str).to_numpy()
     y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else None)
     sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
     keep = _labelled_rows(y, sites, label, site, notes)
@@ -146,6 +153,7 @@ def table_from_frame(
         classes=classes,
         name=source.name,
         sites=np.array(site_names, dtype=object)[sites[train]] if site else None,
+        groups=None if labels is None else labels[train],
         model="auto",
         preprocessing=schema.to_dict(),
         notes=tuple(notes),
