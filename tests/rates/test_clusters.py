@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tests.rates.test_fedhoo import candidate_rates
 
 from fedtail.core.errors import FedtailError
+from fedtail.data import DATASETS
+from fedtail.data.partition import federate
 from fedtail.rates import ClusteredFedHOO, Setting
 from fedtail.rates.clusters import k_means, sketch
+from fedtail.run import fit
 
 K = 20
 TRUTH = np.arange(K) % 3
@@ -142,3 +147,17 @@ def test_two_groups_reach_the_golden_rates() -> None:
         rates = candidate_rates(strategy.ask())
         strategy.tell(1 - ((rates - np.array([0.47, 0.63])) ** 2).sum(axis=1))
     np.testing.assert_allclose(strategy.rates, [0.471875, 0.628125])
+
+
+def test_a_column_of_a_table_names_the_groups(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.standard_normal(120), "site": np.arange(120) % 6, "y": np.arange(120) // 6 % 2})
+    frame["region"] = np.where(frame["site"] < 4, "north", "south")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    federation = federate(
+        DATASETS.build("table", path=str(tmp_path / "t.csv"), label="y", site="site", group="region"), validation=0.2
+    )
+    assert federation.groups == ("north",) * 4 + ("south",) * 2
+    strategy = ClusteredFedHOO(6, by="groups")
+    result = fit(federation, "mlp", "fedavg", strategy, rounds=2)
+    assert strategy.n_axes == 2 and result.history[-1]["search"]["clusters"] == [0, 0, 0, 0, 1, 1]
