@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtail.core.errors import FedtailError
 from fedtail.core.random import generator
+from fedtail.data.torch_data import read_dataset
 
 
 @dataclass(frozen=True)
@@ -166,11 +167,15 @@ class Federation:
             raise FedtailError("from_arrays needs at least one (x, y) pair")
         raw = [np.asarray(y).reshape(-1) for _, y in clients]
         test_raw = np.asarray(test[1]).reshape(-1)
-        for k, (x, _) in enumerate(clients):
-            if len(x) != len(raw[k]):
-                raise FedtailError(f"client {k} has {len(x)} inputs but {len(raw[k])} labels")
+        named = [(f"client {k}", x, y) for k, ((x, _), y) in enumerate(zip(clients, raw, strict=True))]
+        for who, x, y in (*named, ("the test set", test[0], test_raw)):
+            _check_inputs(who, x, y, clients[0][0])
+        if sites is not None and len(sites) != len(clients):
+            raise FedtailError(f"{len(sites)} site names for {len(clients)} clients; give one per client")
         if classes is None:
             names = np.unique(np.concatenate(raw))
+            if len(names) < 2:
+                raise FedtailError(f"all labels are {names[0]!r}; training needs at least two classes")
             unknown = np.setdiff1d(test_raw, names)
             if unknown.size:
                 raise FedtailError(f"test labels {unknown[:5].tolist()} occur at no client")
@@ -200,16 +205,21 @@ class Federation:
 
     @classmethod
     def from_datasets(cls, clients: Sequence[Any], test: Any, **more: Any) -> Federation:
-        """Any torch ``Dataset`` of (input, label) pairs per client, read once into memory."""
-        return cls.from_arrays([_read(d) for d in clients], _read(test), **more)
+        """Any torch ``Dataset`` of (input, label) pairs per client, read once into memory; see ``from_arrays``."""
+        pairs = [read_dataset(d, f"client {k}") for k, d in enumerate(clients)]
+        return cls.from_arrays(pairs, read_dataset(test, "the test set"), **more)
 
 
-def _read(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [dataset[i] for i in range(len(dataset))]
-    return (
-        np.stack([np.asarray(torch.as_tensor(x)) for x, _ in pairs]),
-        np.array([int(y) for _, y in pairs]),
-    )
+def _check_inputs(who: str, x: Any, y: np.ndarray, first: Any) -> None:
+    """Raise for inputs that do not fit their labels or the first client's inputs, or are not finite."""
+    if len(x) != len(y):
+        raise FedtailError(f"{who} has {len(x)} inputs but {len(y)} labels")
+    if np.shape(x)[1:] != np.shape(first)[1:]:
+        raise FedtailError(f"{who} has inputs of shape {np.shape(x)[1:]}, client 0 of shape {np.shape(first)[1:]}")
+    values = torch.as_tensor(x)
+    bad = int((~torch.isfinite(values)).sum()) if values.is_floating_point() else 0
+    if bad:
+        raise FedtailError(f"{who} has {bad:,} input values that are not finite; fill or drop them first")
 
 
 def assemble(
@@ -259,15 +269,16 @@ def stratified_holdout(
     """
     if not 0 <= fraction < 1:
         raise FedtailError(f"{what} = {fraction!r} is outside [0, 1)")
-    held = []
-    for c in np.unique(y[index]):
-        members = index[y[index] == c]
+    index = np.sort(index)
+    order = np.argsort(y[index], kind="stable")
+    edges = np.flatnonzero(np.diff(y[index][order])) + 1
+    out = np.zeros(len(index), dtype=bool)
+    for members in np.split(order, edges) if len(order) else []:
         want = fraction * len(members)
         n = min(int(want) + int(rng.random() < want - int(want)), len(members) - 1)
         if n > 0:
-            held.append(rng.choice(members, size=n, replace=False))
-    out = np.sort(np.concatenate(held)) if held else np.empty(0, dtype=np.int64)
-    return np.setdiff1d(index, out), out
+            out[rng.choice(members, size=n, replace=False)] = True
+    return index[~out], index[out]
 
 
 def take_auxiliary(
@@ -276,15 +287,18 @@ def take_auxiliary(
     """Take up to ``per_class`` samples of each class out of the clients' parts; never more than half a class,
     and never a client's last sample."""
     everything = np.concatenate(list(parts))
-    taken = []
-    for c in range(n_classes):
-        members = everything[y[everything] == c]
-        n = min(per_class, len(members) // 2)
-        taken.append(rng.choice(members, size=n, replace=False))
-    aux = np.sort(np.concatenate(taken))
-    rest = [np.setdiff1d(p, aux) for p in parts]
-    kept = [r if len(r) else np.asarray(p)[:1] for r, p in zip(rest, parts, strict=True)]
-    return kept, np.setdiff1d(aux, np.concatenate(kept))
+    order = everything[np.argsort(y[everything], kind="stable")]
+    stops = np.searchsorted(y[order], np.arange(n_classes + 1))
+    aux = np.zeros(len(y), dtype=bool)
+    for members in (order[a:b] for a, b in pairwise(stops)):
+        aux[rng.choice(members, size=min(per_class, len(members) // 2), replace=False)] = True
+    kept = []
+    for part in parts:
+        mine = np.sort(np.asarray(part))
+        rest = mine[~aux[mine]]
+        kept.append(rest if len(rest) else mine[:1])
+        aux[kept[-1]] = False
+    return kept, np.flatnonzero(aux)
 
 
 def with_augment(federation: Federation, augment: str | None) -> Federation:

@@ -59,6 +59,7 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
+        imbalance = self.imbalance
         return {
             "name": self.name,
             "input_shape": list(self.input_shape),
@@ -74,7 +75,7 @@ class Inspection:
                     "counts": self.table[k].tolist(),
                     "train": int(self.table[k].sum()),
                     "validation": int(self.validation[k]),
-                    "imbalance": float(self.imbalance[k]),
+                    "imbalance": float(imbalance[k]),
                     "missing": list(self.missing(k)),
                     "groups": self.groups[k].tolist(),
                     "resampled_epoch": int(self.epoch[k]),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.random import generator
@@ -40,8 +41,7 @@ def split(
     if scheme == "column":
         if column is None:
             raise FedtailError("partition 'column' needs the column that names each sample's site")
-        names, site = np.unique(np.asarray(column).astype(str), return_inverse=True)
-        return [np.flatnonzero(site == k) for k in range(len(names))], [str(v) for v in names]
+        return _by_column(column)
     if n_clients < 1:
         raise FedtailError(f"clients = {n_clients} is not allowed; use 1 or more")
     if n_clients > len(y):
@@ -124,16 +124,17 @@ def _per_class(
 ) -> list[np.ndarray]:
     need = min(min_samples, max(1, len(y) // (2 * k)))
     members = [np.flatnonzero(y == c) for c in np.unique(y)]
+    owner = np.empty(len(y), dtype=np.int64)
     for _ in range(tries):
-        parts: list[list[np.ndarray]] = [[] for _ in range(k)]
+        sizes = np.zeros(k, dtype=np.int64)
         for index in members:
             shares = rng.dirichlet(np.full(k, alpha))
             cuts = np.rint(np.cumsum(shares)[:-1] * len(index)).astype(int)
-            for part, piece in zip(parts, np.split(rng.permutation(index), cuts), strict=True):
-                part.append(piece)
-        out = [np.sort(np.concatenate(p)) for p in parts]
-        if min(map(len, out)) >= need:
-            return out
+            pieces = np.diff(cuts, prepend=0, append=len(index))
+            owner[rng.permutation(index)] = np.repeat(np.arange(k), pieces)
+            sizes += pieces
+        if sizes.min() >= need:
+            return _of_owners(owner, sizes)
     raise FedtailError(
         f"no Dirichlet({alpha:g}) split of {len(y)} samples over {k} clients leaves every client {need} samples "
         f"after {tries} draws; use fewer clients, a larger alpha or a smaller min_samples"
@@ -142,19 +143,34 @@ def _per_class(
 
 def _per_client(y: np.ndarray, k: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
     classes, counts = np.unique(y, return_counts=True)
-    left = [list(rng.permutation(np.flatnonzero(y == c))) for c in classes]
+    left = [rng.permutation(np.flatnonzero(y == c)) for c in classes]
+    taken = np.zeros(len(classes), dtype=np.int64)
     mix = rng.dirichlet(np.maximum(alpha * counts / counts.sum(), 1e-12), size=k)
     sizes = np.full(k, len(y) // k)
     sizes[: len(y) % k] += 1
-    out: list[list[int]] = [[] for _ in range(k)]
+    owner = np.empty(len(y), dtype=np.int64)
     for i in range(k):
-        while len(out[i]) < sizes[i]:
-            open_ = np.array([len(m) for m in left], dtype=float)
+        missing = int(sizes[i])
+        while missing:
+            open_ = (counts - taken).astype(float)
             p = mix[i] * (open_ > 0)
             p = p / p.sum() if p.sum() > 1e-300 else open_ / open_.sum()
-            want = rng.multinomial(sizes[i] - len(out[i]), p)
-            for c, n in enumerate(want):
-                take = min(int(n), len(left[c]))
-                out[i] += left[c][:take]
-                del left[c][:take]
-    return [np.sort(np.array(o, dtype=np.int64)) for o in out]
+            take = np.minimum(rng.multinomial(missing, p), counts - taken)
+            for c in np.flatnonzero(take):
+                owner[left[c][taken[c] : taken[c] + take[c]]] = i
+            taken += take
+            missing -= int(take.sum())
+    return _of_owners(owner, sizes)
+
+
+def _by_column(column: Sequence[Any] | np.ndarray) -> tuple[list[np.ndarray], list[str]]:
+    """One part per value, in the order of their names as text."""
+    codes, values = pd.factorize(np.asarray(column), use_na_sentinel=False)
+    names, rank = np.unique([str(v) for v in values], return_inverse=True)
+    owner = rank[codes]
+    return _of_owners(owner, np.bincount(owner, minlength=len(names))), [str(v) for v in names]
+
+
+def _of_owners(owner: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """Ascending indices of each of the K owners; sizes: (K,)."""
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
