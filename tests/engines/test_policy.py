@@ -28,6 +28,15 @@ def test_class_counts_stay_at_the_site_by_default() -> None:
     Policy(reveal="classes").check_job(job(reveal="classes"))
 
 
+@pytest.mark.parametrize(("method", "options"), [("logit_adjustment", {"prior": "global"}), ("fednoro", {})])
+def test_a_method_that_shows_which_classes_a_site_has_is_refused_by_default(method: str, options: dict) -> None:
+    asked = Job("r", "mlp", (3,), ("a", "b"), method, 5, method_options=options)
+    with pytest.raises(PolicyError, match="reveal which classes are here"):
+        Policy().check_job(asked)
+    Policy(reveal="classes").check_job(asked)
+    Policy().check_job(Job("r", "mlp", (3,), ("a", "b"), "logit_adjustment", 5))
+
+
 def test_too_little_noise_is_refused() -> None:
     with pytest.raises(PolicyError, match="below the least allowed"):
         Policy(min_noise=1.0).check_job(job(noise=0.5))

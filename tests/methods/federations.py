@@ -15,6 +15,7 @@ from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import Method
 from fedtail.models import build_model
 from fedtail.rates import RATES
+from fedtail.rates.base import RateStrategy
 from fedtail.run import assemble, initial_state
 from fedtail.server import ServerOptimizer
 
@@ -23,8 +24,8 @@ COUNTS = ((30, 12, 5, 2), (24, 0, 6, 3), (0, 9, 0, 0), (1, 0, 0, 0), (20, 10, 4,
 """Client 1 lacks a class, client 2 has one class, client 3 one sample."""
 
 
-def awkward_federation(auxiliary: int = 3) -> Federation:
-    """Five clients whose classes are Gaussian clusters in 6 dimensions; no validation split."""
+def awkward_federation(auxiliary: int = 3, validation: float = 0.0) -> Federation:
+    """Five clients whose classes are Gaussian clusters in 6 dimensions."""
     rng = np.random.default_rng(7)
     centres = 1.5 * rng.standard_normal((N_CLASSES, 6))
 
@@ -33,7 +34,10 @@ def awkward_federation(auxiliary: int = 3) -> Federation:
         return (centres[y] + rng.standard_normal((len(y), 6))).astype(np.float32), y
 
     federation = Federation.from_arrays(
-        [draw(c) for c in COUNTS], draw((20,) * N_CLASSES), classes=[str(c) for c in range(N_CLASSES)], validation=0.0
+        [draw(c) for c in COUNTS],
+        draw((20,) * N_CLASSES),
+        classes=[str(c) for c in range(N_CLASSES)],
+        validation=validation,
     )
     x, y = draw((auxiliary,) * N_CLASSES)
     pool = Samples(
@@ -47,7 +51,7 @@ def problem(
     federation: Federation | None = None,
     *,
     workers: int = 1,
-    rate: float = 0.5,
+    rates: RateStrategy | None = None,
     server: ServerOptimizer | None = None,
     epochs: int = 3,
     wrap: Callable[[ReferenceSimulator], None] | None = None,
@@ -57,7 +61,7 @@ def problem(
     federation = federation or awkward_federation()
     module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, hidden=(12,))
     made = assemble(
-        federation, module, method, RATES.build("uniform", federation.n_clients, rate=rate),
+        federation, module, method, rates or RATES.build("uniform", federation.n_clients, rate=0.5),
         LocalSettings(epochs=epochs, batch_size=16, seed=5), server or ServerOptimizer(),
         path="reference", workers=workers,
     )  # fmt: skip

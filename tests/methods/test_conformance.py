@@ -11,8 +11,9 @@ import torch
 
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import Plan, State, train_rounds
+from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import METHODS, Method
+from fedtail.rates import RATES
 from fedtail.run import initial_state
 from tests.methods.federations import awkward_federation, problem, train
 
@@ -92,6 +93,25 @@ def test_a_run_resumed_half_way_ends_with_the_same_bits(method: Method, particip
     for client, tensors in wanted.items():
         for key, value in tensors.items():
             assert torch.equal(kept[client][key], value), (client, key)
+
+
+def test_every_method_goes_with_the_joint_rate_search(method: Method, tmp_path: Path) -> None:
+    federation = awkward_federation(validation=0.2)
+
+    def searched() -> Problem:
+        return problem(method, federation, rates=RATES.build("fedhoo", 5, cold_rounds=1), epochs=1)
+
+    whole = searched()
+    expected = train(whole, 3)
+    assert torch.isfinite(expected.x).all()
+    assert len(set(expected.history[-1]["rates"])) > 1 or expected.history[-1]["searching"]
+
+    first = searched()
+    save_checkpoint(tmp_path, train(first, 2), first)
+    second = searched()
+    state = load_checkpoint(tmp_path, second, expected.history[:2])
+    assert state is not None
+    assert torch.equal(train(second, 3, state=state).x, expected.x)
 
 
 def test_client_state_is_kept_exactly_by_the_methods_that_say_so(method: Method) -> None:

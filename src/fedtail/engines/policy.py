@@ -58,6 +58,11 @@ class Policy:
             raise PolicyError(f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})")
         if job.reveal == "classes" and self.reveal != "classes":
             raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
+        if self.reveal != "classes" and job.build_method().reveals_classes:
+            raise PolicyError(
+                f"site policy: method {job.method!r} as configured would reveal which classes are here; "
+                "choose other options or another method on the server"
+            )
         if job.noise < self.min_noise:
             raise PolicyError(f"site policy: local noise {job.noise:g} is below the least allowed {self.min_noise:g}")
 

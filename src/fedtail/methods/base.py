@@ -172,6 +172,12 @@ class Method:
 
     # -- description -------------------------------------------------------------------------------------
 
+    @property
+    def reveals_classes(self) -> bool:
+        """Whether what a client sends tells which classes it has; real sites refuse that unless their policy allows
+        ``reveal = "classes"``."""
+        return False
+
     def stats(self, state: Tensors) -> dict[str, Any]:
         """Numbers about the server state for the round's history record; JSON values only."""
         return {}

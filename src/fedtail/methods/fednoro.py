@@ -46,7 +46,10 @@ class FedNoRo(Method):
         "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label Noise "
         "Heterogeneity, IJCAI 2023"
     )
-    wire = "per-class mean losses up from every client, once; a distillation weight down to each client"
+    wire = (
+        "mean losses per class up from every client, once (they show which classes it has); a distillation weight "
+        "down to each client"
+    )
     needs_teacher = True
 
     tau: float = 1.0
@@ -63,6 +66,10 @@ class FedNoRo(Method):
         check_range("method.ramp", self.ramp, 1)
         check_range("method.kd", self.kd, 0.0, 1.0)
         check_range("method.temperature", self.temperature, 0.0, open_low=True)
+
+    @property
+    def reveals_classes(self) -> bool:
+        return True
 
     # -- client
 

@@ -51,6 +51,10 @@ class LogitAdjustment(Method):
         if self.prior not in PRIORS:
             raise one_of("method.prior", self.prior, PRIORS)
 
+    @property
+    def reveals_classes(self) -> bool:
+        return self.prior == "global"
+
     # -- client
 
     def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
