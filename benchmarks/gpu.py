@@ -1,0 +1,248 @@
+"""GPU simulator against an eager loop and against the large-batch ceiling; all figures from one run.
+
+    python benchmarks/gpu.py [--clients 5] [--batch 64 128] [--ceiling 512 1024 2048] [--out gpu.json]
+
+Data have the shape and the class sizes of CIFAR-10-LT (imbalance 20) and random pixels: speed does not depend on
+them. Images are original images times their replication; filling counts as time, not as images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedtail.core.records import Task
+from fedtail.data.federation import Federation, Samples, Transform, assemble
+from fedtail.engines.base import LocalSettings
+from fedtail.engines.simulator.graph import GraphSimulator
+from fedtail.engines.simulator.reference import ReferenceSimulator
+from fedtail.fit import Plan, train_rounds
+from fedtail.methods import METHODS
+from fedtail.models import build_model
+from fedtail.rates import RATES
+from fedtail.run import assemble as assemble_problem
+from fedtail.run import initial_state
+from fedtail.server import ServerOptimizer
+
+SIZES = [5000, 3584, 2569, 1842, 1320, 946, 678, 486, 348, 250]
+RATE = 0.6
+
+
+def federation(clients: int, shrink: int = 1) -> Federation:
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(10), [n // shrink for n in SIZES]))
+
+    def pixels(n: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(0, 256, size=(n, 3, 32, 32), dtype=np.uint8))
+
+    test = Samples(pixels(10_000 // shrink), torch.from_numpy(rng.integers(0, 10, size=10_000 // shrink)))
+    return assemble(
+        Samples(pixels(len(y)), torch.from_numpy(y)), np.array_split(np.arange(len(y)), clients), test,
+        classes=[str(c) for c in range(10)], validation=0.1, augment="crop-flip",
+        transform=Transform(1 / 255, (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
+    )  # fmt: skip
+
+
+def model(width: int) -> torch.nn.Module:
+    return build_model("resnet18", (3, 32, 32), 10, width=width, norm_groups=min(32, width))
+
+
+def flops_per_image(width: int) -> float:
+    """Of one forward and backward pass."""
+    module = model(width)
+    with FlopCounterMode(display=False) as counter:
+        module(torch.zeros(1, 3, 32, 32)).sum().backward()
+    return float(counter.get_total_flops())
+
+
+def task(engine: Any, round: int = 0) -> Task:
+    clients = tuple(range(engine.n_clients))
+    return Task(round, engine.model.vector.clone(), clients, {"rate": np.full((len(clients), 1), RATE)}, 0.05)
+
+
+def images(updates: Any, data: Federation, rate: float) -> int:
+    from fedtail.core.resampling import resampled_counts
+
+    return sum(int(resampled_counts(data.client(u.client).counts, rate).sum()) for u in updates)
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    out = work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, out
+
+
+def eager(data: Federation, batch: int, device: str, width: int, steps: int = 6) -> float:
+    """Images per second of the plain loop over clients and groups, on the first ``steps`` batches of each client."""
+    short = replace(data, train=tuple(i[: batch * steps] for i in data.train))
+    engine = ReferenceSimulator(short, model(width), METHODS.build("fedcgnm"), LocalSettings(batch_size=batch),
+                                device=device)  # fmt: skip
+    work = replace(task(engine), probes={"rate": np.zeros((engine.n_clients, 1))})
+    timed(lambda: engine.train(work), device)
+    seconds, _ = timed(lambda: engine.train(work), device)
+    return sum(len(i) for i in short.train) / seconds
+
+
+def simulated(
+    data: Federation, batch: int, device: str, width: int, rounds: int = 3, **options: Any
+) -> tuple[dict[str, Any], GraphSimulator]:
+    """Images per second of FedCGNM rounds on the graph path, warm; and what the first round cost more."""
+    engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), LocalSettings(batch_size=batch),
+                            device=device, **options)  # fmt: skip
+    first, (updates, _) = timed(lambda: engine.train(task(engine)), device)
+    seconds = [timed(lambda r=r: engine.train(task(engine, r)), device)[0] for r in range(rounds)]
+    again, _ = engine.train(task(engine))
+    same = all(torch.equal(a.delta, b.delta) for a, b in zip(updates, again, strict=True))
+    n = images(updates, data, RATE)
+    out = {
+        "images_per_second": n / min(seconds), "round_seconds": min(seconds), "first_round_seconds": first,
+        "images": n, "bitwise_repeatable": same, "loss": float(np.mean([u.loss[0] for u in updates])), **engine.info(),
+    }  # fmt: skip
+    return out, engine
+
+
+def whole_rounds(data: Federation, rates: str, batch: int, device: str, width: int, rounds: int) -> float:
+    """Median seconds of a round of the loop, with evaluation; the first two (warm-up) are left out."""
+    strategy = RATES.build(rates, data.n_clients, **({"rate": RATE} if rates == "uniform" else {}))
+    problem = assemble_problem(
+        data, model(width), METHODS.build("fedcgnm"), strategy, LocalSettings(batch_size=batch), ServerOptimizer(),
+        path="graph", device=device,
+    )  # fmt: skip
+    marks = [time.perf_counter()]
+    train_rounds(problem, Plan(rounds, lr=0.05), initial_state(problem), lambda *_: marks.append(time.perf_counter()))
+    problem.engine.close()
+    return float(np.median(np.diff(marks)[2:]))
+
+
+def ceiling(batch: int, device: str, width: int, repeat: int = 20) -> float:
+    """Images per second of one compiled model in large batches: bf16 autocast, channels-last, plain SGD, recorded."""
+    module = model(width).to(device).to(memory_format=torch.channels_last)
+    params = list(module.parameters())
+    x = torch.randn(batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (batch,), device=device)
+    compiled = torch.compile(module, dynamic=False) if device == "cuda" else module
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16):
+            loss = F.cross_entropy(compiled(x).float(), y)
+        grads = torch.autograd.grad(loss, params)
+        with torch.no_grad():
+            torch._foreach_add_(params, grads, alpha=-0.01)
+
+    if device != "cuda":
+        step()
+        return batch / timed(step, device)[0]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        step()
+        graph.capture_end()
+    graph.replay()
+    seconds, _ = timed(lambda: [graph.replay() for _ in range(repeat)], device)
+    return batch * repeat / seconds
+
+
+def agreement(data: Federation, width: int, device: str, batch: int = 64, steps: int = 4) -> dict[str, float]:
+    """||fast - reference|| / ||reference|| of the updates after ``steps`` steps, in each precision."""
+    short = replace(data, train=tuple(i[: batch * steps] for i in data.train))
+    method, settings = METHODS.build("fedcgnm"), LocalSettings(batch_size=batch)
+    torch.backends.cudnn.allow_tf32 = False
+    reference = ReferenceSimulator(short, model(width), method, settings, device=device)
+    work = replace(task(reference), probes={"rate": np.zeros((reference.n_clients, 1))})
+    expected = torch.stack([u.delta for u in reference.train(work)[0]])
+    out = {}
+    for precision in ("fp32", "tf32", "bf16"):
+        fast = GraphSimulator(short, model(width), method, settings, device=device, precision=precision)
+        got = torch.stack([u.delta for u in fast.train(work)[0]])
+        out[precision] = float((got - expected).norm() / expected.norm())
+        fast.close()
+    return out
+
+
+def profile(engine: GraphSimulator) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with record(activities=[ProfilerActivity.CUDA]) as trace:
+        engine.train(task(engine))
+    print(trace.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=80))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="*", default=[64, 128])
+    parser.add_argument("--ceiling", type=int, nargs="*", default=[512, 1024, 2048])
+    parser.add_argument("--lanes", type=int, nargs="*", default=[None])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--width", type=int, default=64, help="of the ResNet; smaller only to try the script")
+    parser.add_argument("--shrink", type=int, default=1, help="divide the data, only to try the script")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the loop; 0 leaves the comparison out")
+    parser.add_argument("--skip-agreement", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    data = federation(args.clients, args.shrink)
+    flops = flops_per_image(args.width)
+    result: dict[str, Any] = {"device": name, "torch": torch.__version__, "gflop_per_image": flops / 1e9}
+
+    def line(what: str, rate: float, note: str = "") -> None:
+        print(f"{what:44} {rate:10,.0f} images/s {rate * flops / 1e12:8.1f} TFLOP/s  {note}", flush=True)
+
+    print(f"ResNet-18-GN on {name}, {args.clients} clients, FedCGNM with 2 groups, {flops / 1e9:.2f} GFLOP per image")
+    for batch in args.batch:
+        for lanes in args.lanes:
+            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes)
+            result[f"graph_{batch}" + (f"_lanes{lanes}" if lanes else "")] = got
+            line(
+                f"graph path, batch {batch}", got["images_per_second"],
+                f"round {got['round_seconds']:.2f} s, first {got['first_round_seconds']:.1f} s, {got['lanes']} lanes, "
+                f"{got['recorded_passes']} graphs in {got['recording_seconds']:.1f} s, repeatable "
+                f"{got['bitwise_repeatable']}, loss {got['loss']:.3f}",
+            )  # fmt: skip
+            if args.profile:
+                profile(engine)
+            engine.close()
+    result["eager"] = eager(data, args.batch[0], args.device, args.width)
+    line(f"eager loop, batch {args.batch[0]}", result["eager"])
+    if not args.skip_agreement:
+        result["agreement"] = agreement(data, args.width, args.device)
+        print("relative difference from the reference after 4 steps:", result["agreement"], flush=True)
+    if args.rounds:
+        for rates in ("uniform", "fedhoo"):
+            result[f"round_{rates}"] = whole_rounds(data, rates, args.batch[0], args.device, args.width, args.rounds)
+            print(f"round of the loop, {rates:8} {result[f'round_{rates}']:.3f} s", flush=True)
+        print(f"FedHOO / uniform: {result['round_fedhoo'] / result['round_uniform']:.2f} (at most 2.5)", flush=True)
+    for batch in args.ceiling:
+        result[f"ceiling_{batch}"] = ceiling(batch, args.device, args.width)
+        line(f"ceiling: one compiled model, batch {batch}", result[f"ceiling_{batch}"])
+    top = max((result[f"ceiling_{b}"] for b in args.ceiling), default=None)
+    for batch in args.batch:
+        rate = max(v["images_per_second"] for k, v in result.items() if k.startswith(f"graph_{batch}"))
+        share = "" if top is None else f", {rate / top:.0%} of the ceiling"
+        print(f"batch {batch}: {rate / result['eager']:.1f} times the eager loop{share}")
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()
