@@ -14,6 +14,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.deploy.handshake import Hello, agree, say_hello
+from fedtail.deploy.preprocess import agree_on_preprocessing
 from fedtail.engines.job import Job
 from fedtail.engines.remote import RemoteEngine
 from fedtail.engines.transport import Transport
@@ -37,8 +38,12 @@ def federate(
 ) -> Result:
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
-    deploy, folder = config.deploy, choose_folder(config, resume)
+    deploy = config.deploy
     schema = agree(*say_hello(transport, names, deploy.timeout), names)
+    schema = agree_on_preprocessing(transport, schema, names, config.run.seed, deploy.timeout)
+    if schema["kind"] != "slice" and config.run.name is None:
+        config = named_after(config, schema["name"], resume)
+    folder = choose_folder(config, resume)
     job, architecture = make_job(config, schema, folder.name, transport.name)
     hellos, missing = say_hello(transport, names, deploy.timeout, job)
     agree(hellos, missing, names)
@@ -61,6 +66,15 @@ def federate(
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
     return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend)
+
+
+def named_after(config: Config, data: str, resume: bool) -> Config:
+    """The config with a run name of its own: ``data.name`` says nothing of data that lives at the sites."""
+    base = f"{data.replace(' ', '-')}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
+    name, number = base, 2
+    while not resume and (Path(config.run.folder) / name).exists():
+        name, number = f"{base}-{number}", number + 1
+    return config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
 
 
 def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:

@@ -103,6 +103,10 @@ def compare(hellos: Mapping[int, Hello], names: Sequence[str]) -> list[Finding]:
 
 def describe_difference(key: str, ours: Any, other: Any, reference: str) -> str:
     """One line that names what two sites disagree about."""
+    if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
+        mine = {str(c["name"]): c for c in ours.get("columns", [])}
+        differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]
+        return f"its schema file is not that of {reference!r} (columns {differing[:5] or 'the same, other settings'})"
     if isinstance(ours, list) and isinstance(other, list):
         missing = [v for v in ours if v not in other]
         extra = [v for v in other if v not in ours]

@@ -76,16 +76,17 @@ def down(deployment: Deployment) -> int:
     return processes.stop(deployment.folder)
 
 
-def run(deployment: Deployment, *, resume: bool = False) -> int:
-    """Start a run over the sites that are online; returns Flower's run id."""
+def run(deployment: Deployment, *, config: Path | None = None, resume: bool = False, mode: str = "train") -> int:
+    """Start a run over the sites that are online; returns Flower's run id. ``mode``: ``train`` or ``doctor``."""
     if not is_healthy(deployment):
         raise FedtailError(f"no SuperLink is running; start it with `fedtail deploy up {deployment.folder} --local`")
-    status = deployment.server / "run.json"
-    status.unlink(missing_ok=True)
+    if mode == "train":
+        (deployment.server / "run.json").unlink(missing_ok=True)
     with Control(deployment) as control:
         return control.start_run(
-            config=str(deployment.config), deployment=str(deployment.folder), sites=len(deployment.sites), resume=resume
-        )
+            config=str(config or deployment.config), deployment=str(deployment.folder), sites=len(deployment.sites),
+            resume=resume, mode=mode,
+        )  # fmt: skip
 
 
 def wait(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fedtail.config import Config, load_config
 from fedtail.core.errors import FedtailError
 from fedtail.deploy.certificates import public_key_bytes
 from fedtail.deploy.federate import federate
-from fedtail.deploy.layout import load_deployment
+from fedtail.deploy.handshake import Finding, compare, say_hello
+from fedtail.deploy.layout import Deployment, load_deployment
 from fedtail.engines.flower.transport import FlowerTransport, wait_for_nodes
 from fedtail.fit import State
 
@@ -32,15 +34,18 @@ def main(grid: Grid, context: Context) -> None:
     if not path:
         raise FedtailError('run config needs config="/path/to/config.toml" (and sites=N or deployment=...)')
     config = load_config(path)
+    if settings["mode"] == "doctor" and deployment is not None:
+        write_atomically(
+            deployment.server / "doctor.json", json.dumps([asdict(f) for f in ask(grid, deployment, config)])
+        )
+        return
     status = Status(deployment.server / "run.json" if deployment else None, config)
     try:
         if deployment is not None:
-            names = list(deployment.sites)
-            keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(names)}
+            names, transport = list(deployment.sites), connect(grid, deployment, config)
         else:
-            names, keys = [f"site-{k + 1}" for k in range(int(settings["sites"]))], {}
-        nodes = wait_for_nodes(grid, keys, len(names), config.deploy.wait)
-        transport = FlowerTransport(grid, nodes)
+            names = [f"site-{k + 1}" for k in range(int(settings["sites"]))]
+            transport = FlowerTransport(grid, wait_for_nodes(grid, {}, len(names), config.deploy.wait))
         result = federate(
             config, transport, names, resume=bool(settings["resume"]), on_round=status.round, on_start=status.start
         )
@@ -51,6 +56,28 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as error:
         status.write(state="failed", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
         raise
+
+
+def connect(grid: Grid, deployment: Deployment, config: Config) -> FlowerTransport:
+    """The transport to the deployment's sites, each known by the key it authenticates with."""
+    keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(deployment.sites)}
+    return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), config.deploy.wait))
+
+
+def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
+    """The handshake on its own, for ``doctor``."""
+    names = deployment.sites
+    try:
+        hellos, missing = say_hello(connect(grid, deployment, config), names, config.deploy.timeout)
+    except FedtailError as error:
+        return [Finding("error", "sites", str(error))]
+    out = [Finding("error", names[k], reason) for k, reason in missing.items()]
+    out += compare(hellos, names)
+    out += [
+        Finding("ok", names[k], f"answers; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}")
+        for k, hello in hellos.items()
+    ]
+    return out
 
 
 class Status:

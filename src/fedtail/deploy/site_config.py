@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from fedtail.core.errors import FedtailError, check_range, one_of
 from fedtail.engines.policy import Policy
 from fedtail.engines.site import Site, SiteData
 from fedtail.engines.site_data import FederationSlice
+from fedtail.engines.site_images import ImageSite
+from fedtail.engines.site_table import TableSite
 from fedtail.run import build_federation, load_pooled
 
-KINDS = ("slice",)
+KINDS = ("table", "images", "slice")
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,22 @@ class SiteConfig:
     def open_data(self) -> SiteData:
         """Load the site's data; one clear line if it cannot be read."""
         section = dict(self.data)
-        kind = section.pop("kind", "slice")
+        kind = section.pop("kind", "table")
         if kind not in KINDS:
             raise one_of("data.kind", kind, KINDS)
-        return open_slice(self.folder, **section)
+        options: dict[str, Callable[..., SiteData]] = {"table": TableSite, "images": ImageSite, "slice": open_slice}
+        opener = options[kind]
+        allowed = [name for name in inspect.signature(opener).parameters if name != "folder"]
+        for key in section:
+            if key not in allowed:
+                raise one_of(f"key of [data] with kind = {kind!r}", key, allowed)
+        for key in ("path", "schema", "config"):
+            if key in section:
+                section[key] = self.folder / section[key]
+        try:
+            return opener(**section)
+        except TypeError as error:
+            raise FedtailError(f"{str(self.file)!r}: [data] with kind = {kind!r}: {error}") from None
 
     def open_site(self) -> Site:
         return Site(self.name, self.open_data(), self.policy, self.folder)
@@ -86,13 +102,11 @@ def load_site(file: str | Path) -> SiteConfig:
     )
 
 
-def open_slice(folder: Path, config: str = "", client: int = 0) -> FederationSlice:
+def open_slice(config: Path, client: int) -> FederationSlice:
     """Client ``client`` of the data set a fedtail config names: for rehearsals, where no site has data of its own."""
-    if not config:
-        raise FedtailError("data.kind = 'slice' needs data.config, the path of a fedtail config")
-    settings = load_config(folder / config)
+    settings = load_config(config)
     pooled = load_pooled(settings)
     federation = build_federation(settings, pooled)
     if not 0 <= client < federation.n_clients:
-        raise FedtailError(f"data.client = {client} is outside 0..{federation.n_clients - 1} of {config!r}")
+        raise FedtailError(f"data.client = {client} is outside 0..{federation.n_clients - 1} of {str(config)!r}")
     return FederationSlice(federation, client, pooled.model, pooled.model_options)

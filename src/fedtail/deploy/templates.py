@@ -31,13 +31,16 @@ client = {client}"""
 
 TABLE_DATA = """# A table with one row per sample ...
 kind = "table"
-path = "data.csv"                   # CSV or Parquet, relative to this file
-label = "label"                     # the column to predict
+path = "data.csv"                   # CSV, TSV, Excel or Parquet, relative to this file
+schema = "schema.toml"              # columns, levels and classes all sites agreed on (`fedtail data schema`)
 validation = 0.1                    # private validation split
-test = 0.15                         # private test split
-# ... or a folder with one sub-folder of images per class:
+test = 0.2                          # private test split
+# ... or a folder with one folder of images per class:
 # kind = "images"
 # path = "images"
+# classes = ["good", "scratch", "crack"]
+# size = [64, 64]
+# channels = 1
 """
 
 SUPERLINK_UNIT = """# Copy to /etc/systemd/system/, then: systemctl enable --now fedtail-superlink

@@ -54,7 +54,7 @@ class SiteData(Protocol):
         """The data as ``engines.local`` wants it."""
         ...
 
-    def test(self, job: Job) -> np.ndarray:
+    def test(self, index: int, job: Job) -> np.ndarray:
         """Pool indices of the site's test split; empty if it has none."""
         ...
 
@@ -181,7 +181,7 @@ class Site:
         client = self.data.client(index, job)
         model = FlatModel(job.build_model())
         state = SiteState(self.folder, job.run)
-        self._prepared = Prepared(job, client, self.data.test(job), job.build_method(), model, state)
+        self._prepared = Prepared(job, client, self.data.test(index, job), job.build_method(), model, state)
         return self._prepared
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Where a site's data comes from: its slice of a registered data set (rehearsal), or arrays of its own."""
+"""A rehearsal's data: a site plays one client of a registered data set."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class FederationSlice:
         mine = self.federation.client(self.index)
         return replace(mine, index=index, transform=job.transform, augment=job.augment)
 
-    def test(self, job: Job) -> np.ndarray:
+    def test(self, index: int, job: Job) -> np.ndarray:
         return np.empty(0, dtype=np.int64)

@@ -37,6 +37,7 @@ config = ""
 deployment = ""
 sites = 0
 resume = false
+mode = "train"
 """
 SERVER_APP = '''"""The ServerApp: fedtail's round loop over Flower's grid."""
 

@@ -1,0 +1,236 @@
+"""``fedtail deploy``: the same algorithms across machines, on Flower."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedtail.cli.options import split_arguments
+from fedtail.cli.progress import console
+from fedtail.config import load_config
+from fedtail.core.errors import FedtailError
+from fedtail.report import load_run, write_report
+
+if TYPE_CHECKING:
+    from fedtail.deploy.layout import Deployment
+
+app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
+]
+
+
+def need_flower() -> None:
+    """One line instead of an import error."""
+    if importlib.util.find_spec("flwr") is None:
+        raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
+
+
+@app.command()
+def init(
+    folder: Folder,
+    arguments: Arguments = None,
+    sites: Annotated[str, typer.Option(help="Site names, separated by commas.")] = "",
+    local: Annotated[int, typer.Option(help="Instead of names: this many sites, site-1 ... site-N.")] = 0,
+    public: Annotated[str, typer.Option(help="host:port sites connect to, i.e. the proxy's.")] = "",
+    port: Annotated[int, typer.Option(help="Port of the SuperLink, on loopback.")] = 9092,
+    own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring tables or images of their own.")] = False,
+) -> None:
+    """Write a deployment folder: CA, keys, site folders, units, proxy configuration, instructions.
+
+    Without `--own-data` it is a rehearsal: sites play the clients of the config's data set.
+    """
+    made = make(folder, arguments, sites, local, public, port, own_data)
+    typer.echo(f"{len(made.sites)} sites in {made.folder}; next: read {made.folder / 'README.md'}")
+
+
+@app.command()
+def up(
+    folder: Annotated[Path, typer.Argument(help="The deployment folder; made if it does not exist.")] = Path(
+        "deployment"
+    ),
+    arguments: Arguments = None,
+    local: Annotated[int, typer.Option(help="Number of sites to start on this machine.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the SuperLink for a new folder.")] = 9092,
+) -> None:
+    """Start a whole federation on this machine for rehearsal: SuperLink, sites, TLS, authentication."""
+    need_flower()
+    from fedtail.deploy.layout import load_deployment
+    from fedtail.deploy.local import up as start
+
+    if not (folder / "deployment.toml").is_file():
+        make(folder, arguments, "", local or 3, "", port, False)
+    deployment = load_deployment(folder)
+    if local and local != len(deployment.sites):
+        raise FedtailError(f"{str(folder)!r} has {len(deployment.sites)} sites, not {local}; choose another folder")
+    with console.status("starting"):
+        start(deployment)
+    typer.echo(f"{len(deployment.sites)} sites online; next: fedtail deploy run {folder}")
+
+
+@app.command()
+def register(folder: Folder) -> None:
+    """Make the sites' public keys known to the running SuperLink."""
+    deployment = load(folder)
+    from fedtail.deploy.control import Control
+
+    with Control(deployment) as control:
+        new = [site for site in deployment.sites if control.register(site)]
+    typer.echo(f"registered {', '.join(new)}" if new else "all sites were registered already")
+
+
+@app.command()
+def run(
+    folder: Folder,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train over the sites that are online and write a run folder with a report."""
+    deployment = load(folder)
+    from fedtail.deploy import local
+
+    path = deployment.server / "run.toml"
+    path.write_text(load_config(deployment.config, overrides or []).to_toml())
+    run_id = local.run(deployment, config=path, resume=resume)
+    if detach:
+        typer.echo(f"started; follow it with: fedtail deploy status {folder}")
+        return
+    shown: dict[str, Any] = {}
+
+    def show(status: dict[str, Any]) -> None:
+        if (status.get("state"), status.get("round")) != (shown.get("state"), shown.get("round")):
+            took = f"  {status['seconds']:.1f} s" if status.get("seconds") else ""
+            errors = f"  {len(status['errors'])} faults so far" if status.get("errors") else ""
+            console.print(f"{status.get('state')}  round {status.get('round')}/{status.get('rounds')}{took}{errors}")
+        shown.update(status)
+
+    done = local.wait(deployment, run_id, show)
+    result = Path(done["folder"])
+    page = write_report([load_run(result)], result / "report.html", result.name)
+    if as_json:
+        typer.echo(json.dumps({"run": str(result), **json.loads((result / "result.json").read_text())["test"]}))
+    else:
+        typer.echo(f"run folder {result}; open {page} in a browser")
+
+
+@app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """Show sites, the run's round and the last errors."""
+    deployment = load(folder)
+    from fedtail.deploy import processes
+    from fedtail.deploy.control import Control, is_healthy
+    from fedtail.deploy.local import read_status
+
+    healthy = is_healthy(deployment)
+    nodes = []
+    if healthy:
+        with Control(deployment) as control:
+            nodes = control.nodes()
+    now = read_status(deployment)
+    running = processes.find(deployment.folder)
+    if as_json:
+        about = {
+            "superlink": "up" if healthy else "down",
+            "sites": {n.site: n.status for n in nodes},
+            "processes": [{"pid": p.pid, "role": p.role, "program": p.program} for p in running],
+            "run": now,
+        }
+        typer.echo(json.dumps(about))
+        return
+    typer.echo(f"SuperLink {'up' if healthy else 'down'} at {deployment.host}:{deployment.port}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("site", "status", "processes here"):
+        table.add_column(column)
+    for name in deployment.sites:
+        state = next((n.status for n in nodes if n.site == name), "unknown")
+        table.add_row(name, state, str(sum(p.role == f"site:{name}" for p in running)))
+    type(console)(highlight=False).print(table)
+    if now:
+        age = time.time() - float(now["time"])
+        typer.echo(f"run: {now['state']}, round {now['round']} of {now['rounds']}, {age:.0f} s ago")
+        if now.get("error"):
+            typer.echo(f"error: {now['error']}")
+        for fault in now["errors"][-5:]:
+            typer.echo(f"  round {fault['round']}, {deployment.sites[fault['client']]}: {fault['reason']}")
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path | None, typer.Argument(help="The deployment folder (on the server).")] = None,
+    site: Annotated[Path | None, typer.Option(help="At a site instead: its site.toml.")] = None,
+    server: Annotated[str, typer.Option(help="At a site: host:port of the server, to try the connection.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Check certificates, keys, clocks, versions and that all sites mean the same data. Exit code 1 on errors."""
+    need_flower()
+    from fedtail.deploy.doctor import examine_server, examine_site, worst
+
+    if (folder is None) == (site is None):
+        raise FedtailError("give the deployment folder (on the server) or --site site.toml (at a site)")
+    with console.status("checking"):
+        findings = examine_site(site, server) if site is not None else examine_server(load(folder or Path()))
+    if as_json:
+        typer.echo(json.dumps([vars(f) for f in findings]))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.level:8}{finding.subject}: {finding.message}")
+    if worst(findings) == "error":
+        raise typer.Exit(1)
+
+
+@app.command()
+def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] = Path("deployment")) -> None:
+    """End everything `up` started, and everything that started."""
+    deployment = load(folder)
+    from fedtail.deploy.local import down as end
+
+    typer.echo(f"ended {end(deployment)} processes")
+
+
+@app.command("app")
+def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Flower app.")]) -> None:
+    """Write the Flower app alone, for `flwr run` on a federation you already have."""
+    need_flower()
+    from fedtail.engines.flower.bundle import write_bundle
+
+    write_bundle(folder)
+    typer.echo(
+        f"{folder}: start SuperNodes with --node-config \"site='/path/to/site.toml'\", then: "
+        f"flwr run {folder} --run-config 'config=\"/path/to/config.toml\" sites=3'"
+    )
+
+
+def make(
+    folder: Path, arguments: list[str] | None, sites: str, local: int, public: str, port: int, own_data: bool
+) -> Deployment:
+    """Names and config from the command line -> a new deployment folder."""
+    need_flower()
+    from fedtail.deploy.create import create_deployment
+
+    names = tuple(s.strip() for s in sites.split(",") if s.strip()) or tuple(f"site-{k + 1}" for k in range(local))
+    path, overrides = split_arguments(arguments)
+    flags = {} if own_data else {"data.clients": len(names) or None}
+    config = load_config(path, overrides, flags)
+    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own_data)
+
+
+def load(folder: Path) -> Deployment:
+    need_flower()
+    from fedtail.deploy.layout import load_deployment
+
+    return load_deployment(folder)
+
+
+__all__ = ["app"]
