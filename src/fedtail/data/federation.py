@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtail.core.errors import FedtailError
 from fedtail.core.random import generator
+from fedtail.data.arrays import pool_arrays
 from fedtail.data.torch_data import read_dataset
 
 
@@ -151,75 +152,40 @@ class Federation:
     def from_arrays(
         cls,
         clients: Sequence[tuple[Any, Any]],
-        test: tuple[Any, Any],
+        test: tuple[Any, Any] | None = None,
         *,
         classes: Sequence[str] | None = None,
         sites: Sequence[str] | None = None,
+        test_fraction: float = 0.2,
         validation: float = 0.1,
         seed: int = 0,
         **more: Any,
     ) -> Federation:
-        """One (x, y) pair per client and a common test pair; numpy arrays or tensors.
+        """One (x, y) pair per client and a common test pair; numpy arrays, tensors or lists.
 
-        Labels are integers 0..C-1 when ``classes`` is given, else anything sortable.
+        x: (samples, ...) numbers; uint8 images stay uint8. y: (samples,) class names or whole numbers; with
+        ``classes`` given, those names or their positions. Without ``test`` each client gives up a stratified
+        ``test_fraction`` of its samples.
         """
-        if not clients:
-            raise FedtailError("from_arrays needs at least one (x, y) pair")
-        raw = [np.asarray(y).reshape(-1) for _, y in clients]
-        test_raw = np.asarray(test[1]).reshape(-1)
-        named = [(f"client {k}", x, y) for k, ((x, _), y) in enumerate(zip(clients, raw, strict=True))]
-        for who, x, y in (*named, ("the test set", test[0], test_raw)):
-            _check_inputs(who, x, y, clients[0][0])
-        if sites is not None and len(sites) != len(clients):
-            raise FedtailError(f"{len(sites)} site names for {len(clients)} clients; give one per client")
-        if classes is None:
-            names = np.unique(np.concatenate(raw))
-            if len(names) < 2:
-                raise FedtailError(f"all labels are {names[0]!r}; training needs at least two classes")
-            unknown = np.setdiff1d(test_raw, names)
-            if unknown.size:
-                raise FedtailError(f"test labels {unknown[:5].tolist()} occur at no client")
-            labels = [np.searchsorted(names, y) for y in raw]
-            test_labels, classes = np.searchsorted(names, test_raw), [str(v) for v in names]
+        pool = pool_arrays(clients, test, classes, sites)
+        samples, parts = Samples(pool.x, torch.as_tensor(pool.y)), pool.parts
+        if pool.x_test is None:
+            pairs = [
+                stratified_holdout(pool.y, part, test_fraction, generator(seed, "arrays/test", k), "test_fraction")
+                for k, part in enumerate(parts)
+            ]
+            parts, tested = [rest for rest, _ in pairs], samples.take(np.concatenate([held for _, held in pairs]))
         else:
-            labels, test_labels = raw, test_raw
-            for y in [*labels, test_labels]:
-                if y.size and (y.min() < 0 or y.max() >= len(classes)):
-                    raise FedtailError(f"labels must be 0..{len(classes) - 1}, got {int(y.min())}..{int(y.max())}")
-        x = torch.cat([torch.as_tensor(np.asarray(x)) for x, _ in clients])
-        x = x.float() if x.dtype == torch.float64 else x
-        x_test = torch.as_tensor(np.asarray(test[0])).to(x.dtype)
-        labels_all = torch.as_tensor(np.concatenate(labels)).long()
-        bounds = np.cumsum([0, *(len(v) for v in labels)])
-        parts = [np.arange(a, b) for a, b in pairwise(bounds)]
+            tested = Samples(pool.x_test, torch.as_tensor(pool.y_test))
         return assemble(
-            Samples(x, labels_all),
-            parts,
-            Samples(x_test, torch.as_tensor(test_labels).long()),
-            classes=classes,
-            sites=sites,
-            validation=validation,
-            seed=seed,
-            **more,
+            samples, parts, tested, classes=pool.classes, sites=sites, validation=validation, seed=seed, **more
         )
 
     @classmethod
-    def from_datasets(cls, clients: Sequence[Any], test: Any, **more: Any) -> Federation:
+    def from_datasets(cls, clients: Sequence[Any], test: Any = None, **more: Any) -> Federation:
         """Any torch ``Dataset`` of (input, label) pairs per client, read once into memory; see ``from_arrays``."""
         pairs = [read_dataset(d, f"client {k}") for k, d in enumerate(clients)]
-        return cls.from_arrays(pairs, read_dataset(test, "the test set"), **more)
-
-
-def _check_inputs(who: str, x: Any, y: np.ndarray, first: Any) -> None:
-    """Raise for inputs that do not fit their labels or the first client's inputs, or are not finite."""
-    if len(x) != len(y):
-        raise FedtailError(f"{who} has {len(x)} inputs but {len(y)} labels")
-    if np.shape(x)[1:] != np.shape(first)[1:]:
-        raise FedtailError(f"{who} has inputs of shape {np.shape(x)[1:]}, client 0 of shape {np.shape(first)[1:]}")
-    values = torch.as_tensor(x)
-    bad = int((~torch.isfinite(values)).sum()) if values.is_floating_point() else 0
-    if bad:
-        raise FedtailError(f"{who} has {bad:,} input values that are not finite; fill or drop them first")
+        return cls.from_arrays(pairs, None if test is None else read_dataset(test, "the test set"), **more)
 
 
 def assemble(

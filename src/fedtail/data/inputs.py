@@ -156,7 +156,7 @@ def _pixels(item: str | Path | Image.Image, size: tuple[int, int], channels: int
 def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Tensor:
     """Samples in stored form; one sample, missing channel axes and channels-last images are brought into shape."""
     try:
-        x = data.detach().cpu() if isinstance(data, Tensor) else torch.as_tensor(np.asarray(data))
+        x = data.detach().cpu() if isinstance(data, Tensor) else torch.as_tensor(np.require(data, requirements="W"))
     except (TypeError, ValueError) as error:
         raise FedtailError(f"cannot make samples of shape {input_shape} from {type(data).__name__}: {error}") from error
     given = tuple(x.shape)

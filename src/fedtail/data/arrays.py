@@ -1,0 +1,137 @@
+"""Arrays of several clients as one pool, with every mistake named by client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.errors import FedtailError
+
+
+class PooledArrays(NamedTuple):
+    """All clients' samples in one tensor, and who owns which rows."""
+
+    x: Tensor
+    y: np.ndarray
+    parts: list[np.ndarray]
+    x_test: Tensor | None
+    y_test: np.ndarray
+    classes: list[str]
+
+
+def pool_arrays(
+    clients: Sequence[tuple[Any, Any]],
+    test: tuple[Any, Any] | None,
+    classes: Sequence[str] | None,
+    sites: Sequence[str] | None,
+) -> PooledArrays:
+    """Check and join (x, y) pairs. Labels are class names, or integers 0..C-1 where ``classes`` names them."""
+    if not isinstance(clients, Sequence) or not clients:
+        raise FedtailError("from_arrays needs a list with one (x, y) pair per client")
+    if sites is not None:
+        _check_sites(sites, len(clients))
+    who = [f"client {k}" + (f" ({sites[k]!r})" if sites is not None else "") for k in range(len(clients))]
+    pairs = [_pair(pair, name) for pair, name in zip(clients, who, strict=True)]
+    tested = None if test is None else _pair(test, "the test set")
+    shape = tuple(pairs[0][0].shape[1:])
+    for (x, _), name in zip([*pairs, *([tested] if tested else [])], [*who, "the test set"], strict=False):
+        if tuple(x.shape[1:]) != shape:
+            raise FedtailError(f"{name} has inputs of shape {tuple(x.shape[1:])}, {who[0]} of shape {shape}")
+    for (x, _), name in zip(pairs, who, strict=True):
+        if not len(x):
+            raise FedtailError(f"{name} has no samples; leave it out")
+    raw = [y for _, y in pairs]
+    raw_test = tested[1] if tested else raw[0][:0]
+    labels, y_test, names = _labels(raw, raw_test, classes, who)
+    dtype = torch.uint8 if all(x.dtype == torch.uint8 for x, _ in pairs) else torch.float32
+    bounds = np.cumsum([0, *(len(y) for y in labels)])
+    return PooledArrays(
+        torch.cat([x.to(dtype) for x, _ in pairs]),
+        np.concatenate(labels),
+        [np.arange(a, b) for a, b in pairwise(bounds)],
+        None if tested is None else tested[0].to(dtype),
+        y_test,
+        names,
+    )
+
+
+def _pair(pair: Any, name: str) -> tuple[Tensor, np.ndarray]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise FedtailError(f"{name} is a {type(pair).__name__}, not an (x, y) pair")
+    x, y = _inputs(pair[0], name), np.asarray(pair[1])
+    if y.ndim == 2 and y.shape[1] > 1:
+        raise FedtailError(f"{name}: labels of shape {y.shape} are not one class per sample; use y.argmax(1)")
+    y = y.reshape(-1)
+    if len(x) != len(y):
+        raise FedtailError(f"{name} has {len(x)} inputs but {len(y)} labels")
+    if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.rint(y)).all()):
+        raise FedtailError(f"{name}: labels are fractions or not finite; a label is a class, as a name or whole number")
+    return x, y.astype(np.int64) if y.dtype.kind in "fb" else y
+
+
+def _inputs(raw: Any, name: str) -> Tensor:
+    try:
+        x = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.require(raw, requirements="W"))
+    except (TypeError, ValueError) as error:
+        raise FedtailError(
+            f"{name}: inputs are not numbers of one shape ({' '.join(str(error).split())[:120]}); for tables with "
+            "text use fedtail.data.table_from_frame"
+        ) from error
+    if x.is_complex() or x.ndim == 0:
+        raise FedtailError(f"{name}: inputs must be an array of real numbers, (samples, ...)")
+    if x.is_floating_point():
+        x = x.float()
+        bad = (~torch.isfinite(x)).nonzero()
+        if len(bad):
+            raise FedtailError(
+                f"{name} has {len(bad):,} input values that are not finite (first in row {int(bad[0, 0])})"
+            )
+    if x.ndim == 1:
+        raise FedtailError(f"{name}: inputs have shape {tuple(x.shape)}; give (samples, features), e.g. x[:, None]")
+    return x
+
+
+def _labels(
+    raw: list[np.ndarray], raw_test: np.ndarray, classes: Sequence[str] | None, who: list[str]
+) -> tuple[list[np.ndarray], np.ndarray, list[str]]:
+    if classes is None:
+        try:
+            names = np.unique(np.concatenate(raw))
+            unknown = np.setdiff1d(raw_test, names)
+        except TypeError as error:
+            raise FedtailError("labels mix numbers and names; use one kind") from error
+        if unknown.size:
+            raise FedtailError(f"test labels {unknown[:5].tolist()} occur at no client")
+        if len(names) < 2:
+            raise FedtailError(
+                f"all clients together hold only one class, {str(names[0])!r}; training needs at least two classes"
+            )
+        return [np.searchsorted(names, y) for y in raw], np.searchsorted(names, raw_test), [str(v) for v in names]
+    known = {str(c): i for i, c in enumerate(classes)}
+    if len(known) < max(len(classes), 2):
+        raise FedtailError(f"classes must be two or more different names, got {list(classes)!r}")
+    out = [_codes(y, known, name) for y, name in zip([*raw, raw_test], [*who, "the test set"], strict=True)]
+    return out[:-1], out[-1], list(known)
+
+
+def _codes(y: np.ndarray, known: dict[str, int], name: str) -> np.ndarray:
+    if y.dtype.kind in "iu":
+        if y.size and (y.min() < 0 or y.max() >= len(known)):
+            raise FedtailError(f"{name}: labels must be 0..{len(known) - 1}, got {int(y.min())}..{int(y.max())}")
+        return y.astype(np.int64)
+    strange = next((v for v in y if str(v) not in known), None)
+    if strange is not None:
+        raise FedtailError(f"{name}: label {str(strange)!r} is not among the classes ({', '.join(list(known)[:8])})")
+    return np.array([known[str(v)] for v in y], dtype=np.int64)
+
+
+def _check_sites(sites: Sequence[str], n: int) -> None:
+    if len(sites) != n:
+        raise FedtailError(f"{len(sites)} site names for {n} clients")
+    if len(set(sites)) < n:
+        raise FedtailError(f"site names must be different, got {list(sites)!r}")
