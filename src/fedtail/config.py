@@ -252,12 +252,13 @@ def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
     part = raw.setdefault(section, {})
     if not isinstance(part, dict):
         raise FedtailError(f"config section {section!r} must be a table, got {part!r}")
-    if name == "name" and section in REGISTRIES and part.get("name", value) != value:
-        own = set(type(Config.model_fields[section].default_factory()).model_fields)  # type: ignore[misc,call-arg]
+    if name == "name" and section in REGISTRIES:
+        default = getattr(Config(), section)
         registry = REGISTRIES[section]
-        keep = own | (set(registry.options(value)) if value in registry else set())
-        for old in [k for k in part if k not in keep]:
-            del part[old]
+        if part.get("name", default.name) != value:
+            keep = set(type(default).model_fields) | (set(registry.options(value)) if value in registry else set())
+            for old in [k for k in part if k not in keep]:
+                del part[old]
     part[name] = value
 
 

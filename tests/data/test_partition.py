@@ -88,11 +88,11 @@ def test_long_tail_profile_has_the_published_counts() -> None:
 def test_federation_keeps_training_validation_auxiliary_and_test_apart() -> None:
     x = torch.arange(600, dtype=torch.float32).unsqueeze(1)
     fed = partition(
-        Samples(x, torch.as_tensor(LABELS)), Samples(x[:6], torch.arange(6)), clients=4, auxiliary=4, validation=0.2
+        Samples(x, torch.as_tensor(LABELS)), Samples(x[:6], torch.arange(6)), clients=4, auxiliary=2, validation=0.2
     )
     used = np.concatenate([*fed.train, *fed.validation, fed.auxiliary])
     np.testing.assert_array_equal(np.sort(used), np.arange(600))
-    assert np.bincount(LABELS[fed.auxiliary]).tolist() == [4] * 6
+    assert np.bincount(LABELS[fed.auxiliary]).tolist() == [2] * 6
 
 
 def test_from_arrays_maps_any_labels_and_names_what_is_wrong() -> None:

@@ -8,7 +8,7 @@ import warnings
 import click
 import typer
 
-from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, run, tune
+from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, reproduce, run, tune
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run_command)
+app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.add_typer(deploy.app, name="deploy")
 app.command("predict")(predict.predict)

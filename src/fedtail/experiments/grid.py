@@ -78,14 +78,17 @@ class Grid:
         best = load_tuned() if tuned else {}
         out = []
         for block, column, row in self._places(limits, tuple(only)):
-            recipe = limits.get("recipe", "smoke" if scale == "smoke" else column.recipe or block.recipe)
+            recipe = "smoke" if scale == "smoke" else column.recipe or block.recipe
             raw: dict[str, Any] = {}
             layers: list[Mapping[str, Any]] = [{**self.base}]
             if recipe is not None:
                 if recipe not in recipes:
                     raise one_of(f"recipe of {self.name!r}", recipe, recipes)
                 layers = [recipes[recipe].get("set", {}), *layers]
-            own = "data.name" not in recipes.get(recipe, {}).get("set", {}) or recipe in (column.recipe, block.recipe)
+            own = "data.name" not in recipes.get(recipe or "", {}).get("set", {}) or recipe in (
+                column.recipe,
+                block.recipe,
+            )
             layers += [settings if own else _without_data(settings) for settings in (column.settings, block.settings)]
             clients = str({k: v for layer in layers for k, v in layer.items()}.get("data.clients", 5))
             if recipe is not None:
@@ -117,7 +120,7 @@ class Grid:
         for block in blocks:
             for column in columns:
                 for row in rows:
-                    if row.only and block.name not in row.only:
+                    if any(axis.only and block.name not in axis.only for axis in (row, column)):
                         continue
                     text = f"{block.name} {column.name} {row.name}".lower()
                     if all(word.lower() in text for word in only):

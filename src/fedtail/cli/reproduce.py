@@ -1,0 +1,136 @@
+"""``fedtail reproduce``: the paper's tables and figures, with our numbers beside the paper's."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from fedtail.cli.cells import run_with_progress
+from fedtail.cli.options import DataDir
+from fedtail.config import check_config
+from fedtail.core.errors import FedtailError
+from fedtail.experiments.cells import Cell
+from fedtail.experiments.convergence import run_convergence
+from fedtail.experiments.grid import grid_names, load_grid
+from fedtail.reproduction import GridResult, collect, draw, to_csv, to_markdown
+from fedtail.reproduction.convergence import HEADER, convergence_markdown, convergence_rows, draw_convergence
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, a list.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="smoke: seconds, no data needed; cpu: what a CPU can do; full: all.")
+    ] = "cpu",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per cell.")] = 3,
+    only: Annotated[list[str] | None, typer.Option(help="Keep cells whose name contains this; repeatable.")] = None,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Use the settings a recorded search found best.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("results"),
+    workers: Annotated[int | None, typer.Option(min=1, help="Cells at once; by default one per core.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device, instead of the recipe's.")] = None,
+    data_dir: DataDir = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells.")] = False,
+) -> None:
+    """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
+    if name is None:
+        for entry in grid_names():
+            typer.echo(f"{entry:<22}{load_grid(entry).title}")
+        typer.echo(f"{'convergence':<22}Gradient norm against T where rates settle, drift or oscillate")
+        return
+    if name == "convergence":
+        convergence(scale, seeds, out / name / scale)
+        return
+    grid = load_grid(name)
+    found = grid.cells(scale, range(seeds), tuple(only or ()), tuned)
+    found = [(place, _placed(cell, device, data_dir)) for place, cell in found]
+    if dry_run:
+        for _, cell in found:
+            typer.echo(cell.folder(out / "cells"))
+        return
+    began = time.perf_counter()
+    cells = [cell for _, cell in found]
+    outcomes = run_with_progress(name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False)
+    result = collect(grid, [place for place, _ in found], outcomes, with_paper=scale != "smoke")
+    if not result.runs:
+        raise FedtailError(f"every run of {name!r} failed; the first: {next(o.error for o in outcomes if o.error)}")
+    folder = out / name / scale
+    written = write_result(result, folder)
+    show(result)
+    failed = [o for o in outcomes if o.error]
+    for outcome in failed[:3]:
+        typer.echo(f"failed: {outcome.cell.label}: {outcome.error}", err=True)
+    typer.echo(f"\n{len(cells)} runs in {time.perf_counter() - began:.0f} s; wrote {', '.join(map(str, written))}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def convergence(scale: str, seeds: int, folder: Path) -> None:
+    """The theorem on a problem where smoothness and noise are known; needs no data."""
+    horizons = (16, 64, 256) if scale == "smoke" else (16, 64, 256, 1024, 4096)
+    points = run_convergence(horizons, seeds)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = folder / "table.md"
+    table.write_text(convergence_markdown(points), encoding="utf-8")
+    figures = [draw_convergence(points, folder / f"figure.{suffix}") for suffix in ("svg", "png")]
+    shown = RichTable(*HEADER, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in convergence_rows(points):
+        shown.add_row(*row)
+    Console(highlight=False).print(shown)
+    typer.echo(f"wrote {table}, {', '.join(map(str, figures))}")
+
+
+def write_result(result: GridResult, folder: Path) -> list[Path]:
+    """The table as Markdown and CSV, and the figure if the grid is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, data = folder / "table.md", folder / "table.csv"
+    table.write_text(to_markdown(result), encoding="utf-8")
+    data.write_text(to_csv(result), encoding="utf-8")
+    written = [table, data]
+    for suffix in ("svg", "png"):
+        figure = draw(result, folder / f"figure.{suffix}")
+        if figure is not None:
+            written.append(figure)
+    return written
+
+
+def show(result: GridResult, console: Console | None = None) -> None:
+    """A table per block in the terminal, the paper's numbers dimmed."""
+    out = console or Console(highlight=False)
+    for block in result.used("block"):
+        title = result.grid.title if block == "all" else f"{result.grid.title}: {block}"
+        out.print(f"\n[bold]{title}[/bold] ({result.grid.metric.replace('_', ' ')})", soft_wrap=True)
+        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("", no_wrap=True)
+        for column in result.used("column"):
+            shown.add_column(column, justify="right")
+        for row in result.used("row"):
+            entries = [result.entry(block, row, c) for c in result.used("column")]
+            if any(entries):
+                shown.add_row(row, *(_cell(e.text(), e.paper) if e else "" for e in entries))
+        out.print(shown)
+    if any(e.paper is not None for e in result.entries):
+        out.print("[dim]in brackets: the paper[/dim]")
+    if result.grid.notes:
+        out.print(f"[dim]{' '.join(result.grid.notes.split())}[/dim]")
+
+
+def _cell(text: str, paper: float | None) -> str:
+    return text if paper is None else f"{text} [dim]({paper:.4g})[/dim]"
+
+
+def _placed(cell: Cell, device: str | None, data_dir: str | None) -> Cell:
+    """The same cell on another device or with another data folder; neither is part of its identity's result."""
+    if device is None and data_dir is None:
+        return cell
+    raw = cell.config.model_dump()
+    if device is not None:
+        raw["engine"]["device"] = device
+    if data_dir is not None:
+        raw["data"]["dir"] = data_dir
+    return Cell(cell.label, check_config(raw))

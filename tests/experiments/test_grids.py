@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtail.config import check_config, load_config
+from fedtail.core.errors import FedtailError
+from fedtail.experiments import Cell, run_cells
+from fedtail.experiments.cells import seeds_of
+from fedtail.experiments.convergence import run_path
+from fedtail.experiments.grid import SCALES, grid_names, load_grid
+
+SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=2"]
+
+
+@pytest.mark.parametrize("name", grid_names())
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_grid_gives_valid_distinct_cells_at_every_scale(name: str, scale: str) -> None:
+    cells = load_grid(name).cells(scale, range(2))
+    assert len({cell.digest for _, cell in cells}) >= len(cells) / 2
+    assert len({place for place, _ in cells}) == len(cells)
+
+
+@pytest.mark.parametrize("name", grid_names())
+def test_the_papers_numbers_fit_the_grid(name: str) -> None:
+    grid = load_grid(name)
+    for block, rows in grid.paper.items():
+        assert block in {b.name for b in grid.blocks}
+        for row, values in rows.items():
+            assert row in {r.name for r in grid.rows}, row
+            assert len(values) == len(grid.columns)
+
+
+def test_main_tables_hold_the_published_numbers() -> None:
+    iid, other = load_grid("table-iid"), load_grid("table-noniid")
+    assert iid.reported("K=5", "FedCGNM + U", "C10-20") == 0.8568
+    assert iid.reported("K=20", "FedCGNM + U", "UNSW") == 0.7775
+    assert other.reported("K=5", "FedCGNM + FedHOO", "Adult-20") == 0.9473
+    assert iid.reported("K=20", "FedCGNM + FedHOO", "C10-20") is None
+
+
+def test_images_train_longer_where_more_clients_are_sampled_less() -> None:
+    cells = dict(load_grid("table-iid").cells("full", [0], ["C10-20", "FedAvg"]))
+    local = {place.block: cell.config for place, cell in cells.items()}
+    assert (local["K=5"].local.epochs, local["K=5"].run.participation) == (3, 1.0)
+    assert (local["K=20"].local.epochs, local["K=20"].run.participation) == (5, 0.5)
+
+
+def test_only_keeps_what_is_named_and_says_what_there_is() -> None:
+    grid = load_grid("table-iid")
+    kept = grid.cells("cpu", [0], ["adult-10", "K=5"])
+    assert {p.column for p, _ in kept} == {"Adult-10"} and {p.block for p, _ in kept} == {"K=5"}
+    with pytest.raises(FedtailError, match="Adult-10"):
+        grid.cells("cpu", [0], ["nonsense"])
+
+
+def test_unknown_experiments_and_scales_are_named() -> None:
+    with pytest.raises(FedtailError, match="did you mean 'table-iid'"):
+        load_grid("table-idd")
+    with pytest.raises(FedtailError, match="smoke"):
+        load_grid("table-iid").cells("tiny", [0])
+
+
+def cells_of(*more: str, seeds: int = 2) -> list[Cell]:
+    return seeds_of(load_config(None, [*SMALL, *more]), "cell", range(seeds))
+
+
+def test_finished_cells_are_kept_and_interrupted_ones_continue(tmp_path: Path) -> None:
+    first = run_cells(cells_of(), tmp_path)
+    assert not any(o.cached or o.error for o in first)
+    stamp = (first[0].folder / "result.json").stat().st_mtime_ns
+    (first[1].folder / "result.json").unlink()  # as if it had been stopped before the end
+    again = run_cells(cells_of(), tmp_path)
+    assert [o.cached for o in again] == [True, False]
+    assert (first[0].folder / "result.json").stat().st_mtime_ns == stamp
+
+
+def test_a_cell_is_known_by_its_settings_and_not_by_where_it_ran(tmp_path: Path) -> None:
+    cell = cells_of(seeds=1)[0]
+    raw = cell.config.model_dump()
+    raw["run"]["folder"], raw["engine"]["workers"] = str(tmp_path), 2
+    assert Cell("other", check_config(raw)).digest == cell.digest
+    assert cells_of("local.lr=0.2", seeds=1)[0].digest != cell.digest
+
+
+def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
+    bad = cells_of("data.clients=100000", seeds=1)
+    outcomes = run_cells([*bad, *cells_of(seeds=1)], tmp_path)
+    assert outcomes[0].error is not None and "more than" in outcomes[0].error
+    assert outcomes[1].error is None
+
+
+@pytest.mark.slow
+def test_cells_in_parallel_processes_give_the_same_results(tmp_path: Path) -> None:
+    one = run_cells(cells_of(), tmp_path / "a", workers=1)
+    two = run_cells(cells_of(), tmp_path / "b", workers=2)
+    for a, b in zip(one, two, strict=True):
+        assert (a.folder / "history.jsonl").read_bytes() == (b.folder / "history.jsonl").read_bytes()
+        read = [json.loads((o.folder / "result.json").read_text())["test"] for o in (a, b)]
+        assert read[0] == read[1]
+
+
+def test_settled_rates_let_the_gradient_vanish_and_oscillating_ones_leave_a_floor() -> None:
+    settled, moving = (run_path(name, 256, 0, delta=10.0, scale=5.0) for name in ("constant", "oscillating"))
+    assert settled.late < 0.01 * moving.late
+    assert settled.variation == 0 and moving.variation == pytest.approx(0.4 * 255)
+
+
+def test_normalization_with_a_small_stabiliser_rests_where_unit_vectors_cancel() -> None:
+    short, long = (run_path("constant", t, 0) for t in (256, 2048))
+    assert long.late > 0.1 and abs(long.late - short.late) < abs(short.late)
