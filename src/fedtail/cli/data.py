@@ -1,4 +1,4 @@
-"""``fedtail data``: list, get and inspect data sets."""
+"""``fedtail data``: list, get and inspect data sets, propose a schema."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import DataDir, Dataset, Images, Label, Site, Table, Tables, data_flags, split_arguments
+from fedtail.cli.schema import schema_command
 from fedtail.config import load_config
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.skew_plot import save_skew_plot
 from fedtail.run import build_federation
 
 app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
+app.command("schema")(schema_command)
 TALL = 24
 """Tables have no more rows than this, apart from totals."""
 
