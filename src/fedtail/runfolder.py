@@ -95,12 +95,11 @@ def end_folder(
     history: Sequence[Mapping[str, Any]],
     outcome: Mapping[str, Any],
 ) -> None:
-    """Write the rate trajectories and ``result.json``."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["round", *about.sites])
-    writer.writerows([r["round"], *r["rates"]] for r in history)
-    write_atomically(folder / "rates.csv", table.getvalue())
+    """Write the rate trajectories, those of anything else that was searched, and ``result.json``."""
+    write_atomically(folder / "rates.csv", _trajectories(about, [(r["round"], r["rates"]) for r in history]))
+    for name in {key for r in history for key in r.get("searched", {})}:
+        rows = [(r["round"], r["searched"][name]) for r in history]
+        write_atomically(folder / f"{name}.csv", _trajectories(about, rows))
     result = {
         "name": folder.name,
         "seed": config.run.seed,
@@ -112,6 +111,14 @@ def end_folder(
         "hardware": hardware(),
     }
     write_atomically(folder / "result.json", json.dumps(plain(result), indent=1))
+
+
+def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> str:
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["round", *about.sites])
+    writer.writerows([t, *values] for t, values in rows)
+    return table.getvalue()
 
 
 def save_model(folder: Path, x: Tensor, model: FlatModel, about: About, architecture: dict[str, Any]) -> None:
