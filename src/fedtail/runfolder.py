@@ -9,13 +9,11 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedtail.checkpoint import write_atomically
@@ -23,6 +21,7 @@ from fedtail.config import Config, first_difference, load_config
 from fedtail.core.errors import FedtailError
 from fedtail.data.about import About
 from fedtail.models import FlatModel
+from fedtail.predict import SavedModel
 
 
 def choose_folder(config: Config, resume: bool) -> Path:
@@ -124,20 +123,10 @@ def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> 
 def save_model(folder: Path, x: Tensor, model: FlatModel, about: About, architecture: dict[str, Any]) -> None:
     """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
     model.load(x)
-    weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
-    partial = folder / ".model.safetensors.partial"
-    save_file(weights, partial)
-    partial.replace(folder / "model.safetensors")
-    described = {
-        "format": 1,
-        "architecture": architecture,
-        "input_shape": list(about.input_shape),
-        "classes": list(about.classes),
-        "transform": asdict(about.transform),
-        "preprocessing": about.preprocessing,
-        "data": about.name,
-    }
-    write_atomically(folder / "model.json", json.dumps(plain(described), indent=1))
+    SavedModel(
+        model.module, tuple(about.classes), tuple(about.input_shape), about.transform, plain(about.preprocessing),
+        about.name, architecture=plain(architecture),
+    ).save(folder)  # fmt: skip
 
 
 def hardware() -> dict[str, Any]:
