@@ -21,6 +21,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.experiments.cells import Cell, Outcome
 from fedtail.experiments.convergence import run_convergence
 from fedtail.experiments.grid import grid_names, load_grid, load_recipes
+from fedtail.experiments.launchers import launcher_named
 from fedtail.experiments.search import search
 from fedtail.methods import METHODS
 from fedtail.reproduction import GridResult, collect, draw, to_csv, to_markdown
@@ -41,6 +42,7 @@ def reproduce(
     workers: Annotated[int | None, typer.Option(min=1, help="Cells at once; by default one per core.")] = None,
     device: Annotated[str | None, typer.Option(help="Device, instead of the recipe's.")] = None,
     data_dir: DataDir = None,
+    launcher: Annotated[str, typer.Option(help="Where cells run: processes, or ray (a cluster).")] = "processes",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells.")] = False,
 ) -> None:
     """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
@@ -65,7 +67,10 @@ def reproduce(
         return
     began = time.perf_counter()
     cells = [cell for _, cell in found]
-    outcomes = run_with_progress(name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False)
+    where = launcher_named(launcher, gpu=any(c.config.engine.device != "cpu" for c in cells))
+    outcomes = run_with_progress(
+        name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False, launcher=where
+    )
     result = collect(grid, [place for place, _ in found], outcomes, with_paper=scale != "smoke")
     if not result.runs:
         raise FedtailError(f"every run of {name!r} failed; the first: {next(o.error for o in outcomes if o.error)}")
