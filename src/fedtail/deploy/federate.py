@@ -58,7 +58,10 @@ def federate(
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
     strategy = RATES.build(config.rates.name, len(names), **config.rates.options)
-    problem = Problem(engine, engine.model, method, strategy, server_optimizer(config), job.n_classes)
+    problem = Problem(
+        engine, engine.model, method, strategy, server_optimizer(config), job.n_classes,
+        background=schema.get("background"),
+    )  # fmt: skip
     about = describe(schema, job, names, list(hellos.values()), test)
 
     plan = round_plan(config)
