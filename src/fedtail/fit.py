@@ -20,7 +20,7 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.schedule import round_rate
 from fedtail.engines.base import Engine
 from fedtail.methods.base import Method, Server
-from fedtail.models.flat import FlatModel
+from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.server import ServerOptimizer
 
@@ -128,7 +128,9 @@ def train_rounds(
             t, state.x, clients, _probes(rates, probes, clients, lr / plan.lr), lr, method.broadcast(state.method),
             {k: m for k in clients if (m := method.message(state.method, k))}, rates.reports,
         )  # fmt: skip
-        updates, refusals = accept(*engine.train(task), method, task, plan.quorum, problem.n_classes, plan.privacy)
+        updates, refusals = accept(
+            *engine.train(task), method, task, plan.quorum, problem.n_classes, problem.model.n_params, plan.privacy
+        )
         present = np.array([u.client for u in updates])
         p = rates.weights(p_all, present)
         weights = method.weights(p, updates, state.method)
@@ -198,9 +200,11 @@ def accept(
     task: Task,
     quorum: float,
     n_classes: int,
+    n_params: int,
     privacy: Privacy | None = None,
 ) -> tuple[list[Update], list[Refusal]]:
-    """Refuse updates that are not finite, of the wrong shape or beyond the method's norm bound."""
+    """Refuse updates that are not finite, of the wrong shape or beyond the method's norm bound, which holds for
+    the ``n_params`` parameters; BatchNorm's statistics behind them move as the data have it."""
     noise = privacy.noise if privacy is not None and privacy.mode == "local" else 0.0
     good, bad = [], list(refusals)
     expected = (task.n_probes, task.x.numel())
@@ -216,8 +220,8 @@ def accept(
             for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
                 lr = float(lrs[row, i]) if lrs is not None else task.lr
                 bound = method.bound(lr, steps, n_classes)
-                norm = float(torch.linalg.vector_norm(delta.double()))
-                if bound is not None and norm > noisy_limit(bound, noise, delta.numel()):
+                norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
+                if bound is not None and norm > noisy_limit(bound, noise, n_params):
                     reason = f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
         if reason is None:
             good.append(u)
@@ -267,6 +271,8 @@ def check_privacy(problem: Problem, plan: Plan) -> None:
     if privacy is None or privacy.mode == "none":
         return
     where = f"privacy.mode = {privacy.mode!r}"
+    if has_batchnorm(problem.model.module):
+        raise FedtailError(f"{where}: BatchNorm's statistics have no norm bound; use model.batchnorm='groupnorm'")
     if method.bound(1.0, 1, problem.n_classes) is None:
         raise FedtailError(
             f"{where} needs a method whose updates are bounded, e.g. 'fedcgnm' with weight_decay = 0; {method.name!r} "
