@@ -20,8 +20,9 @@ try:
 except ImportError:  # CPU builds of PyTorch come without it
     triton = None
 
-CHANNELS, LARGEST, PER_WARP = {"forward": 32, "backward": 16}, 32768, 2048
-"""A program takes one sample and this many channels, at most LARGEST values at a time, with PER_WARP per warp."""
+BLOCKS = {"forward": (32, 32768, 2048), "backward": (16, 32768, 2048)}
+"""A program takes one sample and so many channels; all their values at once up to the second number, otherwise a
+quarter of that at a time; the third is values per warp."""
 
 
 if triton is not None:
@@ -179,10 +180,11 @@ def has_kernel(channels: int, groups: int, device: torch.device) -> bool:
 
 
 def _blocks(direction: str, channels: int, groups: int, space: int) -> dict[str, Any]:
-    cb = max(channels // groups, min(channels, CHANNELS[direction]))
+    wanted, largest, per_warp = BLOCKS[direction]
+    cb = max(channels // groups, min(channels, wanted))
     whole = 1 << (space - 1).bit_length()
-    rows = whole if whole * cb <= LARGEST else max(1, LARGEST // 4 // cb)
-    warps = min(16, max(1, rows * cb // PER_WARP))
+    rows = whole if whole * cb <= largest else max(1, largest // 4 // cb)
+    warps = min(16, max(1, rows * cb // per_warp))
     return {"C": channels, "CG": channels // groups, "CB": cb, "BH": rows, "ONCE": rows == whole, "num_warps": warps}
 
 
