@@ -106,7 +106,10 @@ def _rates(result: GridResult, plt: Any) -> Any:
             if runs:
                 path = runs[0].rate_path()
                 for k in range(path.shape[1]):
-                    ax.step(np.arange(1, len(path) + 1), path[:, k], where="mid", color=COLOURS[k % len(COLOURS)])
+                    shift = 0.002 * (k - path.shape[1] / 2)  # clients at the same rate stay visible
+                    ax.step(
+                        np.arange(1, len(path) + 1), path[:, k] + shift, where="mid", color=COLOURS[k % len(COLOURS)]
+                    )
             ax.set_ylabel(f"{row}: rate")
             ax.set_ylim(0.38, 0.82)
         axes[-1].set_xlabel("round")
