@@ -182,7 +182,8 @@ class Config(Section):
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
 FREE = (
-    "run.name", "run.folder", "run.checkpoint_every", "run.trackers", "engine.workers", "deploy.timeout", "deploy.wait",
+    "data.dir", "run.name", "run.folder", "run.checkpoint_every", "run.trackers", "engine.workers",
+    "deploy.timeout", "deploy.wait",
 )  # fmt: skip
 """Keys that may differ when a run is resumed: they do not change its result."""
 
