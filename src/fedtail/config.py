@@ -105,7 +105,12 @@ class EngineSection(Section):
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
     """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on CUDA, fp32 on the CPU."""
     workers: int = Field(1, ge=1)
-    """Clients trained at once on the CPU. Each computes on one thread, so the bits do not depend on it."""
+    """Clients trained at once on the CPU's reference path. Each computes on one thread, so the bits do not depend on
+    it; the batched path trains all clients of a round in one step instead."""
+    threads: int = Field(1, ge=1)
+    """torch's threads on the batched path. More change the bits, and seldom pay for models this small."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
 
 
 class Run(Section):
@@ -145,17 +150,6 @@ class Deploy(Section):
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server."""
     models_per_message: int = Field(8, ge=1)
-    validate_every: int = Field(1, ge=0)
-    """Validate the global model at the sites every so many rounds, an exchange of its own; 0 is never."""
-
-
-class PrivacySection(Section):
-    """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
-
-    mode: Literal["none", "central", "local"] = "none"
-    noise: float = Field(1.0, gt=0)
-    """Noise multiplier: standard deviation over sensitivity."""
-    delta: float = Field(1e-5, gt=0, lt=1)
 
 
 class Config(Section):
@@ -170,7 +164,6 @@ class Config(Section):
     engine: EngineSection = Field(default_factory=EngineSection)
     run: Run = Field(default_factory=Run)
     deploy: Deploy = Field(default_factory=Deploy)
-    privacy: PrivacySection = Field(default_factory=PrivacySection)
 
     @property
     def data_seed(self) -> int:

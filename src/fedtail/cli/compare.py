@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,14 +31,7 @@ from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.experiments.cells import Outcome
-from fedtail.experiments.compare import (
-    DIGITS_LRS,
-    best_rates,
-    chosen_methods,
-    comparison_cells,
-    method_configs,
-    own_problem,
-)
+from fedtail.experiments.compare import best_rates, chosen_methods, comparison_cells, method_configs
 from fedtail.report import load_run, write_report
 from fedtail.report.arms import Problem, problems
 from fedtail.report.tables import COLUMNS, headline, to_csv, to_markdown
@@ -57,11 +50,7 @@ def compare_command(
     methods: Annotated[str, typer.Option(help="`all`, or names separated by commas (see `fedtail methods`).")] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, from run.seed on.")] = 3,
     lrs: Annotated[
-        str | None,
-        typer.Option(
-            help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation. By default local.lr, "
-            "and 0.4,0.1 on the built-in problem."
-        ),
+        str | None, typer.Option(help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation.")
     ] = None,
     metric: Annotated[str, typer.Option(help=f"Ranked by: {', '.join(COLUMNS)}.")] = "macro_f1",
     dataset: Dataset = None,
@@ -95,8 +84,6 @@ def compare_command(
     }  # fmt: skip
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs)
-    if not tried and not own_problem(path, overrides, flags) and not any(o.startswith("local.lr=") for o in overrides):
-        tried = list(DIGITS_LRS)
     cells = comparison_cells(configs, seeds, tried)
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
@@ -108,16 +95,12 @@ def compare_command(
     found = problems(runs)
     rankings = [ranked(headline(problem, metric)) for problem in found]
     write_report(runs, out / "report.html", "fedtail compare")
-    picked = {o.cell.config.method.name: o.cell.config.local.lr for o in kept}
-    answer = write_tables(out, rankings, found, failed, picked)
+    answer = write_tables(out, rankings, found, failed)
     if as_json:
         typer.echo(json.dumps(plain(answer)))
     else:
         for ranking in rankings:
             print_table(ranking)
-        if tried:
-            said = ", ".join(f"{name} {lr:g}" for name, lr in picked.items())
-            typer.echo(f"learning rates, chosen on validation splits: {said}")
         typer.echo(f"{len(cells)} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
     for o in failed:
         console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
@@ -148,11 +131,7 @@ def ranked(table: Ranking) -> Ranking:
 
 
 def write_tables(
-    out: Path,
-    tables: Sequence[Ranking],
-    found: Sequence[Problem],
-    failed: Sequence[Outcome],
-    lrs: Mapping[str, float],
+    out: Path, tables: Sequence[Ranking], found: Sequence[Problem], failed: Sequence[Outcome]
 ) -> dict[str, Any]:
     """``comparison.md``, ``comparison.csv`` (one line per run) and ``comparison.json``, which is returned."""
     answer = {
@@ -177,7 +156,6 @@ def write_tables(
             }
             for table in tables
         ],
-        "learning_rates": dict(lrs),
         "failed": [{"run": o.cell.label, "error": o.error} for o in failed],
     }
     write_atomically(out / "comparison.md", to_markdown(tables))

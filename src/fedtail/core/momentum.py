@@ -13,6 +13,8 @@ from torch import Tensor
 
 Scalar = float | Tensor
 
+FEW = 4
+
 
 def like(value: Scalar, target: Tensor) -> Scalar:
     """A scalar, or one value per leading batch entry, shaped to broadcast against ``target``."""
@@ -23,8 +25,7 @@ def like(value: Scalar, target: Tensor) -> Scalar:
 
 def group_momentum(momentum: Tensor, grads: Tensor, beta: Scalar) -> Tensor:
     """(..., H, d) momentum after one step; an absent group has a zero gradient and decays."""
-    b = like(beta, grads)
-    return b * momentum + (1.0 - b) * grads
+    return torch.lerp(momentum, grads, 1.0 - like(beta, grads))
 
 
 def normalized_sum(momentum: Tensor, delta: Scalar) -> Tensor:
@@ -34,8 +35,13 @@ def normalized_sum(momentum: Tensor, delta: Scalar) -> Tensor:
     """
     norm = torch.linalg.vector_norm(momentum, dim=-1, keepdim=True)
     denominator = norm + like(delta, momentum)
-    safe = torch.where(denominator > 0, denominator, torch.ones_like(denominator))
-    return (momentum / safe).sum(dim=-2)
+    factor = torch.where(denominator > 0, denominator, torch.ones_like(denominator)).reciprocal()
+    if momentum.shape[-2] > FEW:
+        return (momentum * factor).sum(dim=-2)
+    total = momentum[..., 0, :] * factor[..., 0, :]
+    for h in range(1, momentum.shape[-2]):  # for few groups half the memory traffic of a product and a sum
+        total = torch.addcmul(total, momentum[..., h, :], factor[..., h, :])
+    return total
 
 
 def cgnm_direction(momentum: Tensor, grads: Tensor, beta: Scalar, delta: Scalar) -> tuple[Tensor, Tensor]:

@@ -77,15 +77,15 @@ def resample_epoch(
     labels = np.asarray(labels)
     counts = np.bincount(labels, minlength=n_classes or 0)
     factors = replication_factors(counts, rate, replication)
-    parts = []
-    for c in np.flatnonzero(counts):
-        members = np.flatnonzero(labels == c)
-        whole = math.floor(factors[c])
-        extra = round(float(np.rint(len(members) * (factors[c] - whole))))
-        parts.append(np.tile(members, whole))
-        if extra:
-            parts.append(rng.choice(members, size=extra, replace=False))
-    epoch = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    whole = np.floor(factors).astype(np.int64)
+    extra = np.rint(counts * (factors - whole)).astype(np.int64)
+    if not extra.any() and whole.max(initial=0) <= 1:
+        epoch = np.arange(len(labels))
+    else:  # class by class, each in random order, so that the first members can get the extra copies
+        ranked = np.argsort(labels + rng.random(len(labels)))
+        y = labels[ranked]
+        rank = np.arange(len(labels)) - (np.cumsum(counts) - counts)[y]
+        epoch = np.repeat(ranked, whole[y] + (rank < extra[y]))
     rng.shuffle(epoch)
     if epoch_length == "original":
         return epoch[: len(labels)]

@@ -33,7 +33,6 @@ class FederationSlice:
             "model": self.model,
             "model_options": self.model_options,
             "preprocessing": federation.preprocessing,
-            "background": federation.background,
         }
 
     def statistics(self, request: dict[str, Any]) -> dict[str, Any]:

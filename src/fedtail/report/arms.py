@@ -30,15 +30,7 @@ METHOD_NAMES = {
     "fedgrab": "Fed-GraB",
     "fednoro": "FedNoRo",
 }
-RATE_NAMES = {
-    "uniform": "U",
-    "fixed": "fixed rates",
-    "fedhoo": "FedHOO",
-    "fedhoo_clusters": "FedHOO (clusters)",
-    "hoo": "HOO",
-    "fast": "FAST",
-    "locally_optimal": "locally optimal",
-}
+RATE_NAMES = {"uniform": "U", "fixed": "fixed rates", "fedhoo": "FedHOO", "hoo": "HOO", "fast": "FAST"}
 
 NOT_A_DIFFERENCE = {
     "run.seed",

@@ -10,11 +10,14 @@ from torch import nn
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.data.federation import Federation
 from fedtail.engines.base import Engine, LocalSettings
+from fedtail.engines.simulator.batched import BatchedSimulator, batched_pays
 from fedtail.engines.simulator.graph import GraphSimulator
 from fedtail.engines.simulator.reference import ReferenceSimulator
 from fedtail.methods.base import Method
 
-PATHS = ("auto", "reference", "graph")
+PATHS = ("auto", "reference", "batched", "graph")
+
+SWITCH = {"auto": None, "on": True, "off": False, None: None, True: True, False: False}
 
 
 def check_device(name: str) -> None:
@@ -34,17 +37,36 @@ def simulator(
     settings: LocalSettings,
     *,
     path: str = "auto",
+    rounds: int | None = None,
+    threads: int = 1,
+    compile: str | bool | None = "auto",
     **options: Any,
 ) -> Engine:
-    """The simulator on the path asked for; ``auto`` picks the fastest that supports model, method and device."""
+    """The simulator on the path asked for; ``auto`` picks the fastest that supports model, method and device.
+
+    ``rounds`` and ``threads`` are for the batched path: the run's length, if known, and torch's threads while
+    clients train. ``compile``: whether steps are compiled (``auto``, ``on``, ``off``).
+    """
+    if compile not in SWITCH:
+        raise one_of("engine.compile", compile, [k for k in SWITCH if isinstance(k, str)])
     if path not in PATHS:
         raise one_of("engine.path", path, PATHS)
     check_device(options.get("device", "cpu"))
     on_gpu = str(options.get("device", "cpu")).startswith("cuda")
     if path == "graph" or (path == "auto" and on_gpu and has_heavy_layers(module)):
-        return GraphSimulator(federation, module, method, settings, **options)
+        return GraphSimulator(federation, module, method, settings, compile=SWITCH[compile], **options)
     if (precision := options.pop("precision", "auto")) not in ("auto", "fp32"):
         raise FedtailError(f"engine.precision = {precision!r} needs the graph path; set engine.path to 'graph'")
+    if path in ("auto", "batched") and str(options.get("device", "cpu")) == "cpu":
+        pays, reason = (True, "asked for") if path == "batched" else batched_pays(
+            module, federation, method, settings.batch_size
+        )  # fmt: skip
+        if pays:
+            return BatchedSimulator(
+                federation, module, method, settings,
+                threads=threads, compile=SWITCH[compile], rounds=rounds, reason=reason,
+            )  # fmt: skip
+        options["reason"] = reason
     return ReferenceSimulator(federation, module, method, settings, **options)
 
 
@@ -54,4 +76,4 @@ def has_heavy_layers(module: nn.Module) -> bool:
     return any(isinstance(m, heavy) for m in module.modules())
 
 
-__all__ = ["PATHS", "GraphSimulator", "ReferenceSimulator", "simulator"]
+__all__ = ["PATHS", "BatchedSimulator", "GraphSimulator", "ReferenceSimulator", "simulator"]

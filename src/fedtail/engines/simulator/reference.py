@@ -38,9 +38,10 @@ class ReferenceSimulator:
         *,
         workers: int = 1,
         device: str = "cpu",
+        reason: str = "asked for",
     ) -> None:
         self.federation, self.method, self.settings = federation, method, settings
-        self.device = torch.device(device)
+        self.device, self.reason = torch.device(device), reason
         # torch's CPU generator is one per process, so models that draw from it run one client at a time
         draws = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
         self.workers = 1 if draws else max(1, workers)
@@ -118,7 +119,10 @@ class ReferenceSimulator:
         self.client_states = state
 
     def info(self) -> dict[str, Any]:
-        return {"engine": "simulator", "path": self.path, "device": str(self.device), "workers": self.workers}
+        return {
+            "engine": "simulator", "path": self.path, "reason": self.reason, "device": str(self.device),
+            "workers": self.workers,
+        }  # fmt: skip
 
     def close(self) -> None:
         self._pending.clear()
