@@ -106,7 +106,7 @@ def test_the_learning_rate_is_the_best_by_mean_final_validation_and_a_failure_di
         outcome(tmp_path, 0.2, 0, 0.80), outcome(tmp_path, 0.2, 1, 0.60),
         outcome(tmp_path, 0.1, 0, 0.71), outcome(tmp_path, 0.1, 1, 0.72),
     ]  # fmt: skip
-    assert {o.cell.config.local.lr for o in best_rates(outcomes)} == {0.1}
+    assert {o.cell.config.local.lr for o in best_rates(outcomes, "accuracy")} == {0.1}
 
 
 @pytest.mark.parametrize(

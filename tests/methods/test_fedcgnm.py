@@ -19,7 +19,7 @@ def steps(method: FedCGNM, gradients: np.ndarray) -> np.ndarray:
     n = np.ones(max(n_groups, 2), dtype=int)
     const, state = method.start(LocalRun(0, 0, n, n, d, len(gradients), 0.1, {}), {})
     out = []
-    for g in torch.as_tensor(gradients):
+    for g in torch.as_tensor(gradients, dtype=torch.float32):
         step, state = method.direction(g, torch.zeros(d), torch.zeros(d), const, state, method.hyper())
         out.append(step.numpy())
     return np.array(out)
@@ -35,14 +35,14 @@ def test_golden_steps() -> None:
 def test_one_group_without_momentum_or_stabiliser_is_normalised_gradient_descent() -> None:
     g = np.random.default_rng(0).standard_normal((3, 1, 5))
     got = steps(FedCGN(n_groups=1, delta=0.0), g)
-    np.testing.assert_allclose(got, g[:, 0] / np.linalg.norm(g[:, 0], axis=1, keepdims=True), rtol=1e-12)
+    np.testing.assert_allclose(got, g[:, 0] / np.linalg.norm(g[:, 0], axis=1, keepdims=True), rtol=1e-5)
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.0, 0.95))
 def test_scaling_gradients_and_delta_together_changes_nothing(c: float, beta: float) -> None:
     g = np.random.default_rng(1).standard_normal((4, 2, 6))
     np.testing.assert_allclose(
-        steps(FedCGNM(beta=beta, delta=0.1 * c), c * g), steps(FedCGNM(beta=beta, delta=0.1), g), rtol=1e-9
+        steps(FedCGNM(beta=beta, delta=0.1 * c), c * g), steps(FedCGNM(beta=beta, delta=0.1), g), rtol=1e-4, atol=1e-5
     )
 
 

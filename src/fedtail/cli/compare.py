@@ -52,7 +52,9 @@ def compare_command(
     lrs: Annotated[
         str | None, typer.Option(help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation.")
     ] = None,
-    metric: Annotated[str, typer.Option(help=f"Ranked by: {', '.join(COLUMNS)}.")] = "macro_f1",
+    metric: Annotated[
+        str, typer.Option(help=f"Ranked (and learning rates chosen) by: {', '.join(COLUMNS)}.")
+    ] = "macro_f1",
     dataset: Dataset = None,
     table: Table = None,
     tables: Tables = None,
@@ -87,7 +89,7 @@ def compare_command(
     cells = comparison_cells(configs, seeds, tried)
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
-    kept = best_rates(outcomes) if tried else outcomes
+    kept = best_rates(outcomes, metric) if tried else outcomes
     failed = [o for o in kept if o.error]
     runs = [load_run(o.folder) for o in kept if not o.error]
     if not runs:

@@ -72,7 +72,7 @@ def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[fl
     return cells
 
 
-def best_rates(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def best_rates(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
     """Of each method only the learning rate with the best mean validation metric over seeds; ties to the smaller.
 
     Chosen on the clients' private validation splits, never on test data. A rate at which a run failed is out,
@@ -83,19 +83,19 @@ def best_rates(outcomes: Sequence[Outcome]) -> list[Outcome]:
         by_method.setdefault(o.cell.config.method.name, {}).setdefault(o.cell.config.local.lr, []).append(o)
     kept = []
     for tried in by_method.values():
-        scores = {lr: float(np.mean([validation_score(o) for o in group])) for lr, group in tried.items()}
+        scores = {lr: float(np.mean([validation_score(o, metric) for o in group])) for lr, group in tried.items()}
         kept += tried[max(sorted(scores), key=lambda lr: scores[lr])]
     return kept
 
 
-def validation_score(outcome: Outcome) -> float:
-    """The run's last validation metric (``run.metric``); minus infinity for a failed run."""
+def validation_score(outcome: Outcome, metric: str) -> float:
+    """The run's last validation metric; minus infinity for a failed run."""
     if outcome.error is not None:
         return -math.inf
     last: dict[str, Any] = {}
     for line in Path(outcome.folder / "history.jsonl").read_text(encoding="utf-8").splitlines():
         last = json.loads(line).get("validation") or last
-    value = last.get(outcome.cell.config.run.metric)
+    value = last.get(metric)
     return -math.inf if value is None else float(value)
 
 
