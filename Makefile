@@ -39,5 +39,9 @@ check: $(VENV)/.dev
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
 clean:
 	rm -rf $(VENV) runs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -154,36 +154,40 @@ def clusters() -> None:
         )
 
 
+CASES = {
+    "blobs 16,000 x 32, MLP, reference": ({"n_max": 8000, "n_features": 32}, (32, 16, 8), "reference", 1),
+    "blobs 16,000 x 32, MLP, auto": ({"n_max": 8000, "n_features": 32}, (32, 16, 8), "auto", 1),
+    "digits, MLP, auto, 3 epochs": ({}, (64, 32), "auto", 3),
+}
+
+
+def round_seconds(
+    data: dict[str, int], hidden: tuple[int, ...], path: str, epochs: int, rounds: int = 10
+) -> tuple[float, float]:
+    """Median seconds of a uniform and of a FedHOO round, interleaved; the first two rounds do not count."""
+    pool = DATASETS.build("blobs" if data else "digits", **data)
+    federation = partition(pool.train, pool.test, clients=K, validation=0.1, transform=pool.transform)
+    runs = []
+    for rates in (Uniform(K, 0.6), FedHOO(K, 0.55, 0.65, stable_rounds=99)):
+        module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=hidden)
+        settings = LocalSettings(epochs=epochs)
+        problem = assemble(federation, module, METHODS.build("fedcgnm"), rates, settings, ServerOptimizer(), path=path)
+        runs.append((problem, initial_state(problem), []))
+    for t in range(rounds):
+        for problem, state, seconds in runs:
+            began = time.perf_counter()
+            train_rounds(problem, Plan(t + 1, schedule="constant", alignment=False), state)
+            seconds.append(time.perf_counter() - began)
+    uniform, fedhoo = (float(np.median(seconds[2:])) for _, _, seconds in runs)
+    return uniform, fedhoo
+
+
 def cost() -> None:
-    """A FedHOO round against a uniform round of the same method, data, model and engine, interleaved in one run."""
+    """A FedHOO round against a uniform round of the same method, data, model and engine."""
     print("seconds per round, K = 5, FedCGNM, median of 8 interleaved rounds")
     print(f"{'case':34s} {'uniform':>9s} {'FedHOO':>9s} {'ratio':>7s}   (train 2 probes, validate 32 models)")
-    for title, data, hidden, path, epochs in (
-        ("blobs 16,000 x 32, MLP, reference", {"n_max": 8000, "n_features": 32}, (32, 16, 8), "reference", 1),
-        ("blobs 16,000 x 32, MLP, auto", {"n_max": 8000, "n_features": 32}, (32, 16, 8), "auto", 1),
-        ("digits, MLP, auto, 3 epochs", {}, (64, 32), "auto", 3),
-    ):
-        pool = DATASETS.build("blobs" if data else "digits", **data)
-        federation = partition(pool.train, pool.test, clients=K, validation=0.1, transform=pool.transform)
-        runs = {}
-        for name, rates in (("uniform", Uniform(K, 0.6)), ("fedhoo", FedHOO(K, 0.55, 0.65, stable_rounds=99))):
-            module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=hidden)
-            problem = assemble(
-                federation,
-                module,
-                METHODS.build("fedcgnm"),
-                rates,
-                LocalSettings(epochs=epochs),
-                ServerOptimizer(),
-                path=path,
-            )
-            runs[name] = (problem, initial_state(problem), [])
-        for t in range(10):
-            for problem, state, seconds in runs.values():
-                began = time.perf_counter()
-                train_rounds(problem, Plan(t + 1, schedule="constant", diagnostics=False), state)
-                seconds.append(time.perf_counter() - began)
-        uniform, fedhoo = (float(np.median(runs[n][2][2:])) for n in ("uniform", "fedhoo"))
+    for title, case in CASES.items():
+        uniform, fedhoo = round_seconds(*case)
         print(f"{title:34s} {uniform:9.3f} {fedhoo:9.3f} {fedhoo / uniform:7.2f}")
 
 

@@ -169,18 +169,24 @@ def test_a_model_trained_on_the_paper_s_layout_takes_its_raw_columns() -> None:
 
 
 def saved(folder: Path, name: str, **options: object) -> Path:
-    """A run folder's model files, as ``runfolder.save_model`` writes them."""
-    from safetensors.torch import save_file
+    """A run folder's model files."""
+    model = SavedModel(build_model(name, (4,), 2, **options), ("a", "b"), (4,))
+    model.architecture = {"name": name, "options": options}
+    return model.save(folder)
 
-    module = build_model(name, (4,), 2, **options)
-    folder.mkdir(exist_ok=True)
-    save_file(module.state_dict(), folder / "model.safetensors")
-    about = {
-        "format": 1, "architecture": {"name": name, "options": options}, "input_shape": [4], "classes": ["a", "b"],
-        "transform": {"scale": 1.0, "mean": [], "std": []}, "preprocessing": {}, "data": "x",
-    }  # fmt: skip
-    (folder / "model.json").write_text(json.dumps(about))
-    return folder
+
+def test_a_module_trained_in_memory_can_be_kept(tmp_path: Path) -> None:
+    pool = ft.data.table_from_frame(visits(), "state", "clinic")
+    federation = ft.datasets.federate(pool)
+    result = ft.fit(federation, torch.nn.Linear(*federation.input_shape, 2), rounds=3)
+    model = ft.SavedModel.of(result.module, federation)
+    expected = model.predict_proba(visits(9, seed=4))
+    model.save(tmp_path / "kept")
+    with pytest.raises(FedtailError, match="does not say how its model is built"):
+        ft.load_model(tmp_path / "kept")
+    again = ft.load_model(tmp_path / "kept", module=torch.nn.Linear(*federation.input_shape, 2))
+    assert np.array_equal(again.predict_proba(visits(9, seed=4)), expected)
+    assert not list((tmp_path / "kept").glob(".*"))
 
 
 def test_a_model_of_one_s_own_is_imported_only_when_allowed(tmp_path: Path) -> None:

@@ -150,6 +150,17 @@ class Deploy(Section):
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server."""
     models_per_message: int = Field(8, ge=1)
+    validate_every: int = Field(1, ge=0)
+    """Validate the global model at the sites every so many rounds, an exchange of its own; 0 is never."""
+
+
+class PrivacySection(Section):
+    """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
+
+    mode: Literal["none", "central", "local"] = "none"
+    noise: float = Field(1.0, gt=0)
+    """Noise multiplier: standard deviation over sensitivity."""
+    delta: float = Field(1e-5, gt=0, lt=1)
 
 
 class Config(Section):
@@ -164,6 +175,7 @@ class Config(Section):
     engine: EngineSection = Field(default_factory=EngineSection)
     run: Run = Field(default_factory=Run)
     deploy: Deploy = Field(default_factory=Deploy)
+    privacy: PrivacySection = Field(default_factory=PrivacySection)
 
     @property
     def data_seed(self) -> int:

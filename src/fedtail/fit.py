@@ -14,12 +14,13 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.metrics import gram_alignment, score, summarize
+from fedtail.core.privacy import Privacy, epsilon, noisy_limit, sensitivity
 from fedtail.core.random import generator
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.schedule import round_rate
 from fedtail.engines.base import Engine
 from fedtail.methods.base import Method, Server
-from fedtail.models.flat import FlatModel
+from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.server import ServerOptimizer
 
@@ -48,6 +49,8 @@ class Plan:
     """Log the alignment of client updates each round."""
     search_only: bool = False
     """Stop after the round in which the rate search ends."""
+    privacy: Privacy | None = None
+    """Noise on updates; see ``core.privacy``."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,9 @@ def train_rounds(
             t, state.x, clients, _probes(rates, probes, clients, lr / plan.lr), lr, method.broadcast(state.method),
             {k: m for k in clients if (m := method.message(state.method, k))}, rates.reports,
         )  # fmt: skip
-        updates, refusals = accept(*engine.train(task), method, task, plan.quorum, problem.n_classes)
+        updates, refusals = accept(
+            *engine.train(task), method, task, plan.quorum, problem.n_classes, problem.model.n_params, plan.privacy
+        )
         present = np.array([u.client for u in updates])
         p = rates.weights(p_all, present)
         weights = method.weights(p, updates, state.method)
@@ -142,6 +147,7 @@ def train_rounds(
         )
         choice = rates.choice[present]
         aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
+        aggregate, cost = privatize(plan.privacy, aggregate, weights, updates, task, problem)
         state.x = problem.server.step(state.x, aggregate, problem.model.n_params)
 
         state.method = method.after_round(server, updates, choice.tolist(), state.method)
@@ -156,6 +162,7 @@ def train_rounds(
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
+            **cost,
             **({"alignment": _alignment(updates, choice, p)} if plan.alignment else {}),
         }
         if rewards is not None:
@@ -187,9 +194,18 @@ def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> t
 
 
 def accept(
-    updates: list[Update], refusals: list[Refusal], method: Method, task: Task, quorum: float, n_classes: int
+    updates: list[Update],
+    refusals: list[Refusal],
+    method: Method,
+    task: Task,
+    quorum: float,
+    n_classes: int,
+    n_params: int,
+    privacy: Privacy | None = None,
 ) -> tuple[list[Update], list[Refusal]]:
-    """Refuse updates that are not finite, of the wrong shape or beyond the method's norm bound."""
+    """Refuse updates that are not finite, of the wrong shape or beyond the method's norm bound, which holds for
+    the ``n_params`` parameters; BatchNorm's statistics behind them move as the data have it."""
+    noise = privacy.noise if privacy is not None and privacy.mode == "local" else 0.0
     good, bad = [], list(refusals)
     expected = (task.n_probes, task.x.numel())
     for u in sorted(updates, key=lambda u: u.client):
@@ -204,8 +220,8 @@ def accept(
             for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
                 lr = float(lrs[row, i]) if lrs is not None else task.lr
                 bound = method.bound(lr, steps, n_classes)
-                norm = float(torch.linalg.vector_norm(delta.double()))
-                if bound is not None and norm > bound * (1 + 1e-4) + 1e-6:
+                norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
+                if bound is not None and norm > noisy_limit(bound, noise, n_params):
                     reason = f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
         if reason is None:
             good.append(u)
@@ -226,6 +242,50 @@ def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: n
     for a, u, c in zip(weights, updates, choice, strict=True):
         total = total + float(a) * u.delta[int(c)].double()
     return total.to(x.dtype)
+
+
+def privatize(
+    privacy: Privacy | None,
+    aggregate: Tensor,
+    weights: np.ndarray,
+    updates: Sequence[Update],
+    task: Task,
+    problem: Problem,
+) -> tuple[Tensor, dict[str, Any]]:
+    """The aggregate with central noise where asked, and what the rounds so far have cost, for history."""
+    if privacy is None or privacy.mode == "none":
+        return aggregate, {}
+    record: dict[str, Any] = {"mode": privacy.mode, "noise": privacy.noise, "delta": privacy.delta}
+    if privacy.mode == "central":
+        bounds = [problem.method.bound(task.lr, u.steps[0], problem.n_classes) or 0.0 for u in updates]
+        record["sensitivity"] = sensitivity(weights, bounds)
+        noise = privacy.draw(aggregate.numel(), privacy.noise * record["sensitivity"], "privacy", 0, task.round)
+        aggregate = aggregate + noise.to(aggregate.device)
+    record["epsilon"] = epsilon(privacy.noise, (task.round + 1) * task.n_probes, privacy.delta)
+    return aggregate, {"privacy": record}
+
+
+def check_privacy(problem: Problem, plan: Plan) -> None:
+    """Refuse a promise that cannot be kept: no norm bound, or more than updates leaves a site."""
+    privacy, method, rates = plan.privacy, problem.method, problem.rates
+    if privacy is None or privacy.mode == "none":
+        return
+    where = f"privacy.mode = {privacy.mode!r}"
+    if has_batchnorm(problem.model.module):
+        raise FedtailError(f"{where}: BatchNorm's statistics have no norm bound; use model.batchnorm='groupnorm'")
+    if method.bound(1.0, 1, problem.n_classes) is None:
+        raise FedtailError(
+            f"{where} needs a method whose updates are bounded, e.g. 'fedcgnm' with weight_decay = 0; {method.name!r} "
+            "as set has no bound"
+        )
+    if method.wire != "nothing":
+        raise FedtailError(f"{where} covers updates only, but {method.name!r} sends more: {method.wire}")
+    if privacy.mode == "central" and (rates.patterns() is not None or rates.reports or rates.searches == "lr"):
+        raise FedtailError(
+            f"{where} covers one aggregate per round, but rates {rates.name!r} release more; use rates 'uniform' or "
+            "'fixed', or privacy.mode = 'local'"
+        )
+    epsilon(privacy.noise, 1, privacy.delta)
 
 
 def _server_view(problem: Problem, plan: Plan, state: State, t: int, p_all: np.ndarray, lr: float) -> Server:
@@ -259,6 +319,7 @@ def begin_search(problem: Problem, plan: Plan, round: int) -> None:
         raise one_of("run.validate_on", plan.validate_on, ("clients", "server"))
     if plan.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
+    check_privacy(problem, plan)
     sizes = np.asarray(problem.engine.sizes)
     problem.rates.begin(Setting(plan.rounds, plan.participation, sizes, problem.groups))
 

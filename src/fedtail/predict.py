@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedtail.core.errors import FedtailError
-from fedtail.data.federation import Transform
+from fedtail.data.federation import Federation, Transform
 from fedtail.data.inputs import prepare_inputs
 from fedtail.models import build_model, is_custom
 
@@ -34,6 +34,39 @@ class SavedModel:
     name: str = "model"
     """The data it was trained on."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """Registered name and options, by which ``load_model`` builds the module again."""
+
+    @classmethod
+    def of(cls, module: nn.Module, federation: Federation, architecture: dict[str, Any] | None = None) -> SavedModel:
+        """A module trained in memory (``fit(...).module``) with the federation's classes and preprocessing."""
+        return cls(
+            module, federation.classes, federation.input_shape, federation.transform, federation.preprocessing,
+            federation.name, next(module.parameters()).device, architecture or {},
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``model.safetensors`` and ``model.json`` for ``load_model``."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {k: v.detach().cpu().contiguous().clone() for k, v in self.module.state_dict().items()}
+        about = {
+            "format": FORMAT,
+            "architecture": self.architecture,
+            "input_shape": list(self.input_shape),
+            "classes": list(self.classes),
+            "transform": asdict(self.transform),
+            "preprocessing": self.preprocessing,
+            "data": self.name,
+        }
+        for name, content in (
+            ("model.safetensors", save(weights)),
+            ("model.json", json.dumps(about, indent=1).encode()),
+        ):
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(content)
+            partial.replace(folder / name)
+        return folder
 
     def predict(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N,) class names.
@@ -80,6 +113,8 @@ def load_model(
     shape = tuple(int(n) for n in about["input_shape"])
     where = str(folder / "model.json")
     if module is None:
+        if not architecture.get("name"):
+            raise FedtailError(f"{where!r} does not say how its model is built; pass load_model(..., module=...)")
         name = str(architecture["name"])
         if is_custom(name) and not allow_code:
             raise FedtailError(
@@ -100,6 +135,7 @@ def load_model(
         dict(about.get("preprocessing", {})),
         str(about.get("data", "model")),
         torch.device(device),
+        dict(architecture),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from fedtail.config import Config, check_config
 from fedtail.core.candidates import Candidates
 from fedtail.core.errors import FedtailError
 from fedtail.core.metrics import majority_floor, path_variation
+from fedtail.core.privacy import Privacy
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation
 from fedtail.data.partition import federate
@@ -23,6 +24,7 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
 from fedtail.engines.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
+from fedtail.engines.private import LocalNoise
 from fedtail.engines.validation import holdout_validator
 from fedtail.fit import Plan, Problem, State, begin_search, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
@@ -190,8 +192,15 @@ def fit(
         rounds=rounds, lr=lr, participation=participation, seed=seed, metric=metric,
         keep_best=select == "best", **plan_keys,
     )  # fmt: skip
+    with_local_noise(problem, plan.privacy)
     state = train_rounds(problem, plan, initial_state(problem), on_round)
     return conclude(problem, state, describe(federation), select)
+
+
+def with_local_noise(problem: Problem, privacy: Privacy | None) -> None:
+    """In simulation, local privacy is an engine around the engine; at real sites it is their own doing."""
+    if privacy is not None and privacy.mode == "local":
+        problem.engine = cast(Engine, LocalNoise(problem.engine, problem.method, privacy, problem.n_classes))
 
 
 def initial_state(problem: Problem) -> State:
@@ -252,6 +261,7 @@ def run(
         precision=config.engine.precision, threads=config.engine.threads, compile=config.engine.compile,
         rounds=config.run.rounds,
     )  # fmt: skip
+    with_local_noise(problem, round_plan(config).privacy)
     return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start, trackers)
 
 
@@ -270,11 +280,13 @@ def server_optimizer(config: Config) -> ServerOptimizer:
 def round_plan(config: Config) -> Plan:
     """The round loop's settings."""
     local, run = config.local, config.run
+    privacy = Privacy(config.privacy.mode, config.privacy.noise, config.privacy.delta, run.seed)
     return Plan(
         rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
         participation=run.participation, seed=run.seed, metric=run.metric, quorum=run.quorum,
         validate_on=run.validate_on, evaluate_every=run.evaluate_every, keep_best=run.select == "best",
         alignment="alignment" in run.diagnostics, search_only=run.search_only,
+        privacy=privacy,
     )  # fmt: skip
 
 
@@ -289,12 +301,13 @@ def drive(
     on_start: Callable[[Path, int], None] | None = None,
     trackers: Sequence[Tracker] = (),
     amend: Callable[[dict[str, Any]], None] | None = None,
+    plan: Plan | None = None,
 ) -> Result:
     """All rounds of an assembled problem, with history, checkpoints and the run folder; the same on every engine.
 
     ``amend`` may add to a round's record before it is written.
     """
-    plan = round_plan(config)
+    plan = plan or round_plan(config)
     history = read_history(folder) if resume else []
     state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
     if state is None:

@@ -9,13 +9,11 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedtail.checkpoint import write_atomically
@@ -23,6 +21,7 @@ from fedtail.config import Config, first_difference, load_config
 from fedtail.core.errors import FedtailError
 from fedtail.data.about import About
 from fedtail.models import FlatModel
+from fedtail.predict import SavedModel
 
 
 def choose_folder(config: Config, resume: bool) -> Path:
@@ -95,12 +94,11 @@ def end_folder(
     history: Sequence[Mapping[str, Any]],
     outcome: Mapping[str, Any],
 ) -> None:
-    """Write the rate trajectories and ``result.json``."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["round", *about.sites])
-    writer.writerows([r["round"], *r["rates"]] for r in history)
-    write_atomically(folder / "rates.csv", table.getvalue())
+    """Write the rate trajectories, those of anything else that was searched, and ``result.json``."""
+    write_atomically(folder / "rates.csv", _trajectories(about, [(r["round"], r["rates"]) for r in history]))
+    for name in {key for r in history for key in r.get("searched", {})}:
+        rows = [(r["round"], r["searched"][name]) for r in history]
+        write_atomically(folder / f"{name}.csv", _trajectories(about, rows))
     result = {
         "name": folder.name,
         "seed": config.run.seed,
@@ -114,23 +112,21 @@ def end_folder(
     write_atomically(folder / "result.json", json.dumps(plain(result), indent=1))
 
 
+def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> str:
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["round", *about.sites])
+    writer.writerows([t, *values] for t, values in rows)
+    return table.getvalue()
+
+
 def save_model(folder: Path, x: Tensor, model: FlatModel, about: About, architecture: dict[str, Any]) -> None:
     """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
     model.load(x)
-    weights = {k: v.detach().cpu().contiguous().clone() for k, v in model.module.state_dict().items()}
-    partial = folder / ".model.safetensors.partial"
-    save_file(weights, partial)
-    partial.replace(folder / "model.safetensors")
-    described = {
-        "format": 1,
-        "architecture": architecture,
-        "input_shape": list(about.input_shape),
-        "classes": list(about.classes),
-        "transform": asdict(about.transform),
-        "preprocessing": about.preprocessing,
-        "data": about.name,
-    }
-    write_atomically(folder / "model.json", json.dumps(plain(described), indent=1))
+    SavedModel(
+        model.module, tuple(about.classes), tuple(about.input_shape), about.transform, plain(about.preprocessing),
+        about.name, architecture=plain(architecture),
+    ).save(folder)  # fmt: skip
 
 
 def hardware() -> dict[str, Any]:

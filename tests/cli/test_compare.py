@@ -45,6 +45,7 @@ def test_compare_ranks_all_methods_and_keeps_what_is_done(capsys, monkeypatch, t
     means = [row["mean"]["macro_f1"] for row in ranking]
     assert means == sorted(means, reverse=True)
     assert all(row["seeds"] == 2 and row["spread"]["macro_f1"] is not None for row in ranking)
+    assert set(answer["learning_rates"].values()) == {0.1}
     assert problem["baseline"] == "FedAvg" and 0 < problem["floor"]["macro_f1"] < 1
     for name in ("comparison.md", "comparison.csv", "comparison.json", "report.html"):
         assert (tmp_path / "c" / name).stat().st_size > 0
@@ -65,6 +66,8 @@ def test_compare_prints_a_table_and_picks_learning_rates(capsys, monkeypatch, tm
     table = (tmp_path / "comparison.csv").read_text()
     assert table.count("fedavg") == table.count("fedprox") == 1
     assert "lr0.2-" in table and "lr0.0001" not in table
+    assert "chosen on validation splits: fedavg 0.2, fedprox 0.2" in out
+    assert json.loads((tmp_path / "comparison.json").read_text())["learning_rates"] == {"fedavg": 0.2, "fedprox": 0.2}
 
 
 def test_overrides_reach_the_methods_they_are_meant_for() -> None:

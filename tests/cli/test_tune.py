@@ -32,6 +32,7 @@ def test_a_searched_learning_rate_is_saved_with_what_it_is(tmp_path, capsys, mon
     code, _, _ = call(capsys, monkeypatch, "run", *SMALL, "--rounds", "2", "--rates", "lr.json", "--name", "used")
     record = json.loads((tmp_path / "runs/used/history.jsonl").read_text().splitlines()[0])
     assert code == 0 and record["searched"]["lr"] == section["rates"]
+    assert (tmp_path / "runs/used/lr.csv").read_text().startswith("round,client 0,client 1\n0,")
 
 
 def test_the_table_names_every_client_and_the_command_that_uses_the_rates(tmp_path, capsys, monkeypatch) -> None:

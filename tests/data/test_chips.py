@@ -76,7 +76,7 @@ def test_every_defect_changes_its_picture_and_stays_local(kind: str, size: int) 
 
 def test_factories_differ_in_light_and_noise() -> None:
     product, y = np.zeros(500, dtype=np.int64), np.zeros(500, dtype=np.int64)
-    x = render(product, np.repeat(np.arange(5), 100), y, 1, 64, 0).float().reshape(5, 100, 3, 64, 64)
+    x = render(product, np.repeat(np.arange(5), 100), y, 64, 0).float().reshape(5, 100, 3, 64, 64)
     colour = x.mean((1, 3, 4))
     assert (colour[:, 0] / colour[:, 2]).std() > 0.05
     grain = (x[..., :3, 1:4] - x[..., :3, :3]).std((1, 2, 3, 4))

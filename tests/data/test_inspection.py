@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedtail.core.errors import FedtailError
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data import Federation
+from fedtail.data.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import inspect, ratio
 from fedtail.data.skew_plot import save_skew_plot, skew_figure
 
@@ -87,3 +89,16 @@ def test_a_plot_of_ten_thousand_sites_takes_seconds(tmp_path: Path) -> None:
 def test_an_unknown_plot_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match=r"must end in \.png"):
         save_skew_plot(inspect(federation([[3, 3]])), tmp_path / "x.gif")
+
+
+def test_a_contact_sheet_has_a_row_per_class_with_its_own_images(tmp_path: Path) -> None:
+    y = np.repeat([0, 1], [9, 2])
+    x = np.where(y == 0, 40, 200).astype(np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), dtype=np.uint8)
+    pooled = Federation.from_arrays([(x, y)], (x, y), classes=["dark", "light"], validation=0.0)
+    sheet = np.asarray(Image.open(save_contact_sheet(pooled, tmp_path / "s.png", columns=3)).convert("L"))
+    top, bottom = sheet[: len(sheet) // 2, 150:], sheet[len(sheet) // 2 :, 150:]
+    assert (top == 40).mean() > 0.85 and (bottom == 200).mean() > 0.5, "the second class has only two images"
+    with pytest.raises(FedtailError, match="--samples draws images"):
+        save_contact_sheet(federation([[3, 3]]), tmp_path / "t.png")
+    with pytest.raises(FedtailError, match="cannot write --samples"):
+        save_contact_sheet(pooled, tmp_path / "s.nothing")

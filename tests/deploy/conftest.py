@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def settings(**sections: dict[str, Any]) -> Config:
         "model": {"name": "mlp", "hidden": [8]},
         "local": {"batch_size": 32},
         "run": {"rounds": 3, "seed": 3},
-        "deploy": {"timeout": 90.0},
+        "deploy": {"timeout": 90.0, "validate_every": 0},
     }
     for name, section in sections.items():
         raw[name] = {**raw.get(name, {}), **section}
@@ -30,7 +31,8 @@ def settings(**sections: dict[str, Any]) -> Config:
 
 @pytest.fixture(scope="session")
 def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Sites north, east and south; ended, with all they started, when the tests are over."""
+    """Sites north, east and south, through the generated proxy where nginx is there; ended, with all they started,
+    when the tests are over."""
     if importlib.util.find_spec("flwr") is None:
         pytest.skip("flwr is not installed (pip install 'fedtail[flower]')")
     from fedtail.deploy import local, processes
@@ -39,7 +41,7 @@ def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     folder: Path = tmp_path_factory.mktemp("flower") / "fed"
     deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=local.free_port())
     try:
-        local.up(deployment)
+        local.up(deployment, proxy=shutil.which("nginx") is not None)
         yield deployment
     finally:
         local.down(deployment)

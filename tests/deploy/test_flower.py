@@ -1,8 +1,19 @@
-"""A real Flower federation on loopback: TLS, authenticated sites, one process per message."""
+"""A real Flower federation on loopback: TLS, authenticated sites, one process per message, and what goes wrong."""
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +22,15 @@ import torch
 from safetensors.torch import load_file
 
 from fedtail.config import Config
-from fedtail.deploy import local
+from fedtail.core.errors import FedtailError
+from fedtail.deploy import local, processes
+from fedtail.deploy.certificates import make_ca, make_site_key
+from fedtail.deploy.commands import flower_environment, supernode_command
+from fedtail.deploy.control import Control, wait_until_healthy
 from fedtail.deploy.layout import Deployment
-from fedtail.rates import RATES
+from fedtail.deploy.site_config import load_site
+from fedtail.engines.flower.site_app import frames
+from fedtail.engines.wire import Parcel, Parts, pack, unpack
 from fedtail.run import run
 
 from .conftest import settings
@@ -21,30 +38,236 @@ from .conftest import settings
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
 
-def federate(deployment: Deployment, config: Config, **options: Any) -> Path:
-    """Run a config over the deployment and return its run folder."""
+def start(deployment: Deployment, config: Config, **options: Any) -> int:
     config.run.folder = str(deployment.runs)
     deployment.config.write_text(config.to_toml())
-    return Path(local.wait(deployment, local.run(deployment, **options))["folder"])
+    return local.run(deployment, **options)
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    path = folder / "history.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-@pytest.mark.parametrize("rates", ["uniform", "fedhoo"])
-def test_flower_gives_the_same_model_as_the_simulator(
-    flower_deployment: Deployment, tmp_path: Path, rates: str
-) -> None:
-    if rates not in RATES:
-        pytest.skip(f"{rates} is not registered")
-    there = federate(flower_deployment, settings(rates={"name": rates}, run={"name": f"same-{rates}"}))
-    here = run(settings(rates={"name": rates}, engine={"path": "reference"}, run={"folder": str(tmp_path)})).folder
+def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.2)
+
+
+def assert_simulators_model(folder: Path, config: Config, tmp_path: Path) -> None:
+    """Bit by bit the model the reference simulator trains, and the same history."""
+    config.run.folder, config.engine.path = str(tmp_path), "reference"
+    here = run(config).folder
     assert here is not None
-    ours, theirs = load_file(here / "model.safetensors"), load_file(there / "model.safetensors")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for a, b in zip(history(here), history(there), strict=True):
+    ours, theirs = load_file(here / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for a, b in zip(history(here), history(folder), strict=True):
         assert b["test"] == {name: a["test"][name] for name in b["test"]}
-        assert a["rates"] == b["rates"] and a["train_loss"] == b["train_loss"]
+        assert a["rates"] == b["rates"] and a["train_loss"] == b["train_loss"] and a.get("reward") == b.get("reward")
         assert b["refused"] == [] and b["faults"] == []
+
+
+def test_flower_gives_the_same_model_as_the_simulator(flower_deployment: Deployment, tmp_path: Path) -> None:
+    config = settings(run={"name": "uniform"})
+    folder = Path(local.wait(flower_deployment, start(flower_deployment, config))["folder"])
+    assert_simulators_model(folder, settings(run={"name": "uniform"}), tmp_path)
+
+
+def test_fedhoo_killed_with_its_server_and_resumed_gives_the_simulators_model(
+    flower_deployment: Deployment, tmp_path: Path
+) -> None:
+    """SIGKILL to the SuperLink and all it started, in the middle of round 1; sites stay up and find it again."""
+    hoo = {"name": "fedhoo", "cold_rounds": 0}
+    config = settings(rates=hoo, run={"name": "hoo"})
+    folder = flower_deployment.runs / "hoo"
+    start(flower_deployment, config)
+    until(lambda: len(history(folder)) == 1, 200, "round 0")
+    while left := processes.find(flower_deployment.folder, "superlink"):
+        for process in left:
+            processes.send_signal(process.pid, signal.SIGKILL)
+        time.sleep(0.1)
+    local.start_superlink(flower_deployment)
+    wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
+    local.wait_until_online(flower_deployment, 90)
+    local.wait(flower_deployment, start(flower_deployment, config, resume=True))
+    assert [r["round"] for r in history(folder)] == [0, 1, 2]
+    assert history(folder)[-1]["search"]
+    assert_simulators_model(folder, settings(rates=hoo, run={"name": "hoo"}), tmp_path)
+
+
+@contextmanager
+def lying_worker(site_file: Path, lie: Callable[[int, Parts], Parts]) -> Iterator[None]:
+    """Take the place of a site's worker: honest answers, except that ``lie`` may change those to ``train``."""
+    site = load_site(site_file).open_site()
+    address = frames.socket_path(site_file)
+    for process in processes.find(site_file.parents[2]):
+        if process.program == "worker" and str(site_file) in process.command:
+            processes.send_signal(process.pid, signal.SIGKILL)
+    address.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    listener.listen(4)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                parts = frames.receive(connection)
+                phase = parts.pop("phase").decode()
+                reply = site.handle(phase, parts)
+                if phase == "train":
+                    reply = lie(unpack(parts).meta["task"]["round"], reply)
+                frames.send(connection, reply)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        address.unlink(missing_ok=True)
+
+
+def lie(round: int, reply: Parts) -> Parts:
+    """NaN in round 0, garbage in round 1, the truth after that."""
+    if round == 0:
+        parcel = unpack(reply)
+        return pack(Parcel(parcel.meta, {**parcel.tensors, "delta": parcel.tensors["delta"] * float("nan")}))
+    return {"meta": b"{", "tensor/delta": b"\x00" * 64} if round == 1 else reply
+
+
+def test_a_killed_site_and_a_lying_one_are_left_out_with_their_reasons_and_come_back(
+    flower_deployment: Deployment,
+) -> None:
+    """``south`` lies in rounds 0 and 1; ``east`` is killed in round 1 and started again; the run ends as planned."""
+    rounds = 8
+    config = settings(
+        run={"name": "faults", "rounds": rounds, "quorum": 0.3}, deploy={"timeout": 20.0, "validate_every": 0}
+    )
+    folder = flower_deployment.runs / "faults"
+    with lying_worker(flower_deployment.site("south") / "site.toml", lie):
+        run_id = start(flower_deployment, config)
+        until(lambda: len(history(folder)) == 1, 120, "round 0")
+        for process in processes.find(flower_deployment.folder, "site:east"):
+            processes.send_signal(process.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        outside = f"127.0.0.1:{flower_deployment.proxy_port}" if shutil.which("nginx") else ""
+        while time.monotonic() < killed + 150:  # refused until its last heartbeat has expired
+            pid = local.start_site(flower_deployment, "east", outside)
+            time.sleep(12)
+            if any(p.pid == pid for p in processes.find(flower_deployment.folder, "site:east")):
+                break
+        done = local.wait(flower_deployment, run_id)
+    records = history(folder)
+    assert [r["round"] for r in records] == list(range(rounds))
+    reasons = [{f["client"]: f["reason"] for f in r["refused"]} for r in records]
+    assert "not finite" in reasons[0][2]
+    assert "malformed message" in reasons[1][2]
+    assert 1 in reasons[1], "east was killed in round 1"
+    assert 2 in records[-1]["clients"]
+    assert done["errors"], "status shows what happened"
+    assert json.loads((folder / "result.json").read_text())["refused"] == sum(map(len, reasons))
+    local.wait_until_online(flower_deployment, 90)
+
+
+def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str = "") -> subprocess.Popen[bytes]:
+    """A SuperNode at the folder in ``tmp_path`` that gives up at once when refused."""
+    address = f"{deployment.host}:{deployment.port}"
+    command = supernode_command(local.PROGRAMS, tmp_path, address, local.free_port())
+    if drop:
+        at = command.index(drop)
+        del command[at : at + 2]
+    with (tmp_path / "log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, "--max-retries", "1", *options],
+            stdout=log, stderr=log, start_new_session=True,
+            env=flower_environment(tmp_path / "flwr", local.PROGRAMS),
+        )  # fmt: skip
+
+
+def test_strangers_are_refused(flower_deployment: Deployment, tmp_path: Path) -> None:
+    """No key, an unregistered key, another CA, no TLS, a second site with a key in use."""
+    cases: dict[str, tuple[tuple[str, ...], str]] = {
+        "no key": ((), "--auth-supernode-private-key"),
+        "unregistered key": ((), ""),
+        "wrong CA": ((), ""),
+        "plaintext": (("--insecure",), "--root-certificates"),
+        "key in use": ((), ""),
+    }
+    started = {}
+    for name, (options, drop) in cases.items():
+        folder = tmp_path / name.replace(" ", "-")
+        folder.mkdir()
+        shutil.copy(flower_deployment.server / "ca.crt", folder)
+        make_site_key(folder, "stranger")
+        if name == "wrong CA":
+            (folder / "ca.crt").unlink()
+            make_ca(folder, "another")
+        if name in ("wrong CA", "key in use"):
+            shutil.copy(flower_deployment.site("north") / "site.key", folder / "site.key")
+        started[name] = (folder, supernode(flower_deployment, folder, *options, drop=drop))
+    try:
+        for name, (folder, process) in started.items():
+            try:
+                code = process.wait(90)
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"{name}: was not refused: {(folder / 'log').read_text()[-500:]}")
+            assert code != 0, f"{name}: {(folder / 'log').read_text()[-500:]}"
+    finally:
+        for _, process in started.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    with Control(flower_deployment) as control:
+        assert {n.site for n in control.nodes()} == set(flower_deployment.sites)
+        assert len(control._nodes()) == len(flower_deployment.sites), "nobody else was let in"
+
+
+def test_the_proxy_passes_on_the_fleet_path_only(flower_deployment: Deployment) -> None:
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed")
+    context = ssl.create_default_context(cafile=str(flower_deployment.server / "ca.crt"))
+
+    def ask(port: int, path: str, method: str = "POST") -> int:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        connection.request(method, path, body=b"", headers={"content-type": "application/protobuf"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    proxy, superlink = flower_deployment.proxy_port, flower_deployment.port
+    refused = [
+        "/v1/control/list-nodes", "/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/push-messages",
+        "/docs", "/openapi.json", "/health", "/v1/fleet/../control/list-nodes", "/v1/fleet/%2e%2e/control/list-nodes",
+        "//v1/control/list-nodes",
+    ]  # fmt: skip
+    assert ask(superlink, "/v1/control/list-nodes") == 200, "the control API itself asks for no key"
+    for path in refused:
+        assert ask(proxy, path) in (400, 403, 404), path
+    assert ask(proxy, "/v1/fleet/pull-messages", "GET") == 403
+    assert ask(proxy, "/v1/fleet/pull-messages") == ask(superlink, "/v1/fleet/pull-messages"), "passed on"
+
+
+def test_doctor_is_content_and_finds_what_is_broken(flower_deployment: Deployment) -> None:
+    from fedtail.deploy.doctor import examine_server, worst
+
+    findings = examine_server(flower_deployment)
+    assert worst(findings) != "error", findings
+    assert sum("answers; clock" in f.message for f in findings) == 3
+    key = flower_deployment.site("north") / "site.key"
+    key.chmod(0o644)
+    try:
+        broken = [f for f in examine_server(flower_deployment, 0.0) if f.level == "error"]
+    finally:
+        key.chmod(0o600)
+    assert any("chmod 600" in f.message for f in broken)
+
+
+def test_a_second_federation_on_the_same_port_is_refused(flower_deployment: Deployment) -> None:
+    with pytest.raises(FedtailError, match="is running"):
+        local.up(flower_deployment)

@@ -21,7 +21,7 @@ KERNELS = [
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize(("channels", "groups", "side"), [(64, 32, 9), (128, 2, 4), (8, 8, 3)])
+@pytest.mark.parametrize(("channels", "groups", "side"), [(64, 32, 9), (128, 2, 4), (8, 8, 3), (4, 1, 96)])
 def test_both_directions_equal_autograd_and_weights_get_one_gradient_per_group_of_rows(
     kernel: bool, relu: bool, added: bool, channels: int, groups: int, side: int
 ) -> None:

@@ -130,6 +130,11 @@ def impostor(parcel: Parcel) -> Parcel:
     return Parcel({**parcel.meta, "update": {**parcel.meta["update"], "client": 0}}, parcel.tensors)
 
 
+def inflated_steps(parcel: Parcel) -> Parcel:
+    fields = {**parcel.meta["update"], "steps": [10**6]}
+    return Parcel({**parcel.meta, "update": fields}, {**parcel.tensors, "delta": parcel.tensors["delta"] + 100.0})
+
+
 def stale(parcel: Parcel) -> Parcel:
     return Parcel({**parcel.meta, "round": parcel.meta["round"] - 1}, parcel.tensors)
 
@@ -171,6 +176,7 @@ FAULTS = {
     "nan": "not finite",
     "wrong_shape": "has shape",
     "over_norm": "exceeds the method's bound",
+    "inflated_steps": "claims 1000000 local steps",
     "impostor": "reply is for client 0",
     "stale": "in round 0, expected client 1 in round 1",
 }

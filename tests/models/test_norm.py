@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fedtail as ft
 from fedtail.core.errors import FedtailError
+from fedtail.core.privacy import Privacy
 from fedtail.models import batchnorm_note, build_model, has_batchnorm, to_groupnorm
 
 
@@ -57,3 +60,19 @@ def test_building_warns_about_batchnorm_unless_it_is_converted(tmp_path: Path) -
         kept = build_model(f"{tmp_path}/bn_net.py:net", (4,), 2)
     assert has_batchnorm(kept)
     assert not has_batchnorm(build_model(f"{tmp_path}/bn_net.py:net", (4,), 2, batchnorm="groupnorm"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcgnm", "pcn"])
+def test_a_model_with_batchnorm_trains_and_its_statistics_do_not_count_against_the_norm_bound(method: str) -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], [60, 20])
+    x = rng.normal(size=(80, 4)) + 5 + 2 * y[:, None]
+    federation = ft.Federation.from_arrays([(x[::2], y[::2]), (x[1::2], y[1::2])])
+    module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    result = ft.fit(federation, module, method, rounds=6, lr=0.05, batch_size=8)
+    mean = result.module[0].running_mean
+    assert torch.allclose(mean, torch.full((4,), 5.9), atol=1.0)
+    assert result.summary["refused"] == 0 and result.test["balanced_accuracy"] > 0.7
+    if method == "fedcgnm":
+        with pytest.raises(FedtailError, match="BatchNorm's statistics have no norm bound"):
+            ft.fit(federation, module, method, rounds=1, privacy=Privacy("local", 1.0))

@@ -1,7 +1,10 @@
 """The examples in docs/rates.md run, and print what the page says."""
 
+import doctest
 import re
 from pathlib import Path
+
+from fedtail.rates import RATES, fedhoo
 
 PAGE = Path(__file__).parents[2] / "docs" / "rates.md"
 
@@ -18,7 +21,9 @@ def test_the_examples_run_and_print_what_the_page_says(capsys) -> None:
 
 
 def test_every_strategy_is_on_the_page() -> None:
-    from fedtail.rates import RATES
-
     text = PAGE.read_text()
     assert all(f"| `{name}` |" in text for name in RATES)
+
+
+def test_the_docstring_example_runs() -> None:
+    assert doctest.testmod(fedhoo).attempted == 4 and doctest.testmod(fedhoo).failed == 0

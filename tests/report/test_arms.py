@@ -6,14 +6,21 @@ from pathlib import Path
 import pytest
 
 from fedtail.core.errors import FedtailError
+from fedtail.methods import METHODS
+from fedtail.rates import RATES
 from fedtail.report import load_runs
-from fedtail.report.arms import problems
+from fedtail.report.arms import METHOD_NAMES, RATE_NAMES, problems
 
 Writer = Callable[..., Path]
 
 
 def labels(folders: list[Path]) -> list[list[str]]:
     return [[a.label for a in p.arms] for p in problems(load_runs(folders))]
+
+
+def test_names_are_those_of_the_registries() -> None:
+    assert {name: METHODS[name].title for name in METHODS} == METHOD_NAMES  # type: ignore[attr-defined]
+    assert set(RATE_NAMES) <= set(RATES)
 
 
 def test_seeds_of_a_method_are_one_arm(run_folder: Writer) -> None:

@@ -12,10 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedtail.cli.progress import console
 from fedtail.core.errors import FedtailError
 from fedtail.experiments.cells import Cell, Outcome, run_cells
+from fedtail.experiments.launchers import Launcher
 
 
 def run_with_progress(
-    title: str, cells: Sequence[Cell], out: Path, *, workers: int, fresh: bool = False, strict: bool = True
+    title: str,
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    workers: int,
+    fresh: bool = False,
+    strict: bool = True,
+    launcher: Launcher | None = None,
 ) -> list[Outcome]:
     """Run cells with a bar (or plain lines) on standard error. With ``strict`` a failed cell is an error at the end."""
     if fresh:
@@ -40,7 +48,7 @@ def run_with_progress(
             console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {said}  {spent:.0f} s", soft_wrap=True)
 
     with bar:
-        outcomes = run_cells(cells, out, workers=workers, on_done=note)
+        outcomes = run_cells(cells, out, workers=workers, on_done=note, launcher=launcher)
     failed = [o for o in outcomes if o.error]
     if failed and strict:
         raise FedtailError(

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +31,14 @@ from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.experiments.cells import Outcome
-from fedtail.experiments.compare import best_rates, chosen_methods, comparison_cells, method_configs
+from fedtail.experiments.compare import (
+    DIGITS_LRS,
+    best_rates,
+    chosen_methods,
+    comparison_cells,
+    method_configs,
+    own_problem,
+)
 from fedtail.report import load_run, write_report
 from fedtail.report.arms import Problem, problems
 from fedtail.report.tables import COLUMNS, headline, to_csv, to_markdown
@@ -50,7 +57,11 @@ def compare_command(
     methods: Annotated[str, typer.Option(help="`all`, or names separated by commas (see `fedtail methods`).")] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, from run.seed on.")] = 3,
     lrs: Annotated[
-        str | None, typer.Option(help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation.")
+        str | None,
+        typer.Option(
+            help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation. By default local.lr, "
+            "and 0.4,0.1 on the built-in problem."
+        ),
     ] = None,
     metric: Annotated[
         str, typer.Option(help=f"Ranked (and learning rates chosen) by: {', '.join(COLUMNS)}.")
@@ -86,6 +97,8 @@ def compare_command(
     }  # fmt: skip
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs)
+    if not tried and not own_problem(path, overrides, flags) and not any(o.startswith("local.lr=") for o in overrides):
+        tried = list(DIGITS_LRS)
     cells = comparison_cells(configs, seeds, tried)
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
@@ -97,12 +110,16 @@ def compare_command(
     found = problems(runs)
     rankings = [ranked(headline(problem, metric)) for problem in found]
     write_report(runs, out / "report.html", "fedtail compare")
-    answer = write_tables(out, rankings, found, failed)
+    picked = {o.cell.config.method.name: o.cell.config.local.lr for o in kept}
+    answer = write_tables(out, rankings, found, failed, picked)
     if as_json:
         typer.echo(json.dumps(plain(answer)))
     else:
         for ranking in rankings:
             print_table(ranking)
+        if tried:
+            said = ", ".join(f"{name} {lr:g}" for name, lr in picked.items())
+            typer.echo(f"learning rates, chosen on validation splits: {said}")
         typer.echo(f"{len(cells)} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
     for o in failed:
         console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
@@ -133,7 +150,11 @@ def ranked(table: Ranking) -> Ranking:
 
 
 def write_tables(
-    out: Path, tables: Sequence[Ranking], found: Sequence[Problem], failed: Sequence[Outcome]
+    out: Path,
+    tables: Sequence[Ranking],
+    found: Sequence[Problem],
+    failed: Sequence[Outcome],
+    lrs: Mapping[str, float],
 ) -> dict[str, Any]:
     """``comparison.md``, ``comparison.csv`` (one line per run) and ``comparison.json``, which is returned."""
     answer = {
@@ -158,6 +179,7 @@ def write_tables(
             }
             for table in tables
         ],
+        "learning_rates": dict(lrs),
         "failed": [{"run": o.cell.label, "error": o.error} for o in failed],
     }
     write_atomically(out / "comparison.md", to_markdown(tables))

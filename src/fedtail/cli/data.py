@@ -1,4 +1,4 @@
-"""``fedtail data``: list, get and inspect data sets."""
+"""``fedtail data``: list, get and inspect data sets, propose a schema."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import DataDir, Dataset, Images, Label, Site, Table, Tables, data_flags, split_arguments
+from fedtail.cli.schema import schema_command
 from fedtail.config import load_config
+from fedtail.data.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.skew_plot import save_skew_plot
 from fedtail.run import build_federation
 
 app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
+app.command("schema")(schema_command)
 TALL = 24
 """Tables have no more rows than this, apart from totals."""
 
@@ -72,6 +75,7 @@ def inspect_command(
     rate: Annotated[float, typer.Option(help="Resampling rate at which to show the grouping.")] = 0.6,
     groups: Annotated[int, typer.Option(help="Number of groups H.")] = 2,
     plot: Annotated[str | None, typer.Option(help="Draw the table to a .png, .svg or .pdf file.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Draw sample images of each class to a .png file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Site-by-class table, imbalance, missing classes, and the grouping each site would make.
@@ -85,15 +89,20 @@ def inspect_command(
         "data.clients": clients, "data.partition": partition, "data.alpha": alpha, "data.dir": data_dir,
         "run.seed": seed,
     }  # fmt: skip
-    found = inspect(build_federation(load_config(None, overrides, flags)), rate, groups)
+    federation = build_federation(load_config(None, overrides, flags))
+    found = inspect(federation, rate, groups)
     if plot is not None:
         save_skew_plot(found, plot)
+    if samples is not None:
+        save_contact_sheet(federation, samples)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return
     show(found)
     if plot is not None:
         typer.echo(f"plot  {plot}")
+    if samples is not None:
+        typer.echo(f"samples  {samples}")
 
 
 def show(found: Inspection, width: int | None = None) -> None:

@@ -62,6 +62,7 @@ def up(
     arguments: Arguments = None,
     local: Annotated[int, typer.Option(help="Number of sites to start on this machine.")] = 0,
     port: Annotated[int, typer.Option(help="Port of the SuperLink for a new folder.")] = 9092,
+    proxy: Annotated[bool, typer.Option("--proxy", help="Connect sites through nginx, as from outside.")] = False,
 ) -> None:
     """Start a whole federation on this machine for rehearsal: SuperLink, sites, TLS, authentication."""
     need_flower()
@@ -74,7 +75,7 @@ def up(
     if local and local != len(deployment.sites):
         raise FedtailError(f"{str(folder)!r} has {len(deployment.sites)} sites, not {local}; choose another folder")
     with console.status("starting"):
-        start(deployment)
+        start(deployment, proxy=proxy)
     typer.echo(f"{len(deployment.sites)} sites online; next: fedtail deploy run {folder}")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import tomli_w
 import typer
 from rich import box
 from rich.console import Console
@@ -16,11 +18,16 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir
 from fedtail.config import check_config
 from fedtail.core.errors import FedtailError
-from fedtail.experiments.cells import Cell
+from fedtail.experiments.cells import Cell, Outcome
 from fedtail.experiments.convergence import run_convergence
-from fedtail.experiments.grid import grid_names, load_grid
+from fedtail.experiments.grid import grid_names, load_grid, load_recipes
+from fedtail.experiments.launchers import launcher_named
+from fedtail.experiments.search import search
+from fedtail.methods import METHODS
 from fedtail.reproduction import GridResult, collect, draw, to_csv, to_markdown
 from fedtail.reproduction.convergence import HEADER, convergence_markdown, convergence_rows, draw_convergence
+
+COMPARED = ("fedavg", "fedprox", "weighted_ce", "ratio_loss", "climb", "fedgrab", "fedcgn", "fedcgnm")
 
 
 def reproduce(
@@ -35,16 +42,21 @@ def reproduce(
     workers: Annotated[int | None, typer.Option(min=1, help="Cells at once; by default one per core.")] = None,
     device: Annotated[str | None, typer.Option(help="Device, instead of the recipe's.")] = None,
     data_dir: DataDir = None,
+    launcher: Annotated[str, typer.Option(help="Where cells run: processes, or ray (a cluster).")] = "processes",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells.")] = False,
 ) -> None:
     """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
     if name is None:
         for entry in grid_names():
             typer.echo(f"{entry:<22}{load_grid(entry).title}")
+        typer.echo(f"{'search':<22}Hyper-parameters on validation, as the paper searched them; see --tuned")
         typer.echo(f"{'convergence':<22}Gradient norm against T where rates settle, drift or oscillate")
         return
     if name == "convergence":
         convergence(scale, seeds, out / name / scale)
+        return
+    if name == "search":
+        search_settings(scale, seeds, tuple(only or ()), out, workers or os.cpu_count() or 1, device, data_dir)
         return
     grid = load_grid(name)
     found = grid.cells(scale, range(seeds), tuple(only or ()), tuned)
@@ -55,7 +67,10 @@ def reproduce(
         return
     began = time.perf_counter()
     cells = [cell for _, cell in found]
-    outcomes = run_with_progress(name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False)
+    where = launcher_named(launcher, gpu=any(c.config.engine.device != "cpu" for c in cells))
+    outcomes = run_with_progress(
+        name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False, launcher=where
+    )
     result = collect(grid, [place for place, _ in found], outcomes, with_paper=scale != "smoke")
     if not result.runs:
         raise FedtailError(f"every run of {name!r} failed; the first: {next(o.error for o in outcomes if o.error)}")
@@ -83,6 +98,33 @@ def convergence(scale: str, seeds: int, folder: Path) -> None:
         shown.add_row(*row)
     Console(highlight=False).print(shown)
     typer.echo(f"wrote {table}, {', '.join(map(str, figures))}")
+
+
+def search_settings(
+    scale: str, seeds: int, only: tuple[str, ...], out: Path, workers: int, device: str | None, data_dir: str | None
+) -> None:
+    """Search every recipe and method that ``only`` names (all at cpu scale: adult); write ``search/tuned.toml``."""
+    recipes = ["smoke"] if scale == "smoke" else [r for r in load_recipes() if r != "smoke" and r in only] or ["adult"]
+    named = [m for m in only if m in METHODS]
+    extra = {"data.partition": "iid", **({"engine.device": device} if device else {})}
+    extra |= {"data.dir": data_dir} if data_dir else {}
+    found: dict[str, dict[str, dict[str, object]]] = {}
+    shown = RichTable("recipe", "method", "best", "validation", box=box.SIMPLE_HEAD, pad_edge=False)
+    for recipe in recipes:
+
+        def runner(cells: Sequence[Cell], recipe: str = recipe) -> list[Outcome]:
+            return run_with_progress(f"search {recipe}", cells, out / "cells", workers=workers, strict=False)
+
+        best, trials = search(recipe, named or COMPARED, range(seeds), runner, extra)
+        found[recipe] = best
+        for method, settings in best.items():
+            last = [t.score for t in trials if t.method == method and settings.get(t.key) == t.value][-1]
+            shown.add_row(recipe, method, ", ".join(f"{k} {v:g}" for k, v in settings.items()), f"{last:.4f}")
+    folder = out / "search"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tuned.toml").write_text(tomli_w.dumps(found), encoding="utf-8")
+    Console(highlight=False).print(shown)
+    typer.echo(f"wrote {folder / 'tuned.toml'}")
 
 
 def write_result(result: GridResult, folder: Path) -> list[Path]:

@@ -63,7 +63,7 @@ def chips(
     order = rng.permutation(n)
     site, y = np.repeat(site, counts.ravel())[order], np.repeat(y, counts.ravel())[order]
     product = draw_products(site, products, seed)
-    x = render(product, site, y, products, size, seed)
+    x = render(product, site, y, size, seed)
     strata = site * len(CLASSES) + y
     train, test = stratified_holdout(strata, np.arange(n), test_fraction, generator(seed, "chips/test"))
     labels, names = torch.from_numpy(y), np.array(FACTORIES)

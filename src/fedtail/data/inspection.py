@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,19 +36,19 @@ class Inspection:
     input_shape: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def total(self) -> np.ndarray:
         """(C,) training samples over all sites."""
         return np.asarray(self.table.sum(0))
 
-    @property
+    @cached_property
     def imbalance(self) -> np.ndarray:
         """(K,) most frequent over least frequent class *present* at the site."""
         return np.array([ratio(row) for row in self.table])
 
     def missing(self, k: int) -> tuple[str, ...]:
         """Classes that site k has no sample of, though some site has."""
-        return tuple(c for c, n, all_ in zip(self.classes, self.table[k], self.total, strict=True) if all_ and not n)
+        return tuple(self.classes[c] for c in np.flatnonzero((self.table[k] == 0) & (self.total > 0)))
 
     @property
     def skew(self) -> float:
@@ -59,7 +60,6 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        imbalance = self.imbalance
         return {
             "name": self.name,
             "input_shape": list(self.input_shape),
@@ -75,7 +75,7 @@ class Inspection:
                     "counts": self.table[k].tolist(),
                     "train": int(self.table[k].sum()),
                     "validation": int(self.validation[k]),
-                    "imbalance": float(imbalance[k]),
+                    "imbalance": float(self.imbalance[k]),
                     "missing": list(self.missing(k)),
                     "groups": self.groups[k].tolist(),
                     "resampled_epoch": int(self.epoch[k]),

@@ -56,7 +56,7 @@ def create_deployment(
     write_bundle(deployment.app)
     for client, name in enumerate(sites):
         _write_site(deployment, client, name, rehearsal)
-    _write_server(deployment, outer)
+    _write_server(deployment)
     return deployment
 
 
@@ -80,7 +80,7 @@ def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool)
     )
 
 
-def _write_server(deployment: Deployment, outer: str) -> None:
+def _write_server(deployment: Deployment) -> None:
     programs = str(Path(sys.executable).parent)
     unit = templates.SUPERLINK_UNIT.format(
         name=deployment.name, server=deployment.server, folder=deployment.folder,
@@ -88,7 +88,7 @@ def _write_server(deployment: Deployment, outer: str) -> None:
         command=" ".join(superlink_command(programs, deployment)),
     )  # fmt: skip
     (deployment.server / "fedtail-superlink.service").write_text(unit)
-    listen = outer if int(outer) != deployment.port else str(deployment.port + 1)
+    listen = str(deployment.proxy_port)
     (deployment.server / "nginx.conf").write_text(
         templates.NGINX.format(host=deployment.host, port=deployment.port, listen=listen, server=deployment.server)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.run import Result, RoundHook, drive, load_pooled, local_settings, server_optimizer
+from fedtail.run import Result, RoundHook, drive, load_pooled, local_settings, round_plan, server_optimizer
 from fedtail.runfolder import choose_folder
 
 
@@ -57,15 +58,22 @@ def federate(
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
     strategy = RATES.build(config.rates.name, len(names), **config.rates.options)
-    problem = Problem(engine, engine.model, method, strategy, server_optimizer(config), job.n_classes)
+    problem = Problem(
+        engine, engine.model, method, strategy, server_optimizer(config), job.n_classes,
+        background=schema.get("background"),
+    )  # fmt: skip
     about = describe(schema, job, names, list(hellos.values()), test)
+
+    plan = round_plan(config)
+    secret = None if plan.privacy is None else replace(plan.privacy, seed=None)
+    plan = replace(plan, validate_every=deploy.validate_every, privacy=secret)
 
     def amend(record: dict[str, Any]) -> None:
         record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
         traffic, engine.traffic = engine.traffic, type(engine.traffic)()
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
-    return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend)
+    return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend, plan=plan)
 
 
 def named_after(config: Config, data: str, resume: bool) -> Config:
@@ -84,6 +92,8 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
             f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'classes' (sites must "
             "allow it in their policy), or run.metric = 'accuracy'"
         )
+    if config.run.select == "best" and not config.deploy.validate_every:
+        raise FedtailError("run.select = 'best' needs validation; set deploy.validate_every to 1 or more")
     name, options = config.model.name, config.model.options
     if name == "auto":
         name, options = schema["model"], {**schema["model_options"], **options}
@@ -92,7 +102,8 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         run, name, tuple(schema["input_shape"]), tuple(schema["classes"]), config.method.name, config.run.rounds,
         options, METHODS.build(config.method.name, **config.method.options).config(), local_settings(config),
         Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])), schema["augment"],
-        schema["preprocessing"], config.deploy.reveal, engine=engine,
+        schema["preprocessing"], config.deploy.reveal,
+        config.privacy.noise if config.privacy.mode == "local" else 0.0, engine,
     )  # fmt: skip
     return job, {"name": name, "options": options}
 

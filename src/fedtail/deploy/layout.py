@@ -37,6 +37,12 @@ class Deployment:
     """Address sites connect to: the proxy's, or the SuperLink's own in a rehearsal."""
 
     @property
+    def proxy_port(self) -> int:
+        """Where the generated proxy listens: the public port, or the next one where that is the SuperLink's own."""
+        outer = int(self.public.rpartition(":")[2])
+        return outer if outer != self.port else self.port + 1
+
+    @property
     def config(self) -> Path:
         return self.folder / "config.toml"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import sys
 import time
@@ -19,8 +21,11 @@ from fedtail.deploy.layout import Deployment
 PROGRAMS = Path(sys.executable).parent
 
 
-def up(deployment: Deployment, seconds: float = 90.0) -> None:
-    """Start SuperLink and sites, register the sites and wait until all are online."""
+def up(deployment: Deployment, seconds: float = 90.0, *, proxy: bool = False) -> None:
+    """Start SuperLink and sites, register the sites and wait until all are online.
+
+    With ``proxy`` sites connect through nginx and the generated configuration, as they would from outside.
+    """
     if processes.find(deployment.folder):
         raise FedtailError(f"{deployment.name!r} is running; end it with `fedtail deploy down {deployment.folder}`")
     if not is_free(deployment.host, deployment.port):
@@ -33,8 +38,11 @@ def up(deployment: Deployment, seconds: float = 90.0) -> None:
         with Control(deployment) as control:
             for site in deployment.sites:
                 control.register(site)
+        outside = f"127.0.0.1:{deployment.proxy_port}" if proxy else ""
+        if proxy:
+            start_proxy(deployment)
         for site in deployment.sites:
-            start_site(deployment, site)
+            start_site(deployment, site, outside)
         wait_until_online(deployment, seconds)
     except BaseException:
         processes.stop(deployment.folder)
@@ -46,6 +54,22 @@ def start_superlink(deployment: Deployment) -> int:
     environment = flower_environment(deployment.flwr_home, PROGRAMS)
     log = deployment.server / "superlink.log"
     return processes.start(deployment.folder, "superlink", superlink_command(PROGRAMS, deployment), log, environment)
+
+
+def start_proxy(deployment: Deployment, seconds: float = 10.0) -> int:
+    """Start nginx with the generated configuration."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise FedtailError("nginx is not installed; install it, or leave out --proxy")
+    server = deployment.server
+    command = [program, "-c", str(server / "nginx.conf"), "-p", str(server), "-g", "daemon off;"]
+    pid = processes.start(deployment.folder, "proxy", command, server / "nginx.log", dict(os.environ))
+    deadline = time.monotonic() + seconds
+    while is_free("127.0.0.1", deployment.proxy_port):
+        if time.monotonic() > deadline:
+            raise FedtailError(f"nginx does not listen on port {deployment.proxy_port}; see {server}/nginx.log")
+        time.sleep(0.1)
+    return pid
 
 
 def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:

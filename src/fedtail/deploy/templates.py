@@ -122,9 +122,10 @@ http {{
             proxy_pass https://{host}:{port};
             proxy_ssl_trusted_certificate {server}/ca.crt;
             proxy_ssl_verify on;
-            proxy_ssl_name {host};
+            proxy_ssl_name localhost;          # nginx checks names, not addresses
             proxy_http_version 1.1;
             proxy_request_buffering off;
+            proxy_buffering off;
             proxy_read_timeout 300s;
         }}
         location / {{ return 403; }}

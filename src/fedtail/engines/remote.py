@@ -75,7 +75,8 @@ class RemoteEngine:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
-        replies, refusals = self._exchange("train", payloads, partial(read_update, task=task))
+        most = {k: self._most_steps(k, task) for k in task.clients}
+        replies, refusals = self._exchange("train", payloads, partial(read_update, task=task, most=most))
         return list(replies.values()), refusals
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
@@ -132,6 +133,16 @@ class RemoteEngine:
     def _meta(self, client: int) -> dict[str, Any]:
         return {"job": self.job.to_json(), "client": client}
 
+    def _most_steps(self, client: int, task: Task) -> float:
+        """Steps a client can possibly take; it says how many it took, and its norm bound grows with them.
+
+        Up to rate 1 an epoch is at most C times as long as the data; beyond, there is no such limit.
+        """
+        local, row = self.job.local, task.clients.index(client)
+        if float(task.probes["rate"][row].max()) > 1:
+            return float("inf")
+        return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
+
     @property
     def _revealed(self) -> int:
         return 1 if self.job.reveal == "totals" else self.job.n_classes
@@ -183,7 +194,7 @@ class RemoteEngine:
         return [(piece, Parcel({}, {"models": models[torch.as_tensor(piece)]})) for piece in pieces]
 
 
-def read_update(client: int, parcel: Parcel, task: Task) -> Update:
+def read_update(client: int, parcel: Parcel, task: Task, most: Mapping[int, float]) -> Update:
     """The update of a reply that belongs to this client and round; ``WireError`` otherwise."""
     update, answered = unpack_update(parcel), parcel.meta.get("round")
     if update.client != client or answered != task.round:
@@ -193,6 +204,8 @@ def read_update(client: int, parcel: Parcel, task: Task) -> Update:
     runs = len(update.delta) if update.delta.ndim else 0
     if not runs == len(update.steps) == len(update.loss):
         raise WireError(f"malformed update: {runs} runs, {len(update.steps)} step counts, {len(update.loss)} losses")
+    if max(update.steps) > most[client]:
+        raise WireError(f"update claims {max(update.steps)} local steps, at most {most[client]:.0f} are possible")
     return update
 
 

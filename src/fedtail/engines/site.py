@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,12 @@ import torch
 
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.metrics import class_counts
-from fedtail.core.records import Update
+from fedtail.core.privacy import Privacy
 from fedtail.data.federation import Client
 from fedtail.engines.job import Job
 from fedtail.engines.local import client_confusion, measure_client, train_client
 from fedtail.engines.policy import Ledger, Policy
+from fedtail.engines.private import add_noise
 from fedtail.engines.site_state import SiteState
 from fedtail.engines.wire import (
     Parcel,
@@ -132,7 +133,9 @@ class Site:
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
         if here.job.noise:
-            update = _noisy(update, here, task.lr)
+            # From the system's entropy: whoever knows the run's seed could take keyed noise off again.
+            secret = Privacy("local", here.job.noise)
+            update = add_noise(update, task, here.method, secret, here.job.n_classes)
         return pack_update(update, {"round": task.round})
 
     def validate(self, parcel: Parcel) -> Parcel:
@@ -193,20 +196,3 @@ class Site:
 def versions() -> dict[str, str]:
     """What must be the same everywhere for a federation to mean one thing."""
     return {"fedtail": version("fedtail"), "torch": torch.__version__, "python": platform.python_version()}
-
-
-def _noisy(update: Update, here: Prepared, lr: float) -> Update:
-    """Local privacy: Gaussian noise of ``job.noise`` times the method's own norm bound, from the system's entropy.
-
-    The bound holds by construction, so nothing is clipped. The generator is not keyed by the run's seed: whoever
-    knows the seed could take the noise off again.
-    """
-    rng = np.random.default_rng()
-    delta = update.delta.clone()
-    for i, steps in enumerate(update.steps):
-        bound = here.method.bound(lr, steps, here.job.n_classes)
-        if bound is None:
-            raise FedtailError(f"local noise needs a method with a norm bound; {here.job.method!r} as set has none")
-        noise = rng.normal(0.0, here.job.noise * bound, delta.shape[1]).astype(np.float32)
-        delta[i] += torch.as_tensor(noise)
-    return replace(update, delta=delta)

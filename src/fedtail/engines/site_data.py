@@ -33,6 +33,7 @@ class FederationSlice:
             "model": self.model,
             "model_options": self.model_options,
             "preprocessing": federation.preprocessing,
+            "background": federation.background,
         }
 
     def statistics(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,16 @@ DIGITS: dict[str, Any] = {
 """What is compared on where neither a config nor other data is given: the demo's problem."""
 
 
+DIGITS_LRS = (0.4, 0.1)
+"""Learning rates tried on that problem: what suits normalised steps makes weighted losses diverge."""
+
+
+def own_problem(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any] | None = None) -> bool:
+    """Whether the caller brings a config or data, rather than taking the built-in problem."""
+    named = (flags or {}).get("data.name") is not None or any(o.startswith("data.name=") for o in overrides)
+    return path is not None or named
+
+
 def chosen_methods(text: str) -> list[str]:
     """``all``, or names separated by commas."""
     names = list(METHODS) if text == "all" else [n.strip() for n in text.split(",") if n.strip()]
@@ -48,8 +58,7 @@ def method_configs(
     ``method.key=value`` goes to every method that has the option, ``fedprox.mu=0.1`` to that method alone.
     """
     given = {k: v for k, v in (flags or {}).items() if v is not None}
-    named = "data.name" in given or any(o.startswith("data.name=") for o in overrides)
-    base = {} if path is not None or named else DIGITS
+    base = {} if own_problem(path, overrides, flags) else DIGITS
     own, general = _split(methods, overrides)
     out = {}
     for name in methods:

@@ -130,7 +130,7 @@ class Grid:
 
 def load_grid(name: str) -> Grid:
     """A declared grid by name."""
-    raw = _load(f"grids/{name}.toml") if name in grid_names() else None
+    raw = load_toml(f"grids/{name}.toml") if name in grid_names() else None
     if raw is None:
         raise one_of("experiment", name, grid_names())
     return Grid(
@@ -156,12 +156,12 @@ def grid_names() -> list[str]:
 
 def load_recipes() -> dict[str, Any]:
     """Recipes by data set."""
-    return _load("recipes.toml")
+    return load_toml("recipes.toml")
 
 
 def load_tuned() -> dict[str, Any]:
     """recipe -> method -> the settings that a recorded search found best on validation."""
-    return _load("tuned.toml")
+    return load_toml("tuned.toml")
 
 
 def slug(text: str) -> str:
@@ -179,5 +179,6 @@ def _axes(entries: Iterable[Mapping[str, Any]]) -> tuple[Axis, ...]:
     return tuple(Axis(e["name"], e.get("set", {}), e.get("recipe"), tuple(e.get("only", ()))) for e in entries)
 
 
-def _load(path: str) -> dict[str, Any]:
+def load_toml(path: str) -> dict[str, Any]:
+    """A declaration that ships with the package."""
     return tomllib.loads((files(PACKAGE) / path).read_text(encoding="utf-8"))

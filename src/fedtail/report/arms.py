@@ -30,7 +30,15 @@ METHOD_NAMES = {
     "fedgrab": "Fed-GraB",
     "fednoro": "FedNoRo",
 }
-RATE_NAMES = {"uniform": "U", "fixed": "fixed rates", "fedhoo": "FedHOO", "hoo": "HOO", "fast": "FAST"}
+RATE_NAMES = {
+    "uniform": "U",
+    "fixed": "fixed rates",
+    "fedhoo": "FedHOO",
+    "fedhoo_clusters": "FedHOO (clusters)",
+    "hoo": "HOO",
+    "fast": "FAST",
+    "locally_optimal": "locally optimal",
+}
 
 NOT_A_DIFFERENCE = {
     "run.seed",

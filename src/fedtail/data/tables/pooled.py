@@ -22,7 +22,7 @@ from fedtail.data.tables.labels import label_codes, name_codes, natural_order, n
 from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
-from fedtail.data.tables.schema import Column, TableSchema, load_schema
+from fedtail.data.tables.schema import KINDS, Column, TableSchema, load_schema
 
 REASONS = {
     "date": "dates",
@@ -218,10 +218,8 @@ def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Sample
 def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str]:
     """What was used and what was not, in two lines."""
     count = Counter(c.kind for c in schema.columns)
-    parts = [f"{count['numeric']} numbers", f"{count['category']} categories"]
-    if count["hashed"]:
-        parts.append(f"{count['hashed']} hashed")
-    notes = [f"{rows} rows; {', '.join(parts)} became {schema.width} features"]
+    parts = ", ".join(f"{count[kind]} {kind}" for kind in KINDS if count[kind])
+    notes = [f"{rows:,} rows; {schema.width:,} features from {parts} column(s)"]
     hashed = [c.name for c in schema.columns if c.kind == "hashed"]
     if hashed:
         most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)

@@ -147,7 +147,7 @@ def schema_text(schema: TableSchema, suffix: str = ".toml") -> str:
     """A schema as TOML or JSON text, ready for a person to edit."""
     if suffix == ".json":
         return json.dumps(schema.to_dict(), indent=2, ensure_ascii=False) + "\n"
-    return tomli_w.dumps(schema.to_dict())
+    return tomli_w.dumps(schema.to_dict(), multiline_strings=False)
 
 
 def _column_dict(column: Column) -> dict[str, Any]:

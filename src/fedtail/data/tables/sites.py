@@ -104,8 +104,8 @@ def propose_schema(
     kinds = _kinds(source, {label, site}, categories, max_levels)
     schema = infer_schema(kinds, np.flatnonzero(y >= 0), label, classes, site, max_levels, hash_buckets, where)
     columns = tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
-    notes = [*source.notes, *(k.note for k in kinds.values() if k.note), *describe(schema, len(y), kinds)]
-    return replace(schema, columns=columns), notes
+    schema = replace(schema, columns=columns)
+    return schema, [*source.notes, *(k.note for k in kinds.values() if k.note), *describe(schema, len(y), kinds)]
 
 
 def site_files(path: str | Path | Sequence[str | Path]) -> dict[str, Path]:

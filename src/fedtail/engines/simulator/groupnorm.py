@@ -20,8 +20,9 @@ try:
 except ImportError:  # CPU builds of PyTorch come without it
     triton = None
 
-CHANNELS, TILE = 32, 8192
-"""A program takes one sample and about 32 channels, at most 8192 values at a time."""
+BLOCKS = {"forward": (32, 32768, 2048), "backward": (16, 32768, 2048)}
+"""A program takes one sample and so many channels; all their values at once up to the second number, otherwise a
+quarter of that at a time; the third is values per warp."""
 
 
 if triton is not None:
@@ -29,7 +30,7 @@ if triton is not None:
     @triton.jit
     def _forward_kernel(  # type: ignore[no-untyped-def]
         x, residual, w, b, y, mean, rstd, space, eps,
-        C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr,
+        C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr, ONCE: tl.constexpr,
         RELU: tl.constexpr, RESIDUAL: tl.constexpr,
     ):  # fmt: skip
         n = tl.program_id(0).to(tl.int64)
@@ -37,17 +38,28 @@ if triton is not None:
         GB: tl.constexpr = CB // CG
         c = block * CB + tl.arange(0, CB)
         base = n * space * C
-        total = tl.zeros([BH, CB], tl.float32)
-        square = tl.zeros([BH, CB], tl.float32)
-        for i in range(0, space, BH):
-            p = i + tl.arange(0, BH)
-            at = base + p[:, None] * C + c[None, :]
-            v = tl.load(x + at, mask=(p < space)[:, None], other=0.0).to(tl.float32)
-            total += v
-            square += v * v
         count = space * CG
-        mu = tl.sum(tl.reshape(tl.sum(total, 0), [GB, CG]), 1) / count
-        var = tl.sum(tl.reshape(tl.sum(square, 0), [GB, CG]), 1) / count - mu * mu
+        if ONCE:  # the whole of a sample's channels fits: read it once
+            p = tl.arange(0, BH)
+            at = base + p[:, None] * C + c[None, :]
+            inside = (p < space)[:, None]
+            kept = tl.load(x + at, mask=inside, other=0.0)
+            v = kept.to(tl.float32)
+            total = tl.sum(v, 0)
+            square = tl.sum(v * v, 0)
+        else:
+            totals = tl.zeros([BH, CB], tl.float32)
+            squares = tl.zeros([BH, CB], tl.float32)
+            for i in range(0, space, BH):
+                p = i + tl.arange(0, BH)
+                at = base + p[:, None] * C + c[None, :]
+                v = tl.load(x + at, mask=(p < space)[:, None], other=0.0).to(tl.float32)
+                totals += v
+                squares += v * v
+            total = tl.sum(totals, 0)
+            square = tl.sum(squares, 0)
+        mu = tl.sum(tl.reshape(total, [GB, CG]), 1) / count
+        var = tl.sum(tl.reshape(square, [GB, CG]), 1) / count - mu * mu
         r = 1.0 / tl.sqrt(tl.maximum(var, 0.0) + eps)
         g = n * (C // CG) + block * GB + tl.arange(0, GB)
         tl.store(mean + g, mu)
@@ -56,21 +68,29 @@ if triton is not None:
         r_c = tl.reshape(tl.broadcast_to(r[:, None], [GB, CG]), [CB])
         scale = r_c * tl.load(w + c).to(tl.float32)
         shift = tl.load(b + c).to(tl.float32) - mu_c * scale
-        for i in range(0, space, BH):
-            p = i + tl.arange(0, BH)
-            at = base + p[:, None] * C + c[None, :]
-            inside = (p < space)[:, None]
-            z = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if ONCE:
+            z = kept.to(tl.float32) * scale[None, :] + shift[None, :]
             if RESIDUAL:
                 z += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
             if RELU:
                 z = tl.maximum(z, 0.0)
             tl.store(y + at, z, mask=inside)
+        else:
+            for i in range(0, space, BH):
+                p = i + tl.arange(0, BH)
+                at = base + p[:, None] * C + c[None, :]
+                inside = (p < space)[:, None]
+                z = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+                if RESIDUAL:
+                    z += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+                if RELU:
+                    z = tl.maximum(z, 0.0)
+                tl.store(y + at, z, mask=inside)
 
     @triton.jit
     def _backward_kernel(  # type: ignore[no-untyped-def]
         dy, x, y, w, mean, rstd, dx, dz, sums, samples, space,
-        C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr,
+        C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr, ONCE: tl.constexpr,
         RELU: tl.constexpr, RESIDUAL: tl.constexpr,
     ):  # fmt: skip
         n = tl.program_id(0).to(tl.int64)
@@ -82,20 +102,34 @@ if triton is not None:
         mu_c = tl.reshape(tl.broadcast_to(tl.load(mean + g)[:, None], [GB, CG]), [CB])
         r_c = tl.reshape(tl.broadcast_to(tl.load(rstd + g)[:, None], [GB, CG]), [CB])
         w_c = tl.load(w + c).to(tl.float32)
-        plain = tl.zeros([BH, CB], tl.float32)
-        scaled = tl.zeros([BH, CB], tl.float32)
-        for i in range(0, space, BH):
-            p = i + tl.arange(0, BH)
+        if ONCE:
+            p = tl.arange(0, BH)
             at = base + p[:, None] * C + c[None, :]
             inside = (p < space)[:, None]
-            d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            kept_d = tl.load(dy + at, mask=inside, other=0.0)
+            kept_x = tl.load(x + at, mask=inside, other=0.0)
             if RELU:
-                d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
-            v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
-            plain += d
-            scaled += d * v
-        a = tl.sum(plain, 0)
-        s = tl.sum(scaled, 0)
+                kept_d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, kept_d, 0.0)
+            if RESIDUAL:
+                tl.store(dz + at, kept_d, mask=inside)
+            d = kept_d.to(tl.float32)
+            a = tl.sum(d, 0)
+            s = tl.sum(d * ((kept_x.to(tl.float32) - mu_c[None, :]) * r_c[None, :]), 0)
+        else:
+            plain = tl.zeros([BH, CB], tl.float32)
+            scaled = tl.zeros([BH, CB], tl.float32)
+            for i in range(0, space, BH):
+                p = i + tl.arange(0, BH)
+                at = base + p[:, None] * C + c[None, :]
+                inside = (p < space)[:, None]
+                d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+                if RELU:
+                    d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+                v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
+                plain += d
+                scaled += d * v
+            a = tl.sum(plain, 0)
+            s = tl.sum(scaled, 0)
         tl.store(sums + n * C + c, s)
         tl.store(sums + (samples + n) * C + c, a)
         count = space * CG
@@ -103,17 +137,22 @@ if triton is not None:
         s_g = tl.sum(tl.reshape(w_c * s, [GB, CG]), 1) / count
         a_c = tl.reshape(tl.broadcast_to(a_g[:, None], [GB, CG]), [CB])
         s_c = tl.reshape(tl.broadcast_to(s_g[:, None], [GB, CG]), [CB])
-        for i in range(0, space, BH):
-            p = i + tl.arange(0, BH)
-            at = base + p[:, None] * C + c[None, :]
-            inside = (p < space)[:, None]
-            d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-            if RELU:
-                d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
-            v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
+        if ONCE:
+            v = (kept_x.to(tl.float32) - mu_c[None, :]) * r_c[None, :]
+            d = kept_d.to(tl.float32)
             tl.store(dx + at, r_c[None, :] * (w_c[None, :] * d - a_c[None, :] - v * s_c[None, :]), mask=inside)
-            if RESIDUAL:
-                tl.store(dz + at, d, mask=inside)
+        else:
+            for i in range(0, space, BH):
+                p = i + tl.arange(0, BH)
+                at = base + p[:, None] * C + c[None, :]
+                inside = (p < space)[:, None]
+                d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+                if RELU:
+                    d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+                v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
+                tl.store(dx + at, r_c[None, :] * (w_c[None, :] * d - a_c[None, :] - v * s_c[None, :]), mask=inside)
+                if RESIDUAL:
+                    tl.store(dz + at, d, mask=inside)
 
     @triton.jit
     def _reduce_kernel(  # type: ignore[no-untyped-def]
@@ -140,11 +179,13 @@ def has_kernel(channels: int, groups: int, device: torch.device) -> bool:
     return triton is not None and device.type == "cuda" and powers
 
 
-def _blocks(channels: int, groups: int, space: int) -> dict[str, Any]:
-    cb = max(channels // groups, min(channels, CHANNELS))
-    rows = min(1 << (space - 1).bit_length(), max(1, TILE // cb))
-    warps = min(8, max(1, rows * cb // 1024))
-    return {"C": channels, "CG": channels // groups, "CB": cb, "BH": rows, "num_warps": warps}
+def _blocks(direction: str, channels: int, groups: int, space: int) -> dict[str, Any]:
+    wanted, largest, per_warp = BLOCKS[direction]
+    cb = max(channels // groups, min(channels, wanted))
+    whole = 1 << (space - 1).bit_length()
+    rows = whole if whole * cb <= largest else max(1, largest // 4 // cb)
+    warps = min(16, max(1, rows * cb // per_warp))
+    return {"C": channels, "CG": channels // groups, "CB": cb, "BH": rows, "ONCE": rows == whole, "num_warps": warps}
 
 
 def norm_forward(
@@ -166,7 +207,7 @@ def norm_forward(
     mean = torch.empty(n, groups, device=x.device)
     rstd = torch.empty_like(mean)
     space = x[0, 0].numel()
-    blocks = _blocks(channels, groups, space)
+    blocks = _blocks("forward", channels, groups, space)
     _forward_kernel[(n, channels // blocks["CB"])](
         x, x if residual is None else residual, w, b, y, mean, rstd, space, eps,
         RELU=relu, RESIDUAL=residual is not None, **blocks,
@@ -196,7 +237,7 @@ def norm_backward(
     dz = torch.empty_like(x) if residual else None
     sums = torch.empty(2, n, channels, device=x.device)
     space = x[0, 0].numel()
-    blocks = _blocks(channels, groups, space)
+    blocks = _blocks("backward", channels, groups, space)
     _backward_kernel[(n, channels // blocks["CB"])](
         dy, x, y, w, mean, rstd, dx, dx if dz is None else dz, sums, n, space,
         RELU=relu, RESIDUAL=residual, **blocks,

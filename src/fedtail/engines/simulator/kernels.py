@@ -29,7 +29,9 @@ COMPILER: dict[str, Any] = {"force_layout_optimization": True, "shape_padding": 
 """Keep channels-last with a symbolic batch size, and do not tie the code to ranges of it."""
 
 Inputs = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-Gradients = Callable[..., tuple[Sequence[Tensor], Tensor, Tensors]]
+Gradients = Callable[..., tuple[Sequence[Tensor] | Tensor, Tensor, Tensors]]
+Weights = Tensor | dict[str, Tensor]
+"""Parameters as a flat vector or by name."""
 
 
 @dataclass(frozen=True)
@@ -147,18 +149,18 @@ def prepare_inputs(transform: Transform, device: torch.device, input_ndim: int) 
 
 def network_function(
     module: nn.Module, layout: Layout, numerics: Numerics, *, training: bool
-) -> Callable[[Sequence[Tensor], Tensor, Tensor, tuple[int, ...]], Tensor]:
+) -> Callable[[Sequence[Weights], Tensor, Tensor, tuple[int, ...]], Tensor]:
     """(flat parameters per group, rest, x, rows per group) -> float32 logits. ``plain`` networks take one group."""
     skeleton = copy.deepcopy(module).to(numerics.device).train(training)
     images = any(isinstance(m, nn.Conv2d) for m in skeleton.modules()) and numerics.device.type == "cuda"
     if numerics.fused:
         run = fused_network(skeleton)
 
-        def fused(params: Sequence[Tensor], rest: Tensor, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        def fused(params: Sequence[Weights], rest: Tensor, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
             x = x.to(numerics.dtype)
             if images and x.ndim == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
-            return run([layout.named(p) for p in params], x, sizes).float()
+            return run([p if isinstance(p, dict) else layout.named(p) for p in params], x, sizes).float()
 
         return fused
 
@@ -169,8 +171,9 @@ def network_function(
     def shaped(w: Tensor) -> Tensor:
         return w.contiguous(memory_format=torch.channels_last) if images and w.ndim == 4 else w
 
-    def plain(params: Sequence[Tensor], rest: Tensor, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        tensors = {n: shaped(w) for n, w in layout.named(params[0]).items()}
+    def plain(params: Sequence[Weights], rest: Tensor, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        given = params[0] if isinstance(params[0], dict) else layout.named(params[0])
+        tensors = {n: shaped(w) for n, w in given.items()}
         if others:
             tensors |= {n: p.view(s) for (n, s), p in zip(others, rest.split(other_sizes), strict=True)}
         with torch.autocast(numerics.device.type, torch.bfloat16, enabled=numerics.precision == "bf16"):
@@ -182,12 +185,12 @@ def network_function(
 def gradient_function(
     module: nn.Module, method: Method, inputs: Inputs, layout: Layout, numerics: Numerics, mode: str, n_groups: int
 ) -> Gradients:
-    """A pass: flat gradients of its groups, its share of the step's loss, and the step state."""
+    """A pass: flat gradients (H, d) of its groups, its share of the step's loss, and the step state."""
     student = network_function(module, layout, numerics, training=True)
     teacher = network_function(module, layout, numerics, training=False) if method.needs_teacher else None
 
     def losses(
-        params: Sequence[Tensor], rest: Tensor, start: Tensor, pool_x: Tensor, pool_y: Tensor, rows: Tensor,
+        params: Sequence[Weights], rest: Tensor, start: Tensor, pool_x: Tensor, pool_y: Tensor, rows: Tensor,
         draws: Tensor | None, sizes: tuple[int, ...], const: Tensors, state: Tensors,
     ) -> tuple[Tensor, Tensor, Tensors]:  # fmt: skip
         real = rows >= 0
@@ -197,7 +200,8 @@ def gradient_function(
         if teacher is not None:
             with torch.no_grad():
                 d = layout.n_params
-                guide = teacher([start[:d].to(params[0].dtype)] * len(sizes), start[d:], x, sizes)
+                dtype = numerics.dtype if numerics.fused else torch.float32
+                guide = teacher([start[:d].to(dtype)] * len(sizes), start[d:], x, sizes)
         batch = Batch(y, real.to(torch.float32), guide)
         out, state = method.loss(student(params, rest, x, sizes), batch, const, state)
         return torch.where(real, out, 0.0), y, state
@@ -206,10 +210,15 @@ def gradient_function(
         shadow: Tensor, rest: Tensor, start: Tensor, pool_x: Tensor, pool_y: Tensor, rows: Tensor,
         draws: Tensor | None, scales: Tensor, shares: Tensor, sizes: tuple[int, ...], groups: Tensor,
         const: Tensors, state: Tensors,
-    ) -> tuple[Sequence[Tensor], Tensor, Tensors]:  # fmt: skip
-        leaves = [shadow.detach().requires_grad_() for _ in sizes]
-        out, _, state = losses(leaves, rest, start, pool_x, pool_y, rows, draws, sizes, const, state)
-        return torch.autograd.grad((out * scales).sum(), leaves), (out.detach() * shares).sum(), state
+    ) -> tuple[Tensor, Tensor, Tensors]:  # fmt: skip
+        named = [{n: w.detach().requires_grad_() for n, w in layout.named(shadow).items()} for _ in sizes]
+        out, _, state = losses(named, rest, start, pool_x, pool_y, rows, draws, sizes, const, state)
+        leaves = [w for group in named for w in group.values()]
+        grads = torch.autograd.grad((out * scales).sum(), leaves)
+        flat = torch.empty(len(sizes), shadow.numel(), dtype=shadow.dtype, device=shadow.device)
+        # one balanced kernel; concatenation is bound by the largest of the many pieces
+        torch._foreach_copy_([w for row in flat for w in layout.named(row).values()], grads)
+        return flat, (out.detach() * shares).sum(), state
 
     if numerics.fused and mode != "masked":
         return fused

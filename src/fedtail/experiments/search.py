@@ -1,0 +1,73 @@
+"""Hyper-parameter search as the paper does it: on validation, over one declared space shared by all methods.
+
+Coordinates are searched one after another (learning rate, weight decay, batch size, then a method's own), each with
+the earlier choices fixed; a full product would be thirty times the runs for the same ranges. Every trial is a cell, so
+the search can be stopped and continued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedtail.config import check_config, set_key
+from fedtail.experiments.cells import Cell, Outcome
+from fedtail.experiments.grid import load_recipes, load_toml, slug
+from fedtail.runfolder import read_history
+
+Runner = Callable[[Sequence[Cell]], list[Outcome]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one coordinate: validation metric, averaged over seeds; NaN if a run failed."""
+
+    method: str
+    key: str
+    value: Any
+    score: float
+
+
+def search(
+    recipe: str, methods: Sequence[str], seeds: Sequence[int], run: Runner, extra: Mapping[str, Any] | None = None
+) -> tuple[dict[str, dict[str, Any]], list[Trial]]:
+    """Best settings per method of one recipe, and every trial.
+
+    ``extra`` are settings that all trials share, on top of the recipe (the partition, the number of clients ...).
+    """
+    space = load_toml("search.toml")
+    base = {**load_recipes()[recipe].get("set", {}), **(extra or {})}
+    best: dict[str, dict[str, Any]] = {}
+    trials: list[Trial] = []
+    for method in methods:
+        chosen: dict[str, Any] = {}
+        for key, values in {**space["order"], **space.get("own", {}).get(method, {})}.items():
+            cells = [cell_of(base, recipe, method, {**chosen, key: value}, seed) for value in values for seed in seeds]
+            scores = [validation_score(outcome) for outcome in run(cells)]
+            means = [sum(scores[i * len(seeds) : (i + 1) * len(seeds)]) / len(seeds) for i in range(len(values))]
+            trials += [Trial(method, key, v, m) for v, m in zip(values, means, strict=True)]
+            ranked = [m if not math.isnan(m) else -math.inf for m in means]
+            chosen[key] = values[max(range(len(values)), key=lambda i: ranked[i])]
+        best[method] = chosen
+    return best, trials
+
+
+def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping[str, Any], seed: int) -> Cell:
+    """The run of one trial."""
+    raw: dict[str, Any] = {}
+    layers: list[Mapping[str, Any]] = [base, {"method.name": method}, settings, {"run.seed": seed}]
+    for layer in layers:
+        for key in sorted(layer, key=lambda k: not k.endswith(".name")):
+            set_key(raw, key, layer[key])
+    return Cell(slug(f"search-{recipe}-{method}-s{seed}"), check_config(raw))
+
+
+def validation_score(outcome: Outcome) -> float:
+    """The run's metric on the pooled private validation splits after its last round."""
+    if outcome.error is not None:
+        return math.nan
+    history = read_history(outcome.folder)
+    value = history[-1]["validation"][outcome.cell.config.run.metric]
+    return math.nan if value is None else float(value)

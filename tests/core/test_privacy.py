@@ -1,0 +1,79 @@
+"""Noise with the method's own bound as sensitivity, and an epsilon that can be checked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedtail import fit
+from fedtail.core.errors import FedtailError
+from fedtail.core.privacy import Privacy, epsilon, limit, noisy_limit, sensitivity
+from fedtail.data import DATASETS, Federation, partition
+from fedtail.methods import METHODS
+
+pytest.importorskip("opacus", reason="the accountant is in the extra 'privacy'")
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    pooled = DATASETS.build("blobs", n_max=100, n_classes=3, n_features=4)
+    return partition(pooled.train, pooled.test, clients=3, classes=pooled.classes)
+
+
+def test_epsilon_is_at_most_the_closed_form_of_renyi_composition() -> None:
+    """T Gaussian mechanisms: min over alpha of T alpha / (2 z^2) + log(1/delta) / (alpha - 1)."""
+    for noise, rounds in ((1.0, 10), (4.0, 100), (0.7, 1)):
+        alphas = np.linspace(1.01, 64, 20000)
+        classic = np.min(rounds * alphas / (2 * noise**2) + np.log(1e5) / (alphas - 1))
+        found = epsilon(noise, rounds, 1e-5)
+        assert 0.7 * classic < found <= classic * 1.01
+    assert epsilon(1.0, 20, 1e-5) > epsilon(1.0, 10, 1e-5) > epsilon(2.0, 10, 1e-5)
+
+
+def test_sensitivity_is_the_most_one_site_can_move_the_aggregate() -> None:
+    assert sensitivity([0.5, 0.3, 0.2], [1.0, 3.0, 2.0]) == pytest.approx(0.3 * limit(3.0))
+
+
+def test_noise_of_the_right_size_passes_and_a_forged_update_does_not() -> None:
+    rng = np.random.default_rng(0)
+    norms = [np.linalg.norm(rng.normal(0, 0.5, 2000)) for _ in range(200)]
+    assert max(norms) + 1.0 < noisy_limit(1.0, 0.5, 2000)
+    assert noisy_limit(1.0, 0.5, 2000) < 27, "an update ten times too large is still refused"
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_history_tells_what_was_spent_and_noise_changes_the_model(federation: Federation, mode: str) -> None:
+    plain = fit(federation, rounds=2)
+    noisy = fit(federation, rounds=2, privacy=Privacy(mode, noise=0.5, seed=0))
+    again = fit(federation, rounds=2, privacy=Privacy(mode, noise=0.5, seed=0))
+    assert not np.allclose(plain.x, noisy.x) and np.array_equal(noisy.x, again.x)
+    spent = [r["privacy"]["epsilon"] for r in noisy.history]
+    assert spent == [epsilon(0.5, 1, 1e-5), epsilon(0.5, 2, 1e-5)]
+    assert all(r["refused"] == [] for r in noisy.history)
+
+
+def test_central_noise_has_the_deviation_it_claims(federation: Federation) -> None:
+    plain = fit(federation, rounds=1)
+    noisy = fit(federation, rounds=1, privacy=Privacy("central", noise=2.0, seed=1))
+    claimed = 2.0 * noisy.history[0]["privacy"]["sensitivity"]
+    assert float((noisy.x - plain.x).std()) == pytest.approx(claimed, rel=0.15)
+
+
+def test_two_probes_cost_two_releases(federation: Federation) -> None:
+    result = fit(federation, rates="fedhoo", rounds=1, privacy=Privacy("local", noise=1.0, seed=0))
+    assert result.history[0]["privacy"]["epsilon"] == epsilon(1.0, 2, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "rates", "reason"),
+    [
+        (METHODS.build("fedavg"), 0.5, "has no bound"),
+        (METHODS.build("fedcgnm", weight_decay=1e-3), 0.5, "has no bound"),
+        ("fedcgnm", "fedhoo", "rates 'fedhoo' release more"),
+    ],
+)
+def test_a_promise_that_cannot_be_kept_is_refused(
+    federation: Federation, method: object, rates: object, reason: str
+) -> None:
+    with pytest.raises(FedtailError, match=reason):
+        fit(federation, method=method, rates=rates, rounds=1, privacy=Privacy("central"))  # type: ignore[arg-type]

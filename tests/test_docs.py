@@ -1,0 +1,129 @@
+"""What the documentation shows is run: Python blocks, marked commands, the site itself.
+
+All Python blocks of a page run in order in one namespace; ``<!-- skip: reason -->`` above a block leaves it out.
+Console blocks below ``<!-- test -->`` are run; every other ``$ fedtail ...`` line must at least parse.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+import typer
+
+from fedtail.cli import app
+from fedtail.data import DATASETS
+from fedtail.methods import METHODS
+from fedtail.rates import RATES
+
+ROOT = Path(__file__).parent.parent
+OWN_TEST = {"your-data.md", "models.md"}
+"""Pages whose commands and Python depend on each other; they have a test of their own."""
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+BLOCK = re.compile(r"(?:<!-- (?P<mark>test|skip[^>]*?) -->\s*)?^```(?P<kind>\w+)\n(?P<body>.*?)^```", re.S | re.M)
+
+
+def blocks(page: Path, kind: str) -> list[tuple[str, str]]:
+    """(mark, body) of the page's fenced blocks of a kind."""
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [(m["mark"] or "", m["body"]) for m in found if m["kind"] == kind]
+
+
+def runnable(page: Path) -> list[str]:
+    """The page's Python blocks, without those marked to be left out."""
+    return [body for mark, body in blocks(page, "python") if not mark.startswith("skip")]
+
+
+def commands(page: Path, *, marked: bool) -> list[str]:
+    """``fedtail`` commands of the page's console blocks, without prompt and comment."""
+    lines = [line for mark, body in blocks(page, "console") if (mark == "test") == marked for line in body.splitlines()]
+    return [line[2:] for line in lines if line.startswith("$ fedtail ")]
+
+
+def named(pages: list[Path]) -> list[object]:
+    return [pytest.param(p, id=p.name) for p in pages]
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Methods that a page registers are forgotten again."""
+    kept = [(r, dict(r._entries)) for r in (METHODS, RATES, DATASETS)]
+    yield
+    for registry, entries in kept:
+        registry._entries.clear()
+        registry._entries.update(entries)
+
+
+@pytest.mark.parametrize("page", named([p for p in PAGES if p.name not in OWN_TEST and runnable(p)]))
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    for body in runnable(page):
+        exec(compile(body, page.name, "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", named([p for p in PAGES if commands(p, marked=True)]))
+def test_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in commands(page, marked=True):
+        arguments = shlex.split(command, comments=True)[1:]
+        code = app(arguments, standalone_mode=False)
+        assert not code, command
+
+
+@pytest.mark.parametrize("page", named([p for p in PAGES if commands(p, marked=False)]))
+def test_every_command_shown_exists_with_its_options(page: Path) -> None:
+    for line in commands(page, marked=False):
+        arguments = shlex.split(line, comments=True)[1:]
+        try:
+            _parse(typer.main.get_command(app), arguments)
+        except click.UsageError as error:
+            pytest.fail(f"{page.name}: {line}: {error.format_message()}")
+
+
+def _parse(command: click.Command, arguments: list[str]) -> None:
+    """Parse without running: unknown commands, options and bad values raise."""
+    if isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        inner = command.get_command(click.Context(command), arguments[0])
+        if inner is None:
+            raise click.UsageError(f"no command {arguments[0]!r}")
+        _parse(inner, arguments[1:])
+    elif "--help" not in arguments:
+        command.make_context(command.name, list(arguments))
+
+
+def test_drawings_are_what_the_code_draws() -> None:
+    drawings = runpy.run_path(str(ROOT / "docs" / "drawings.py"))["DRAWINGS"]
+    for name, draw in drawings.items():
+        kept = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        assert kept == draw(), f"{name}.svg is out of date: run python docs/drawings.py"
+
+
+def test_a_method_tutorial_stays_under_100_lines() -> None:
+    first = blocks(ROOT / "docs" / "add-a-method.md", "python")[0][1]
+    assert len(first.splitlines()) < 100
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_asks_nothing_from_outside(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="the extra fedtail[docs] is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list((tmp_path / "site").glob("*.html"))
+    assert len(pages) > 5
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?(https?:)?//""", html)
+        assert fetched == [], page.name
