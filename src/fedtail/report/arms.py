@@ -181,6 +181,9 @@ def _data_title(run: RunRecord, common: set[str]) -> str:
     n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
     parts.append(f"{n_clients} clients")
     scheme, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
+    if scheme == "auto":  # the data's own sites where it has some, else Dirichlet
+        own = any(not str(s).startswith("client ") for s in run.clients.get("sites") or [])
+        scheme = "own sites" if own else "dirichlet"
     if scheme:
         parts.append(f"{scheme} {alpha:g}" if "dirichlet" in str(scheme) and alpha is not None else str(scheme))
     said = {"data.name", "data.clients", "data.partition", "data.alpha"}

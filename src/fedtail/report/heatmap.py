@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ def heatmap(
     longest = max(len(r) for r in rows)
     left = min(34 + 6.5 * longest, 170)
     width = 960 if wide else 480
-    cell = min((width - left - 12) / n_columns, 84 if wide else 46)
+    cell = min((width - left - 12) / n_columns, 84 if wide else 46 if n_columns > 6 else 70)
     tall = min(cell, 30) if n_rows > 1 else 30
     turned = max(len(c) for c in columns) * 7 > cell * 2.2
     deep = min(20 + 6 * max(len(c) for c in columns), 110) if turned else 22
@@ -64,11 +65,11 @@ def heatmap(
                         f'<text class="cell {ink}" x="{x(c + 0.5)}" y="{y(r + 0.5)}" dy=".34em" '
                         f'text-anchor="middle">{text}</text>'
                     )
-    every = max(1, round(12 / tall + 0.49))
+    every = max(1, math.ceil(15 / tall))
     for r in range(0, n_rows, every):
         name = esc(cut(rows[r], 22))
         out.append(f'<text class="tick" x="{left - 7}" y="{y(r + 0.5)}" dy=".33em" text-anchor="end">{name}</text>')
-    every = max(1, round((14 if turned else 7.5 * max(len(c) for c in columns)) / cell + 0.49))
+    every = max(1, math.ceil((17 if turned else 7.5 * max(len(c) for c in columns)) / cell))
     for c in range(0, n_columns, every):
         at, name = x(c + 0.5), esc(cut(columns[c], 18))
         if turned:
@@ -92,7 +93,7 @@ def heatmap(
         summary=f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",
         table=table,
         caption=caption,
-        size=(max(x.stop + 12, 300), height),
+        size=(max(x.stop + 12, width), height),
         kind="heat",
         wide=wide,
         data={

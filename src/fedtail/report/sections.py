@@ -38,7 +38,7 @@ def palette(problem: Problem) -> dict[str, int]:
 def results(problem: Problem, metric: str = "macro_f1") -> str:
     """Summary, headline table and every single seed."""
     table, colours = headline(problem, metric), palette(problem)
-    dots = "".join(
+    dots = _charts(
         dot_plot(
             title,
             [(a.label, colours[a.label], _by_seed(a, name)) for a in problem.arms],
@@ -50,8 +50,10 @@ def results(problem: Problem, metric: str = "macro_f1") -> str:
             ("tail", "Every seed: accuracy of the rarest third", "tail accuracy"),
         )
     )
+    if len(problem.runs) == 1:
+        dots = ""
     lead = f"<p class='lead'>{esc(summary(problem, metric))}</p>"
-    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p><div class='charts'>{dots}</div>"
+    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{dots}"
 
 
 def curves(problem: Problem) -> str:
@@ -147,7 +149,9 @@ def confusion(problem: Problem) -> str:
 def rates(problem: Problem) -> str:
     """Rate trajectories, path variation V_T and what the search did."""
     colours = palette(problem)
-    rows, panels, variation = [], [], []
+    rows, panels = [], []
+    variation: list[Line] = []
+    scaled: list[Line] = []
     for arm in problem.arms:
         paths = [(r, r.rate_path()) for r in arm.runs]
         if not paths[0][1].size:
@@ -159,8 +163,9 @@ def rates(problem: Problem) -> str:
             panels.append(_trajectory(arm, *paths[0]))
             length = min(len(t) for t in totals)
             mean, spread = _mean_spread(np.array([t[:length] for t in totals]))
-            spread = np.nan_to_num(spread)
-            variation.append(Line(arm.label, colours[arm.label], np.arange(1, length + 1), mean, spread))
+            spread, t = np.nan_to_num(spread), np.arange(1, length + 1)
+            variation.append(Line(arm.label, colours[arm.label], t, mean, spread))
+            scaled.append(Line(arm.label, colours[arm.label], t, mean / np.sqrt(t), spread / np.sqrt(t)))
     if not rows:
         return ""
     head = ["Method", "Search rounds", "V_T", "V_T / √T", "Final rates (first seed)"]
@@ -173,6 +178,7 @@ def rates(problem: Problem) -> str:
     panels = panels[:MOST_PANELS]
     if variation:
         panels.append(line_chart("Path variation of the rates", variation, y_label="V_t", floor=0.0))
+        panels.append(line_chart("Path variation over √t", scaled, y_label="V_t / √t", floor=0.0))
     return text + _scroll(html_table(head, rows), "Rates") + _charts([*panels, *_search(problem, colours)])
 
 
@@ -204,7 +210,9 @@ def federation(problem: Problem) -> str:
     order = np.argsort(-counts, kind="stable")
     sites = [str(s) for s in run.clients.get("sites") or range(len(table))]
     shown = table[:, order]
-    return heatmap(
+    notes = "".join(f"<li>{esc(n)}</li>" for n in run.clients.get("notes") or [])
+    about = f"<ul class='note'>{notes}</ul>" if notes else ""
+    return about + heatmap(
         "Training samples by client and class",
         shown,
         sites,
@@ -374,9 +382,10 @@ def _search(problem: Problem, colours: dict[str, int]) -> list[str]:
     for run in problem.runs:
         for record in run.history[-1:]:
             for key, value in record.get("search", {}).items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
+                if isinstance(value, int | float) and not isinstance(value, bool) and key != "rounds":
                     names[key] = None
-    charts = []
+    rewards = [_line(a, "reward", colours[a.label]) for a in problem.arms if a.band("reward")[0].size]
+    charts = [line_chart("Search: validation metric of the chosen candidate", rewards, y_label="pooled validation")]
     for key in list(names)[:MOST_PANELS]:
         lines = [_line(a, f"search.{key}", colours[a.label]) for a in problem.arms]
         lines = [li for li in lines if li.y.size]

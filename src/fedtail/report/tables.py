@@ -80,7 +80,7 @@ def footnote(table: Table) -> str:
     sizes = sorted({r.versus.n for r in table.rows if r.versus})
     name = METRIC_NAMES.get(table.metric, table.metric)
     if not sizes:
-        return "± is the standard deviation over seeds."
+        return "± is the standard deviation over seeds." if max(r.seeds for r in table.rows) > 1 else ""
     if sizes[0] < 2:
         return "One seed is shared, so nothing can be said about significance; run at least three."
     n = sizes[0]
