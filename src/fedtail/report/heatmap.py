@@ -33,7 +33,7 @@ def heatmap(
     if shade is None:
         shade = values / max(float(np.nanmax(values)), 1e-12)
     longest = max(len(r) for r in rows)
-    left = min(34 + 6.5 * longest, 170)
+    left = min(40 + 7 * longest, 180)
     width = 960 if wide else 480
     cell = min((width - left - 12) / n_columns, 84 if wide else 46 if n_columns > 6 else 70)
     tall = min(cell, 30) if n_rows > 1 else 30
@@ -80,7 +80,7 @@ def heatmap(
     middle = (x.start + x.stop) / 2
     out.append(f'<text class="label" x="{middle}" y="{height - 6}" text-anchor="middle">{esc(column_label)}</text>')
     out.append(
-        f'<text class="label" text-anchor="middle" transform="translate(12 {(y.start + y.stop) / 2}) rotate(-90)">'
+        f'<text class="label" text-anchor="middle" transform="translate(16 {(y.start + y.stop) / 2}) rotate(-90)">'
         f"{esc(row_label)}</text>"
     )
     out.append('<rect class="pick" width="0" height="0"/>')
