@@ -191,6 +191,19 @@ def test_an_archive_is_unpacked_to_its_official_layout(
     assert files(tmp_path) == ["a.bin", "b.bin"] and not (tmp_path.parent / "evil").exists()
 
 
+def test_an_archive_put_there_by_hand_is_checked_too(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = archive({"toy-bin/a.bin": b"A", "toy-bin/b.bin": b"B"})
+    _serve(site, monkeypatch, body)
+    (tmp_path / "toy.tar.gz").write_bytes(body[:-5])
+    with pytest.raises(FedtailError, match=r"toy.tar.gz has checksum .* instead of .*; delete it and run again"):
+        locate("toy", tmp_path)
+    (tmp_path / "toy.tar.gz").write_bytes(body)
+    locate("toy", tmp_path)
+    assert site.asked == [] and files(tmp_path) == ["a.bin", "b.bin"]
+
+
 def test_an_archive_without_the_expected_files_leaves_no_folder(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

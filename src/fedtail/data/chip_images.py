@@ -19,16 +19,16 @@ from fedtail.core.random import generator
 
 PIXELS = 1 << 20
 """Pixels drawn at once: few enough to stay in the processor's cache."""
-JITTER = 1 / 16
+JITTER = 1 / 24
 """Largest displacement of a chip in its picture, as a share of the side."""
 
 GAIN = torch.tensor([[1.02, 1.00, 0.96], [0.90, 1.00, 1.06], [1.08, 0.98, 0.86], [0.95, 0.97, 0.95], [1.0, 1.06, 1.1]])
 LIGHT = (0.05, 0.18, 0.10, 0.28, 0.12)
 """Strength of the illumination gradient of each factory."""
-BLUR = (0.15, 0.35, 0.25, 0.7, 0.45)
+BLUR = (0.1, 0.3, 0.2, 0.5, 0.35)
 DUST = 0.2
 """Share of pictures with a harmless speck."""
-NOISE = (3.0, 5.0, 8.0, 5.0, 10.0)
+NOISE = (2.0, 3.0, 5.0, 4.0, 6.0)
 
 SUBSTRATES = np.array(
     [[52, 84, 70], [60, 66, 104], [96, 70, 92], [84, 80, 58], [70, 72, 76], [46, 70, 92]], dtype=float
@@ -151,15 +151,15 @@ def _blocks(
         h, w = patch.shape[:2]
         if h < 4 or w < 4:
             continue
-        tone = substrate * rng.uniform(0.8, 1.35) + rng.normal(0, 8, 3)
+        tone = substrate * rng.uniform(0.85, 1.25) + rng.normal(0, 6, 3)
         kind = rng.random()
         if kind < 0.45:  # memory: rows and columns
             period = int(rng.integers(4, 9)) * max(1, image.shape[0] // 144)
             lines = (np.arange(h) % period < period // 2)[:, None] ^ (np.arange(w) % (2 * period) < period)[None]
-            patch[:] = tone * np.where(lines, 1.18, 0.86)[:, :, None]
+            patch[:] = tone * np.where(lines, 1.09, 0.93)[:, :, None]
         elif kind < 0.85:  # logic: short random wires
             cell = max(2, image.shape[0] // 72)
-            coarse = rng.uniform(0.75, 1.3, (h // cell + 1, w // (3 * cell) + 1))
+            coarse = rng.uniform(0.86, 1.14, (h // cell + 1, w // (3 * cell) + 1))
             patch[:] = tone * np.kron(coarse, np.ones((cell, 3 * cell)))[:h, :w, None]
         else:
             patch[:] = 0.6 * tone + 0.2 * metal
@@ -252,7 +252,7 @@ def scratch(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.rando
     for i in range(rng.integers(1, 4)):
         offset = centre + across * 0.035 * i + along * rng.normal(0, 0.05)
         points = offset + along * length * t + across * bend * (4 * t**2 - 0.5)
-        _blend(image, rng.uniform(0.45, 0.8) * _stroke(size, points, 0.012), 238.0 if bright else 20.0)
+        _blend(image, rng.uniform(0.6, 0.9) * _stroke(size, points, 0.018), 245.0 if bright else 12.0)
 
 
 def stain(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.random.Generator) -> None:
@@ -260,8 +260,8 @@ def stain(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.random.
     size = image.shape[-1]
     d = _blob(size, _on_die(layout, shift, size, rng), rng.uniform(0.14, 0.28), rng, rough=0.3)
     hue = rng.uniform(0, 2 * np.pi)
-    colour = 120 + 70 * np.cos(hue + np.array([0, 2.1, 4.2]))
-    _blend(image, rng.uniform(0.2, 0.4) * np.clip((1.05 - d) / 0.15, 0, 1), colour)
+    colour = 125 + 95 * np.cos(hue + np.array([0, 2.1, 4.2]))
+    _blend(image, rng.uniform(0.35, 0.55) * np.clip((1.05 - d) / 0.15, 0, 1), colour)
     _blend(image, 0.4 * np.exp(-(((d - 1.0) / 0.08) ** 2)), 0.4 * colour)
 
 
@@ -288,20 +288,18 @@ def bridge(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.random
     b = int(distance.argmin())
     middle = (centres[a] + centres[b]) / 2 + rng.normal(0, 0.012, 2)
     points = np.stack([centres[a], middle, centres[b]])
-    _blend(image, 0.95 * _stroke(size, points, rng.uniform(0.03, 0.05)), layout.metal * rng.uniform(0.85, 1.0))
+    _blend(image, 0.95 * _stroke(size, points, rng.uniform(0.045, 0.07)), layout.metal * rng.uniform(1.0, 1.15))
 
 
 def missing_pad(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.random.Generator) -> None:
-    """A bond pad that is not there: bare substrate with a faint outline."""
+    """A bond pad torn off: a dark crater with a torn bright rim where the pad was."""
     size = image.shape[-1]
     centres = (layout.pads[:, :2] + layout.pads[:, 2:] / 2 - shift) / size
     seen = np.flatnonzero(((centres > 0.05) & (centres < 0.95)).all(1))
-    top, left, height, width = layout.pads[int(rng.choice(seen)) if seen.size else 0] - np.array([*shift, 0, 0])
-    rows, cols = (slice(max(v - 1, 0), v + w + 1) for v, w in ((top, height), (left, width)))
-    patch = image[:, rows, cols]
-    patch[:] = (layout.substrate * rng.uniform(0.75, 0.95)).reshape(3, 1, 1)
-    patch[:, [0, -1], :] *= 0.7
-    patch[:, :, [0, -1]] *= 0.7
+    which = int(rng.choice(seen)) if seen.size else 0
+    d = _blob(size, centres[which], rng.uniform(0.75, 0.95) * layout.pads[which, 2] / size, rng, rough=0.15)
+    _blend(image, 0.8 * np.exp(-(((d - 1.1) / 0.15) ** 2)), 0.8 * layout.metal)
+    _blend(image, np.clip((1.1 - d) / 0.2, 0, 1), 0.3 * layout.substrate)
 
 
 def crack(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.random.Generator) -> None:
@@ -314,15 +312,15 @@ def crack(image: np.ndarray, layout: Product, shift: np.ndarray, rng: np.random.
         heading += rng.normal(0, 0.55)
         points.append(points[-1] + rng.uniform(0.03, 0.07) * np.array([np.sin(heading), np.cos(heading)]))
         headings.append(heading)
-    cover = _stroke(size, np.array(points), 0.014)
+    cover = _stroke(size, np.array(points), 0.020)
     for _ in range(rng.integers(0, 3)):
         i = int(rng.integers(2, len(points)))
         turn = headings[i] + rng.choice([-1, 1]) * rng.uniform(0.6, 1.1)
         steps = np.cumsum(rng.uniform(0.02, 0.05, (4, 1)) * [[np.sin(turn), np.cos(turn)]], axis=0)
         cover = np.maximum(
-            cover, _stroke(size, np.vstack([points[i], points[i] + steps + rng.normal(0, 0.008, (4, 2))]), 0.010)
+            cover, _stroke(size, np.vstack([points[i], points[i] + steps + rng.normal(0, 0.008, (4, 2))]), 0.015)
         )
-    _blend(image, rng.uniform(0.7, 0.9) * cover, 10.0)
+    _blend(image, rng.uniform(0.8, 0.95) * cover, 6.0)
 
 
 Painter = Callable[[np.ndarray, Product, np.ndarray, np.random.Generator], None]

@@ -72,7 +72,7 @@ def chips(
         Samples(x[torch.from_numpy(test)], labels[test]),
         classes=CLASSES,
         name="chips",
-        transform=Transform(1 / 255, (0.342, 0.353, 0.358), (0.194, 0.173, 0.177)),
+        transform=Transform(1 / 255, (0.329, 0.337, 0.342), (0.192, 0.172, 0.174)),
         augment="flip",
         sites=names[site[train]],
         model="resnet34",

@@ -57,10 +57,21 @@ def cache_root() -> Path:
 
 
 def fetch(
-    remote: Remote, target: Path, *, progress: Progress | None = None, tries: int = 3, timeout: float = 30.0
+    remote: Remote,
+    target: Path,
+    *,
+    check: bool = False,
+    progress: Progress | None = None,
+    tries: int = 3,
+    timeout: float = 30.0,
 ) -> Path:
-    """Download ``remote`` to ``target`` unless it is there already. Resumes what an earlier call left."""
+    """Download ``remote`` to ``target`` unless it is there already. Resumes what an earlier call left.
+
+    ``check`` also checks a file that is there, perhaps put there by hand.
+    """
     if target.exists():
+        if check and (found := _digest(target, remote.checksum)) != remote.checksum:
+            raise FedtailError(f"{target} has checksum {found} instead of {remote.checksum}; delete it and run again")
         return target
     hand = f"download {remote.url} by hand to {target}, or set FEDTAIL_DATA to a folder that has the data"
     if os.environ.get("FEDTAIL_OFFLINE"):

@@ -93,7 +93,7 @@ def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress 
             f"{source.page} into that folder, or set FEDTAIL_DATA (or --data-dir) to the folder above yours"
         )
     if len(source.remotes) == 1 and source.remotes[0].name.endswith(".tar.gz"):
-        archive = fetch(source.remotes[0], folder.parent / source.remotes[0].name, progress=progress)
+        archive = fetch(source.remotes[0], folder.parent / source.remotes[0].name, check=True, progress=progress)
         unpack(archive, source.folder, source.files, folder)
         archive.unlink()
     else:
