@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedtail.core.errors import FedtailError
 from fedtail.data.tables import Column, TableSchema, encode, frame_columns, load_schema, schema_text
-from fedtail.data.tables.columns import Levels, Numbers, level_numbers, parse_column
+from fedtail.data.tables.columns import Levels, Numbers, decimal_comma, level_numbers, parse_column
 from fedtail.data.tables.encode import hash_bucket
 from fedtail.data.tables.kinds import infer_kind
 
@@ -53,9 +53,10 @@ def test_dates_text_and_ids_are_recognized() -> None:
 def test_numbers_written_as_text_are_numbers() -> None:
     assert kind_of(["1,234.5", "7", "1,000,000"] * 10) == "numeric"
     assert kind_of(["3,14", "2,5", "10"] * 10) == "numeric"
-    assert level_numbers(["3,14", "2,5", "10"]).tolist() == [3.14, 2.5, 10.0]
-    assert level_numbers(["1,234", "7", "1_000"])[:2].tolist() == [1234.0, 7.0]
-    assert np.isnan(level_numbers(["1_000", "x", ""])).all()
+    assert decimal_comma(["3,14", "1,234"]) and not decimal_comma(["1,234", "7"])
+    assert level_numbers(["3,14", "1,234", "10"], comma=True).tolist() == [3.14, 1.234, 10.0]
+    assert level_numbers(["1,234", "7", "1,000.5"], comma=False).tolist() == [1234.0, 7.0, 1000.5]
+    assert np.isnan(level_numbers(["1_000", "x", ""], comma=False)).all()
 
 
 def test_a_few_words_among_numbers_count_as_missing_and_many_make_a_category() -> None:

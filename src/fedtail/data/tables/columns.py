@@ -33,6 +33,8 @@ class Numbers:
     infinite: int = 0
     not_numbers: int = 0
     """Fields of another kind that became NaN."""
+    comma: bool = False
+    """Written with a decimal comma."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def parse_column(series: pd.Series[Any]) -> Numbers | Levels:
     return clean_numbers(series.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
-def clean_numbers(values: np.ndarray, not_numbers: int = 0) -> Numbers:
+def clean_numbers(values: np.ndarray, not_numbers: int = 0, comma: bool = False) -> Numbers:
     """Infinities and values beyond 1e100 to NaN, counted. values: (N,) float64, not modified."""
     with np.errstate(invalid="ignore"):
         beyond = np.abs(values) > LARGEST
@@ -68,7 +70,7 @@ def clean_numbers(values: np.ndarray, not_numbers: int = 0) -> Numbers:
     if infinite:
         values = np.where(beyond, np.nan, values)
     known = values[~np.isnan(values)]
-    return Numbers(values, bool((known == np.rint(known)).all()), infinite, not_numbers)
+    return Numbers(values, bool((known == np.rint(known)).all()), infinite, not_numbers, comma)
 
 
 def level_name(value: Any) -> str:
@@ -95,19 +97,22 @@ def _merge_levels(codes: np.ndarray, names: list[str]) -> Levels:
     return Levels(remap[codes], list(seen))
 
 
-def level_numbers(levels: list[str]) -> np.ndarray:
+def decimal_comma(levels: list[str]) -> bool:
+    """Whether some level can only be read with a decimal comma: ``3,14``, but not ``1,234``."""
+    return any(DECIMAL_COMMA.fullmatch(v) and not THOUSANDS.fullmatch(v) for v in levels)
+
+
+def level_numbers(levels: list[str], comma: bool) -> np.ndarray:
     """(L,) the number each level is written as, NaN where it is none.
 
-    Plain and scientific notation; ``1,234.5`` with thousands; ``3,14`` with a decimal comma where the levels
-    together allow no other reading.
+    Plain and scientific notation, and ``1,234.5`` with thousands or, with ``comma``, ``3,14``.
     """
-    comma = any(DECIMAL_COMMA.fullmatch(v) and not THOUSANDS.fullmatch(v) for v in levels)
     out = np.full(len(levels), np.nan)
     for i, level in enumerate(levels):
         text = level
         if comma and DECIMAL_COMMA.fullmatch(text):
             text = text.replace(",", ".")
-        elif THOUSANDS.fullmatch(text):
+        elif not comma and THOUSANDS.fullmatch(text):
             text = text.replace(",", "")
         try:
             out[i] = float(text) if "_" not in text else np.nan
@@ -116,11 +121,11 @@ def level_numbers(levels: list[str]) -> np.ndarray:
     return out
 
 
-def as_numbers(column: Levels, numbers: np.ndarray) -> Numbers:
+def as_numbers(column: Levels, numbers: np.ndarray, comma: bool) -> Numbers:
     """A column of names read as numbers; what is none becomes missing and is counted."""
     table = np.append(numbers, np.nan)
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(numbers))
-    return clean_numbers(table[column.codes], int(counts[np.isnan(numbers)].sum()))
+    return clean_numbers(table[column.codes], int(counts[np.isnan(numbers)].sum()), comma)
 
 
 def as_levels(column: Numbers) -> Levels:

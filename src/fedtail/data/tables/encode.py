@@ -73,10 +73,11 @@ def coerce(column: Column, data: Numbers | Levels, where: str) -> Numbers | Leve
         return data
     if data.dates:
         raise FedtailError(f"{where}: column {column.name!r} holds dates, the schema says numbers")
-    numbers = as_numbers(data, level_numbers(data.levels))
+    read = level_numbers(data.levels, column.comma)
+    numbers = as_numbers(data, read, column.comma)
     known = int((data.codes >= 0).sum())
     if numbers.not_numbers > (1 - MOSTLY) * known and numbers.not_numbers > 1:
-        strange = next(v for v, x in zip(data.levels, level_numbers(data.levels), strict=True) if np.isnan(x))
+        strange = next(v for v, x in zip(data.levels, read, strict=True) if np.isnan(x))
         raise FedtailError(
             f"{where}: column {column.name!r} should be numbers, but {numbers.not_numbers} of {known} fields are not "
             f"(first: {strange[:40]!r})"

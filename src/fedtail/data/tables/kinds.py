@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtail.data.tables.columns import DATE, Levels, Numbers, as_numbers, level_numbers
+from fedtail.data.tables.columns import DATE, Levels, Numbers, as_numbers, decimal_comma, level_numbers
 
 MOSTLY = 0.95
 """Share of a text column's fields that must be numbers (dates) for it to count as numbers (dates)."""
@@ -42,9 +42,10 @@ def infer_kind(name: str, column: Numbers | Levels, *, max_levels: int, category
         return Kind("constant", column)
     if category:
         return Kind("category", column)
-    numbers = level_numbers(column.levels)
+    comma = decimal_comma(column.levels)
+    numbers = level_numbers(column.levels, comma)
     if counts[~np.isnan(numbers)].sum() >= MOSTLY * len(present):
-        kind = _numeric(name, as_numbers(column, numbers))
+        kind = _numeric(name, as_numbers(column, numbers, comma))
         data = kind.data
         if kind.used and isinstance(data, Numbers) and data.not_numbers:
             note = f"{name!r}: {data.not_numbers} fields that are no numbers count as missing"

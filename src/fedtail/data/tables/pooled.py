@@ -184,7 +184,7 @@ def infer_schema(
 
 def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int) -> Column:
     if isinstance(data, Numbers):
-        return Column(name, "numeric")
+        return Column(name, "numeric", comma=data.comma)
     codes = data.codes[train]
     missing = bool((codes < 0).any())
     counts = np.bincount(codes[codes >= 0], minlength=len(data.levels))

@@ -36,6 +36,8 @@ class Column:
     mean: float | None = None
     std: float | None = None
     """``numeric``: scaling; None until it is fitted."""
+    comma: bool = False
+    """``numeric``: written with a decimal comma."""
 
     @property
     def width(self) -> int:
@@ -158,6 +160,8 @@ def _column_dict(column: Column) -> dict[str, Any]:
         out["buckets"] = column.buckets
     if column.missing:
         out["missing"] = True
+    if column.comma:
+        out["comma"] = True
     if column.mean is not None and column.std is not None:
         out |= {"mean": column.mean, "std": column.std}
     return out
@@ -191,4 +195,4 @@ def _column(raw: Any, where: str) -> Column:
         scale.append(None if value is None else float(value))
     if scale[1] is not None and not scale[1] > 0:
         raise FedtailError(f"{where}: std = {scale[1]!r} must be above 0")
-    return Column(name, kind, levels, buckets, bool(raw.get("missing", False)), scale[0], scale[1])
+    return Column(name, kind, levels, buckets, bool(raw.get("missing")), scale[0], scale[1], bool(raw.get("comma")))
