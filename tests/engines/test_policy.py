@@ -22,6 +22,13 @@ def test_a_method_that_is_not_on_the_list_is_refused() -> None:
     Policy(methods=("fedavg", "fedcgnm")).check_job(job())
 
 
+def test_a_server_cannot_have_code_imported_that_the_site_did_not_name() -> None:
+    asked = Job("r", "subprocess:run", (3,), ("a", "b"), "fedcgnm", 5, {"args": "id", "shell": True})
+    with pytest.raises(PolicyError, match="code that the server would have imported"):
+        Policy().check_job(asked)
+    Policy.from_toml({"code": ["subprocess:run"]}).check_job(asked)
+
+
 def test_class_counts_stay_at_the_site_by_default() -> None:
     with pytest.raises(PolicyError, match="per-class counts stay here"):
         Policy().check_job(job(reveal="classes"))

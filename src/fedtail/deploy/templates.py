@@ -12,6 +12,7 @@ name = "{name}"
 
 [policy]
 # methods = ["fedcgnm", "fedavg"]   # allowed methods; without this line, all
+# code = ["my_net:Net"]             # models of your own that a server may have imported here; without this line, none
 reveal = "totals"                   # the most validation may send: "totals", or "classes" (counts per class)
 min_class_count = 0                 # refuse to train while a class here has fewer samples
 max_rounds_per_day = 0              # training rounds in 24 hours; 0 is no limit
@@ -31,7 +32,7 @@ client = {client}"""
 
 TABLE_DATA = """# A table with one row per sample ...
 kind = "table"
-path = "data.csv"                   # CSV, TSV, Excel or Parquet, relative to this file
+path = "data.csv"                   # CSV, TSV or Parquet, relative to this file
 schema = "schema.toml"              # columns, levels and classes all sites agreed on (`fedtail data schema`)
 validation = 0.1                    # private validation split
 test = 0.2                          # private test split

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtail.core.errors import FedtailError, check_range, one_of
 from fedtail.engines.job import REVEAL, Job
+from fedtail.models import is_custom
 
 
 class PolicyError(FedtailError):
@@ -24,6 +25,8 @@ class Policy:
 
     methods: tuple[str, ...] = ()
     """Allowed methods; empty allows all."""
+    code: tuple[str, ...] = ()
+    """Models by ``module:callable`` that a server may have imported here; registered ones need no permission."""
     reveal: str = "totals"
     """The most that validation may send: ``totals`` or ``classes``."""
     min_class_count: int = 0
@@ -48,14 +51,20 @@ class Policy:
             if key not in allowed:
                 raise one_of("key of [policy]", key, allowed)
         given = dict(section)
-        if "methods" in given:
-            given["methods"] = tuple(given["methods"])
+        for key in ("methods", "code"):
+            if key in given:
+                given[key] = tuple(given[key])
         return cls(**given)
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run this site does not take part in."""
         if self.methods and job.method not in self.methods:
             raise PolicyError(f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})")
+        if is_custom(job.model) and job.model not in self.code:
+            raise PolicyError(
+                f"site policy: the model {job.model!r} is code that the server would have imported here; if you trust "
+                "it, add it to policy.code"
+            )
         if job.reveal == "classes" and self.reveal != "classes":
             raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
         if self.reveal != "classes" and job.build_method().reveals_classes:

@@ -108,6 +108,7 @@ def test_labels_and_sites_keep_words_that_mean_missing_elsewhere(tmp_path: Path)
         ("t.zip", b"PK not a zip", "not a whole zip file"),
         ("two.zip", as_zip(PLAIN.encode(), "1.csv", "2.csv"), "holds 2 files"),
         ("t.parquet", "PAR1 no", "not a readable Parquet"),
+        ("book.xlsx", b"PK", "is a spreadsheet; save it as CSV"),
     ],
 )
 def test_a_file_that_is_no_table_is_one_clear_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:

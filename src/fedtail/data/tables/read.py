@@ -52,6 +52,8 @@ def read_table(
     if bad_rows not in BAD_ROWS:
         raise one_of("data.bad_rows", bad_rows, BAD_ROWS)
     path = Path(path)
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        raise FedtailError(f"{str(path)!r} is a spreadsheet; save it as CSV and give that file")
     if is_parquet(path):
         return _read_parquet(path, exclude)
     source = inspect_source(path, delimiter=delimiter, encoding=encoding)
