@@ -35,7 +35,7 @@ from fedtail.run import run
 
 from .conftest import settings
 
-pytestmark = [pytest.mark.flower, pytest.mark.slow]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 
 def start(deployment: Deployment, config: Config, **options: Any) -> int:

@@ -200,6 +200,34 @@ def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] 
     typer.echo(f"ended {end(deployment)} processes")
 
 
+@app.command("nvflare")
+def on_nvflare(
+    folder: Folder,
+    job: Annotated[Path | None, typer.Option(help="Only write the NVFlare job into this folder.")] = None,
+    site_file: Annotated[
+        str, typer.Option(help="With --job: where sites keep site.toml.")
+    ] = "/opt/fedtail/{name}/site.toml",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+) -> None:
+    """Run on NVFlare instead: a rehearsal with its POC system, or a job for a system you have."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in an environment of its own")
+    from fedtail.deploy.layout import load_deployment
+    from fedtail.deploy.nvflare_app import make_job
+    from fedtail.deploy.nvflare_poc import rehearse
+
+    deployment = load_deployment(folder)
+    if job is not None:
+        made = make_job(deployment.name, deployment.config, list(deployment.sites), site_file, resume=resume)
+        made.export_job(str(job))
+        typer.echo(f"{job / deployment.name}; submit it with: nvflare job submit -j {job / deployment.name}")
+        return
+    done = rehearse(deployment, resume=resume, on_change=lambda s: console.print(f"{s.get('state')} {s.get('round')}"))
+    result = Path(done["folder"])
+    page = write_report([load_run(result)], result / "report.html", result.name)
+    typer.echo(f"run folder {result}; open {page} in a browser")
+
+
 @app.command("app")
 def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Flower app.")]) -> None:
     """Write the Flower app alone, for `flwr run` on a federation you already have."""
@@ -217,7 +245,8 @@ def make(
     folder: Path, arguments: list[str] | None, sites: str, local: int, public: str, port: int, own_data: bool
 ) -> Deployment:
     """Names and config from the command line -> a new deployment folder."""
-    need_flower()
+    if importlib.util.find_spec("cryptography") is None:
+        raise FedtailError("fedtail deploy needs an engine; pip install 'fedtail[flower]' or 'fedtail[nvflare]'")
     from fedtail.deploy.create import create_deployment
 
     names = tuple(s.strip() for s in sites.split(",") if s.strip()) or tuple(f"site-{k + 1}" for k in range(local))

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-import traceback
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,9 +14,9 @@ from fedtail.core.errors import FedtailError
 from fedtail.deploy.certificates import public_key_bytes
 from fedtail.deploy.federate import federate
 from fedtail.deploy.handshake import Finding, compare, say_hello
-from fedtail.deploy.layout import Deployment, load_deployment
+from fedtail.deploy.layout import Deployment, check_site_names, load_deployment
+from fedtail.deploy.status import Status
 from fedtail.engines.flower.transport import FlowerTransport, wait_for_nodes
-from fedtail.fit import State
 
 app = ServerApp()
 
@@ -39,29 +35,35 @@ def main(grid: Grid, context: Context) -> None:
             deployment.server / "doctor.json", json.dumps([asdict(f) for f in ask(grid, deployment, config)])
         )
         return
-    status = Status(deployment.server / "run.json" if deployment else None, config)
-    try:
+    with Status(deployment.server / "run.json" if deployment else None, config) as status:
         if deployment is not None:
             names, transport = list(deployment.sites), connect(grid, deployment, config)
         else:
-            names = [f"site-{k + 1}" for k in range(int(settings["sites"]))]
-            transport = FlowerTransport(grid, wait_for_nodes(grid, {}, len(names), config.deploy.wait))
+            names, transport = meet(grid, int(settings["sites"]), config)
         result = federate(
             config, transport, names, resume=bool(settings["resume"]), on_round=status.round, on_start=status.start
         )
-        status.write(state="finished", folder=str(result.folder))
-    except FedtailError as error:
-        status.write(state="failed", error=str(error))
-        raise
-    except Exception as error:
-        status.write(state="failed", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
-        raise
+        status.finish(result.folder)
 
 
 def connect(grid: Grid, deployment: Deployment, config: Config) -> FlowerTransport:
     """The transport to the deployment's sites, each known by the key it authenticates with."""
     keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(deployment.sites)}
     return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), config.deploy.wait))
+
+
+def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport]:
+    """On a federation that is not our deployment: take ``n`` nodes and let them say who they are."""
+    if n < 1:
+        raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
+    strangers = FlowerTransport(grid, wait_for_nodes(grid, {}, n, config.deploy.wait))
+    hellos, missing = say_hello(strangers, [f"node {k + 1}" for k in range(n)], config.deploy.timeout)
+    if missing:
+        raise FedtailError(f"not all nodes are fedtail sites: {'; '.join(missing.values())}")
+    ordered = sorted(hellos.values(), key=lambda hello: hello.site)
+    names = [hello.site for hello in ordered]
+    check_site_names(tuple(names))
+    return names, FlowerTransport(grid, {k: strangers.nodes[hello.client] for k, hello in enumerate(ordered)})
 
 
 def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
@@ -78,25 +80,3 @@ def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
         for k, hello in hellos.items()
     ]
     return out
-
-
-class Status:
-    """``server/run.json``: where the run stands, for ``fedtail deploy status``."""
-
-    def __init__(self, path: Path | None, config: Config) -> None:
-        self.path = path
-        self.now: dict[str, Any] = {"state": "waiting for sites", "rounds": config.run.rounds, "round": 0, "errors": []}
-        self.write()
-
-    def start(self, folder: Path, done: int) -> None:
-        self.write(state="training", folder=str(folder), round=done)
-
-    def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
-        faults = [*record["refused"], *record.get("faults", [])]
-        errors = [*self.now["errors"], *({"round": record["round"], **f} for f in faults)][-20:]
-        self.write(round=state.round, seconds=round(seconds, 2), errors=errors)
-
-    def write(self, **fields: Any) -> None:
-        self.now |= {**fields, "time": time.time()}
-        if self.path is not None:
-            write_atomically(self.path, json.dumps(self.now, indent=1))

@@ -1,0 +1,54 @@
+"""``server/run.json``: where the run stands, for ``fedtail deploy status``."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedtail.checkpoint import write_atomically
+from fedtail.config import Config
+from fedtail.core.errors import FedtailError
+from fedtail.fit import State
+
+LAST_ERRORS = 20
+
+
+class Status:
+    """Kept up to date while a run goes on; as a context it also notes how the run failed."""
+
+    def __init__(self, path: Path | None, config: Config) -> None:
+        self.path = path
+        self.now: dict[str, Any] = {"state": "waiting for sites", "rounds": config.run.rounds, "round": 0, "errors": []}
+        self.write()
+
+    def start(self, folder: Path, done: int) -> None:
+        self.write(state="training", folder=str(folder), round=done)
+
+    def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
+        faults = [*record["refused"], *record.get("faults", [])]
+        errors = [*self.now["errors"], *({"round": record["round"], **f} for f in faults)][-LAST_ERRORS:]
+        self.write(round=state.round, seconds=round(seconds, 2), errors=errors)
+
+    def finish(self, folder: Path | None) -> None:
+        self.write(state="finished", folder=str(folder))
+
+    def write(self, **fields: Any) -> None:
+        self.now |= {**fields, "time": time.time()}
+        if self.path is not None:
+            write_atomically(self.path, json.dumps(self.now, indent=1))
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, FedtailError):
+            self.write(state="failed", error=str(error))
+        elif error is not None:
+            lines = "".join(traceback.format_exception(error))
+            self.write(state="failed", error=f"{type(error).__name__}: {error}", trace=lines)

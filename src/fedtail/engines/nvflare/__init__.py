@@ -1,0 +1,1 @@
+"""NVFlare: the transport over a controller's tasks."""
