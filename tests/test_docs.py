@@ -11,6 +11,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from fedtail.cli import app
 from fedtail.data import DATASETS
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
+from tests.browser import complaints, forget, requests, start
 
 ROOT = Path(__file__).parent.parent
 OWN_TEST = {"your-data.md", "models.md"}
@@ -113,17 +115,52 @@ def test_a_method_tutorial_stays_under_100_lines() -> None:
     assert len(first.splitlines()) < 100
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_asks_nothing_from_outside(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors."""
     pytest.importorskip("material", reason="the extra fedtail[docs] is not installed")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = list((tmp_path / "site").glob("*.html"))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("browser")
+def test_the_site_is_whole_and_asks_nothing_from_outside(site: Path) -> None:
+    pages = list(site.glob("*.html"))
     assert len(pages) > 5
     for page in pages:
         html = page.read_text(encoding="utf-8")
         fetched = re.findall(r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?(https?:)?//""", html)
         assert fetched == [], page.name
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.xdist_group("browser")
+def test_the_site_works_and_searches_without_a_server(site: Path, tmp_path: Path) -> None:
+    driver = start(tmp_path)
+    try:
+        driver.set_window_size(1300, 900)
+        driver.get("about:blank")
+        forget(driver)
+        page = site / "index.html"
+        driver.get(page.as_uri())
+        box = driver.find_element("css selector", "input.md-search__input")
+        box.click()
+        box.send_keys("grouping")
+        found: list[str] = []
+        for _ in range(100):
+            found = [e.text for e in driver.find_elements("css selector", ".md-search-result__item") if e.text]
+            if found:
+                break
+            time.sleep(0.1)
+        assert found and "Concepts" in " ".join(found)
+        assert complaints(driver) == []
+        assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in requests(driver, page))
+    finally:
+        driver.quit()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,10 @@ from typing import Any
 import pytest
 
 from fedtail.report import load_runs, write_report
+from tests.browser import complaints, forget, requests, start
 from tests.report.conftest import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-
-CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
-DRIVER = shutil.which("chromedriver")
-if CHROMIUM is None or DRIVER is None:
-    pytest.skip("needs chromium and chromedriver (apt-get install chromium chromium-driver)", allow_module_level=True)
-pytest.importorskip("selenium", reason="needs selenium (pip install selenium)")
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +28,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    profile = tmp_path_factory.mktemp("profile")
-    flags = ["headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars", "disable-dev-shm-usage"]
-    for flag in [*flags, f"user-data-dir={profile}"]:
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver = start(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 
@@ -67,13 +51,10 @@ def background(browser: Any) -> tuple[int, ...]:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390], ids=["desktop", "phone"])
 def test_the_page_is_whole_on_any_screen(browser: Any, page: Path, dark: bool, width: int) -> None:
-    browser.get_log("performance")
-    browser.get_log("browser")
+    forget(browser)
     show(browser, page, dark=dark, width=width)
-    assert [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")] == []
-    events = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
-    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    asked = [e["request"]["url"] for e in sent if e["documentURL"] == page.as_uri()]  # not the browser's own pages
+    assert complaints(browser) == []
+    asked = requests(browser, page)
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)
     assert (sum(background(browser)) < 200) == dark
     drawn = browser.execute_script(
