@@ -37,3 +37,15 @@ def test_a_data_set_declares_its_validation_share_and_a_user_may_override_it() -
     none = ft.datasets.federate(pooled, validation=0.0)
     assert sum(map(len, none.validation)) == 0
     assert 0 < sum(map(len, ft.datasets.federate(pooled).validation)) < 0.2 * len(pooled.train)
+
+
+def test_partition_takes_a_data_set_with_all_it_suggests_or_bare_samples() -> None:
+    pooled = ft.datasets.load("digits")
+    whole = ft.partition(pooled, clients=4, alpha=1.0, seed=3)
+    bare = ft.partition(pooled.train, pooled.test, clients=4, alpha=1.0, seed=3)
+    assert (whole.label_map() == bare.label_map()).all() and whole.transform == pooled.transform
+    assert whole.classes == pooled.classes and bare.transform != pooled.transform
+    with pytest.raises(ft.FedtailError, match="its own test samples"):
+        ft.partition(pooled, pooled.test)
+    with pytest.raises(ft.FedtailError, match="needs test samples"):
+        ft.partition(pooled.train)

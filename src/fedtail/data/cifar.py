@@ -100,9 +100,9 @@ def tail_choice(
     """(ascending indices, notes) of the long-tailed training set: N_c = int(N_max xi^(-c/(C-1))).
 
     From the complete data set, N_c of each class are drawn by the published rule: one ``default_rng(seed)``, and for
-    c = 0, 1, ... the first N_c of a permutation of the class. A folder that holds only a long-tailed subset was
-    drawn by that rule already, its samples in drawn order, so a stronger tail is a prefix of each class in file
-    order; both routes give the same images for seed 0.
+    c = 0, 1, ... the first N_c of a permutation of the class. A folder that holds only a long-tailed subset is taken
+    as drawn by that rule already, its samples in drawn order, so a stronger tail is a prefix of each class in file
+    order. A subset drawn from the same files with the same seed then gives the same images.
     """
     n_classes = len(classes)
     have = np.bincount(y, minlength=n_classes)

@@ -57,26 +57,40 @@ def split(
 
 
 def partition(
-    train: Samples,
-    test: Samples,
+    train: Samples | Pooled,
+    test: Samples | None = None,
     *,
-    scheme: str = "dirichlet",
+    scheme: str | None = None,
     clients: int = 5,
     alpha: float = 0.5,
     column: Sequence[Any] | np.ndarray | None = None,
     min_samples: int = 10,
     classes: Sequence[str] | None = None,
-    validation: float = 0.1,
+    validation: float | None = None,
     seed: int = 0,
     **more: Any,
 ) -> Federation:
-    """Pooled samples -> ``Federation``. See ``split`` for the schemes."""
+    """A data set, or training and test samples, split over clients. See ``split`` for the schemes.
+
+    By default: per-class Dirichlet, or the sites of a data set that has them; a tenth of each client's samples for
+    validation, or what the data set suggests.
+    """
+    if isinstance(train, Pooled):
+        if test is not None or column is not None or classes is not None:
+            raise FedtailError("partition of a data set takes its own test samples, sites and classes")
+        return federate(
+            train, scheme=scheme or "auto", clients=clients, alpha=alpha, min_samples=min_samples,
+            validation=validation, seed=seed, **more,
+        )  # fmt: skip
+    if test is None:
+        raise FedtailError("partition needs test samples beside the training samples, or a data set that has both")
     n_classes = int(max(train.y.max(), test.y.max() if len(test) else 0)) + 1
     parts, sites = split(
-        train.y.numpy(), scheme, clients, alpha=alpha, column=column, min_samples=min_samples, seed=seed
+        train.y.numpy(), scheme or "dirichlet", clients, alpha=alpha, column=column, min_samples=min_samples, seed=seed
     )
     names = classes if classes is not None else [str(c) for c in range(n_classes)]
-    return assemble(train, parts, test, classes=names, sites=sites, validation=validation, seed=seed, **more)
+    held = 0.1 if validation is None else validation
+    return assemble(train, parts, test, classes=names, sites=sites, validation=held, seed=seed, **more)
 
 
 def federate(
