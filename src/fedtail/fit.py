@@ -24,6 +24,9 @@ from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.server import ServerOptimizer
 
+PIECES = 256
+"""Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -384,4 +387,5 @@ def _reports(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]
 
 def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
     u = torch.stack([u.delta[int(c)] for u, c in zip(updates, choice, strict=True)]).double()
-    return gram_alignment((u @ u.T).cpu().numpy(), p)
+    pieces = torch.nn.functional.pad(u, (0, -u.shape[1] % PIECES)).view(len(u), PIECES, -1).transpose(0, 1)
+    return gram_alignment((pieces @ pieces.mT).sum(0).cpu().numpy(), p)

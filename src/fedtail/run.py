@@ -25,6 +25,7 @@ from fedtail.engines import Engine, LocalSettings, simulator
 from fedtail.engines.auxiliary import auxiliary_monitor
 from fedtail.engines.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.engines.private import LocalNoise
+from fedtail.engines.simulator.sharded import rank
 from fedtail.engines.validation import holdout_validator
 from fedtail.fit import Plan, Problem, State, begin_search, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
@@ -248,6 +249,9 @@ def run(
     ``trackers`` are listeners of the caller's own, beside those that ``run.trackers`` names.
     """
     check_trackers(config.run.trackers)
+    if rank():  # every process runs the whole loop; the first one's folder is the result
+        config = config.model_copy(deep=True)
+        config.run.folder = f"{config.run.folder}/.rank{rank()}"
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(config, resume)
     pooled = load_pooled(config)

@@ -85,7 +85,7 @@ class CLIMB(Method):
         values = {k: float(v) for k, v in server.measure("train_loss").items()}
         typical = sum(values.values()) / max(len(values), 1)  # for clients that did not answer
         losses = [values.get(k, typical) for k in range(server.n_clients)]
-        return {"lambda": dual, "loss": torch.tensor(losses, dtype=torch.float64)}
+        return {"lambda": dual, "loss": torch.tensor(losses, dtype=torch.float64, device=dual.device)}
 
     def dual_step(self, dual: Tensor, losses: Tensor) -> Tensor:
         """(K,) lambda after one step on the losses (K,) taken before the primal rounds."""

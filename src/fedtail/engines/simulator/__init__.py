@@ -13,6 +13,7 @@ from fedtail.engines.base import Engine, LocalSettings
 from fedtail.engines.simulator.batched import BatchedSimulator, batched_pays
 from fedtail.engines.simulator.graph import GraphSimulator
 from fedtail.engines.simulator.reference import ReferenceSimulator
+from fedtail.engines.simulator.sharded import ShardedSimulator, join_ranks, world_size
 from fedtail.methods.base import Method
 
 PATHS = ("auto", "reference", "batched", "graph")
@@ -45,16 +46,34 @@ def simulator(
     """The simulator on the path asked for; ``auto`` picks the fastest that supports model, method and device.
 
     ``rounds`` and ``threads`` are for the batched path: the run's length, if known, and torch's threads while
-    clients train. ``compile``: whether steps are compiled (``auto``, ``on``, ``off``).
+    clients train. ``compile``: whether steps are compiled (``auto``, ``on``, ``off``). Under ``torchrun`` clients are
+    spread over the processes, one device each.
     """
     if compile not in SWITCH:
         raise one_of("engine.compile", compile, [k for k in SWITCH if isinstance(k, str)])
     if path not in PATHS:
         raise one_of("engine.path", path, PATHS)
     check_device(options.get("device", "cpu"))
+    if world_size() > 1:
+        options["device"] = join_ranks(options.get("device", "cpu"))
+    inner = _on_one_device(federation, module, method, settings, path, rounds, threads, SWITCH[compile], options)
+    return ShardedSimulator(inner) if world_size() > 1 else inner
+
+
+def _on_one_device(
+    federation: Federation,
+    module: nn.Module,
+    method: Method,
+    settings: LocalSettings,
+    path: str,
+    rounds: int | None,
+    threads: int,
+    compile: bool | None,
+    options: dict[str, Any],
+) -> Engine:
     on_gpu = str(options.get("device", "cpu")).startswith("cuda")
     if path == "graph" or (path == "auto" and on_gpu and has_heavy_layers(module)):
-        return GraphSimulator(federation, module, method, settings, compile=SWITCH[compile], **options)
+        return GraphSimulator(federation, module, method, settings, compile=compile, **options)
     if (precision := options.pop("precision", "auto")) not in ("auto", "fp32"):
         raise FedtailError(f"engine.precision = {precision!r} needs the graph path; set engine.path to 'graph'")
     if path in ("auto", "batched") and str(options.get("device", "cpu")) == "cpu":
@@ -64,7 +83,7 @@ def simulator(
         if pays:
             return BatchedSimulator(
                 federation, module, method, settings,
-                threads=threads, compile=SWITCH[compile], rounds=rounds, reason=reason,
+                threads=threads, compile=compile, rounds=rounds, reason=reason,
             )  # fmt: skip
         options["reason"] = reason
     return ReferenceSimulator(federation, module, method, settings, **options)
@@ -76,4 +95,4 @@ def has_heavy_layers(module: nn.Module) -> bool:
     return any(isinstance(m, heavy) for m in module.modules())
 
 
-__all__ = ["PATHS", "BatchedSimulator", "GraphSimulator", "ReferenceSimulator", "simulator"]
+__all__ = ["PATHS", "BatchedSimulator", "GraphSimulator", "ReferenceSimulator", "ShardedSimulator", "simulator"]

@@ -20,7 +20,7 @@ try:
 except ImportError:  # CPU builds of PyTorch come without it
     triton = None
 
-BLOCKS = {"forward": (32, 32768, 2048), "backward": (16, 32768, 2048)}
+BLOCKS = {"forward": (32, 32768, 2048), "backward": (16, 32768, 1024)}
 """A program takes one sample and so many channels; all their values at once up to the second number, otherwise a
 quarter of that at a time; the third is values per warp."""
 
