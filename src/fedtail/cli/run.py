@@ -25,6 +25,7 @@ from fedtail.cli.options import (
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
 from fedtail.core.metrics import DEFECT
+from fedtail.engines.simulator.sharded import rank
 from fedtail.report import load_run, write_report
 from fedtail.run import Result, run
 from fedtail.runfolder import plain
@@ -74,6 +75,7 @@ def run_command(
     if resume and path is not None and Path(path).is_dir():
         flags["run.folder"], flags["run.name"] = str(Path(path).parent), Path(path).name
     config = load_config(path, overrides, flags)
+    quiet = quiet or rank() > 0
     with RoundProgress(config.method.name, config.run.rounds, quiet=quiet) as progress:
 
         def begin(folder: Path, done: int) -> None:
@@ -82,6 +84,8 @@ def run_command(
                 console.print(f"note: {note}", style="dim", soft_wrap=True)
 
         result = run(config, resume=resume, on_round=progress, on_start=begin)
+    if rank():  # the first process of several speaks for all
+        return
     folder = result.folder or Path()
     page = write_report([load_run(folder)], folder / "report.html", folder.name)
     if as_json:
