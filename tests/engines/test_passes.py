@@ -22,7 +22,8 @@ def test_passes_hold_every_sample_once_and_filling_has_no_weight(
     groups = rng.integers(0, n_groups, size=6)
     batches = [rng.choice(50, size=n) for n in (9, 9, 4)]
     draws = [rng.integers(0, 9, size=(len(b), 3)) for b in batches]
-    plan = LocalPlan(batches, draws, np.bincount(labels, minlength=6))
+    counts = np.bincount(labels, minlength=6)
+    plan = LocalPlan(batches, draws, counts, counts)
     schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, scale=scale, grain=grain)
     cursor = counter = 0
     for i, (step, batch) in enumerate(zip(schedule.steps, batches, strict=True)):

@@ -117,7 +117,7 @@ class GraphSimulator:
         hyper = {**self.method.hyper(), "lr": task.lr, **tried}
         message = {**task.broadcast, **task.messages.get(client.index, {})}
         run = LocalRun(
-            client.index, task.round, client.counts, plan.resampled, self.model.n_params, len(plan.batches),
+            client.index, task.round, plan.counts, plan.resampled, self.model.n_params, len(plan.batches),
             hyper["lr"], {k: v.to(self.device) for k, v in message.items()}, self.device,
             self.settings.seed,
         )  # fmt: skip
