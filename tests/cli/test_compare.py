@@ -90,26 +90,30 @@ def test_cells_differ_in_method_seed_and_learning_rate_only() -> None:
     assert {c.config.run.seed for c in cells} == {0, 1}
 
 
-def outcome(tmp_path: Path, lr: float, seed: int, score: float | None) -> Outcome:
+def outcome(tmp_path: Path, lr: float, seed: int, score: float | None, n: int) -> Outcome:
     config = method_configs(["fedavg"], None, [f"local.lr={lr}", f"run.seed={seed}"])["fedavg"]
-    folder = tmp_path / f"{lr}-{seed}"
+    folder = tmp_path / f"{lr}-{seed}-{n}"
     folder.mkdir()
-    (folder / "history.jsonl").write_text(
-        json.dumps({"round": 0, "validation": {"accuracy": 0.99}})
-        + "\n"
-        + json.dumps({"round": 1, "validation": {"accuracy": score}})
-        + "\n"
-    )
+    records = [{"round": 0, "validation": {"accuracy": 0.99}}, {"round": 1, "validation": {"accuracy": score}}]
+    (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "clients.json").write_text(json.dumps({"validation_sizes": [n // 2, n - n // 2]}))
     return Outcome(Cell("x", config), folder, error=None if score is not None else "diverged")
 
 
-def test_the_learning_rate_is_the_best_by_mean_final_validation_and_a_failure_disqualifies(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("samples", "chosen"), [(100_000, 0.1), (50, 0.2)])
+def test_the_learning_rate_is_the_best_on_validation_up_to_one_standard_error(
+    samples: int, chosen: float, tmp_path: Path
+) -> None:
+    scores = {0.4: (0.95, None), 0.2: (0.80, 0.60), 0.1: (0.71, 0.72), 0.05: (0.70, 0.71)}
     outcomes = [
-        outcome(tmp_path, 0.4, 0, 0.95), outcome(tmp_path, 0.4, 1, None),
-        outcome(tmp_path, 0.2, 0, 0.80), outcome(tmp_path, 0.2, 1, 0.60),
-        outcome(tmp_path, 0.1, 0, 0.71), outcome(tmp_path, 0.1, 1, 0.72),
-    ]  # fmt: skip
-    assert {o.cell.config.local.lr for o in best_rates(outcomes, "accuracy")} == {0.1}
+        outcome(tmp_path, lr, seed, score, samples) for lr, pair in scores.items() for seed, score in enumerate(pair)
+    ]
+    kept = best_rates(outcomes, "accuracy")
+    assert [o.cell.config.local.lr for o in kept] == [chosen, chosen]
+
+
+def test_if_every_rate_fails_one_is_still_named(tmp_path: Path) -> None:
+    assert len(best_rates([outcome(tmp_path, lr, 0, None, 50) for lr in (0.4, 0.1)], "accuracy")) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedtail.config import Config, load_config
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.experiments.cells import Cell, Outcome, seeds_of
 from fedtail.methods import METHODS
+from fedtail.runfolder import read_history
 
 DIGITS: dict[str, Any] = {
     "data.name": "digits",
@@ -82,10 +82,11 @@ def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[fl
 
 
 def best_rates(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
-    """Of each method only the learning rate with the best mean validation metric over seeds; ties to the smaller.
+    """Of each method only the learning rate that does best by its mean validation metric over seeds.
 
-    Chosen on the clients' private validation splits, never on test data. A rate at which a run failed is out,
-    unless every rate failed.
+    Chosen on the clients' private validation splits, never on test data. Rates within one standard error of the best
+    count as equal and the largest of them wins: it has got furthest in the same rounds, and on a few hundred samples
+    a smaller difference is luck. A rate at which a run failed is out, unless every rate failed.
     """
     by_method: dict[str, dict[float, list[Outcome]]] = {}
     for o in outcomes:
@@ -93,7 +94,10 @@ def best_rates(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Ou
     kept = []
     for tried in by_method.values():
         scores = {lr: float(np.mean([validation_score(o, metric) for o in group])) for lr, group in tried.items()}
-        kept += tried[max(sorted(scores), key=lambda lr: scores[lr])]
+        top = max(scores, key=lambda lr: scores[lr])
+        best, n = scores[top], sum(validation_size(o) for o in tried[top])
+        error = math.sqrt(best * (1 - best) / n) if n and 0 < best < 1 else 0.0
+        kept += tried[max(lr for lr, score in scores.items() if score >= best - error)]
     return kept
 
 
@@ -102,10 +106,16 @@ def validation_score(outcome: Outcome, metric: str) -> float:
     if outcome.error is not None:
         return -math.inf
     last: dict[str, Any] = {}
-    for line in Path(outcome.folder / "history.jsonl").read_text(encoding="utf-8").splitlines():
-        last = json.loads(line).get("validation") or last
+    for record in read_history(outcome.folder):
+        last = record.get("validation") or last
     value = last.get(metric)
     return -math.inf if value is None else float(value)
+
+
+def validation_size(outcome: Outcome) -> int:
+    """Validation samples of all the run's clients together; 0 for a failed run."""
+    about = outcome.folder / "clients.json"
+    return sum(json.loads(about.read_text())["validation_sizes"]) if outcome.error is None else 0
 
 
 def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
