@@ -16,8 +16,11 @@ MARK = "<!-- settings -->"
 
 
 def on_config(config: Any) -> Any:
-    """Leave pages that are not written yet out of the navigation."""
-    config["nav"] = _existing(config["nav"])
+    """Leave pages that do not exist out of the navigation, and put pages it forgets at its end."""
+    nav = _existing(config["nav"])
+    listed = set(_targets(nav))
+    more = sorted(p.name for p in (ROOT / "docs").glob("*.md") if p.name not in listed)
+    config["nav"] = nav + ([{"More": more}] if more else [])
     return config
 
 
@@ -80,6 +83,15 @@ def _outside(match: re.Match[str]) -> str:
     if not target.exists():
         raise FileNotFoundError(f"a page links to ../{path}, which does not exist")
     return f"`{path}`" if words == path else f"{words} (`{path}`)"
+
+
+def _targets(nav: Any) -> list[str]:
+    """The files a navigation names."""
+    out: list[str] = []
+    for entry in nav:
+        (_, target), *_ = entry.items()
+        out += _targets(target) if isinstance(target, list) else [target]
+    return out
 
 
 def _existing(nav: Any) -> Any:
