@@ -85,7 +85,7 @@ class GraphSimulator:
         self._gradients = gradient_function(
             skeleton, method, inputs, self.layout, self.numerics, self.mode, self.n_groups
         )
-        self._update = update_function(method, self.numerics)
+        self._update = update_function(method, self.numerics.compile)
         self.start = self.model.vector.clone()
         self.evaluator = Evaluator(
             logits_function(skeleton, inputs, self.layout, self.numerics), self.pool_x, self.pool_y, self.start,
@@ -296,6 +296,9 @@ class GraphSimulator:
         self._pending.clear()
         self._lanes.clear()
         self._shared = None
+        self.evaluator.recorded.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

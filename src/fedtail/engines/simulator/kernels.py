@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -268,8 +269,12 @@ def gradient_function(
     return plain
 
 
-def update_function(method: Method, numerics: Numerics) -> Callable[..., None]:
-    """x <- x - lr (direction + weight_decay x), in place, with the step state and the compute copy of x."""
+@lru_cache(maxsize=64)
+def update_function(method: Method, compile: bool) -> Callable[..., None]:
+    """x <- x - lr (direction + weight_decay x), in place, with the step state and the compute copy of x.
+
+    The same function for the same method, so that many runs in one process compile it once.
+    """
 
     def update(
         params: Tensor, start: Tensor, shadow: Tensor | None, grads: Sequence[Tensor] | Tensor, const: Tensors,
@@ -284,7 +289,13 @@ def update_function(method: Method, numerics: Numerics) -> Callable[..., None]:
         if shadow is not None:
             shadow.copy_(params)
 
-    return torch.compile(update, dynamic=False) if numerics.compile else update
+    if not compile:
+        return update
+    # one code object serves all methods; past its limit of variants the compiler would silently give up on it
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        if hasattr(torch._dynamo.config, limit):
+            setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), 1024))
+    return torch.compile(update, dynamic=False)
 
 
 def logits_function(
