@@ -54,6 +54,11 @@ def test_runs_on_different_data_are_not_compared(run_folder: Writer) -> None:
     ]
 
 
+def test_the_same_settings_with_other_classes_are_not_compared(run_folder: Writer) -> None:
+    folders = [run_folder("a", n_classes=6), run_folder("b", method="fedcgnm", n_classes=4)]
+    assert labels(folders) == [["FedAvg"], ["FedCGNM"]]
+
+
 def test_a_seed_run_twice_is_counted_once_and_said(run_folder: Writer) -> None:
     (problem,) = problems(load_runs([run_folder("a"), run_folder("b")]))
     assert [r.folder.name for r in problem.arms[0].runs] == ["b"]

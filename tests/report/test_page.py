@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -9,7 +10,10 @@ import pytest
 
 from fedtail.core.errors import FedtailError
 from fedtail.report import load_runs, write_report
+from fedtail.report.arms import problems
+from fedtail.report.figures import write_figures
 from fedtail.report.page import PARTS
+from fedtail.report.tables import headline, to_csv, to_latex
 
 Writer = Callable[..., Path]
 
@@ -89,6 +93,39 @@ def test_many_classes_and_clients_stay_a_small_page(run_folder: Writer, tmp_path
 
 def test_a_single_round_and_two_classes_can_be_drawn(run_folder: Writer, tmp_path: Path) -> None:
     assert "<svg" in page([run_folder("a", n_rounds=1, n_classes=2, n_clients=1)], tmp_path)
+
+
+def _without_metrics(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in r.items() if k not in ("test", "validation", "alignment")} for r in lines]
+    (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+
+
+def _with_nulls(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    for record in lines:
+        record["train_loss"] = None
+        record["test"]["per_class_accuracy"][1] = None
+        record["test"]["tail"] = None
+    (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+
+
+def _without_clients(folder: Path) -> None:
+    (folder / "clients.json").unlink()
+    (folder / "timings.csv").unlink()
+
+
+@pytest.mark.parametrize("damage", [_without_metrics, _with_nulls, _without_clients])
+@pytest.mark.filterwarnings("error")
+def test_runs_with_little_in_them_are_still_reported(
+    damage: Callable[[Path], None], run_folder: Writer, tmp_path: Path
+) -> None:
+    folders = [run_folder("a", n_rounds=4, asked=9), run_folder("b", method="fedcgnm", n_rounds=4)]
+    damage(folders[0])
+    assert page(folders, tmp_path).count("<section") >= 8
+    found = problems(load_runs(folders))
+    assert write_figures(found, tmp_path / "figures", "svg")
+    assert to_latex([headline(p) for p in found]) and to_csv(found)
 
 
 def test_no_runs_is_one_clear_line(tmp_path: Path) -> None:

@@ -111,7 +111,11 @@ def problems(runs: Sequence[RunRecord], baseline: str | None = None) -> list[Pro
     """
     by_data: dict[str, list[RunRecord]] = {}
     for run in runs:
-        by_data.setdefault(repr(sorted(_flat(run, "data").items())), []).append(run)
+        data = (
+            sorted(_flat(run, "data").items()),
+            run.clients.get("classes"),
+        )  # the same settings can mean other files
+        by_data.setdefault(repr(data), []).append(run)
     groups = list(by_data.values())
     common = _common([_flat(g[0], "data") for g in groups])
     out = []

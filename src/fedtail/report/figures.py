@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.report.arms import Problem
+from fedtail.report.results import RunRecord
 from fedtail.report.sections import palette, thirds
 
 COLOURS = ("#67707d", "#0b6fb8", "#cf4a0c", "#0c8461", "#8a55b8", "#a8710f", "#0d8d9c", "#c03d78")
@@ -94,17 +95,24 @@ def _curve(name: str, label: str) -> Callable[[Problem], Any]:
     return draw
 
 
+def _scored(problem: Problem) -> RunRecord | None:
+    """The first run that was evaluated."""
+    return next((r for r in problem.runs if r.per_class().size), None)
+
+
 def _per_class(problem: Problem) -> Any:
-    first = problem.runs[0]
-    n = first.per_class().size
-    if not n:
+    first = _scored(problem)
+    if first is None:
         return None
+    n = first.per_class().size
     counts = first.train_counts
     order = np.argsort(-counts, kind="stable") if counts is not None else np.arange(n)
     figure, ax = _canvas(PAGE, 2.2)
     colours = palette(problem)
     for i, arm in enumerate(problem.arms):
-        stack = np.array([r.per_class()[order] for r in arm.runs])
+        stack = np.array([r.per_class()[order] for r in arm.runs if r.per_class().size == n])
+        if not stack.size:
+            continue
         at = np.arange(n) + (i - (len(problem.arms) - 1) / 2) * 0.6 / len(problem.arms)
         c = _colour(colours[arm.label])
         spread = stack.std(axis=0, ddof=1) if len(stack) > 1 and n <= 40 else None
@@ -130,17 +138,20 @@ def _per_class(problem: Problem) -> Any:
 
 
 def _groups(problem: Problem) -> Any:
-    first = problem.runs[0]
-    n = first.per_class().size
-    if n < 3 or first.train_counts is None:
+    first = _scored(problem)
+    if first is None or first.per_class().size < 3 or first.train_counts is None:
         return None
+    n = first.per_class().size
     figure, ax = _canvas()
     order = np.argsort(-first.train_counts, kind="stable")
     colours = palette(problem)
     names = ["head", "middle", "tail"] if n > 2 * (n // 3) else ["head", "tail"]
     width = 0.78 / len(problem.arms)
     for i, arm in enumerate(problem.arms):
-        parts = thirds(np.array([r.per_class()[order] for r in arm.runs]))
+        found = [r.per_class()[order] for r in arm.runs if r.per_class().size == n]
+        if not found:
+            continue
+        parts = thirds(np.array(found))
         at = np.arange(len(names)) + (i - (len(problem.arms) - 1) / 2) * width
         mean, spread = parts.mean(axis=0), parts.std(axis=0, ddof=1) if len(parts) > 1 else None
         c = _colour(colours[arm.label])
