@@ -66,6 +66,10 @@ class ResNet(nn.Module):
                 planes = out
         self.layers = nn.Sequential(*layers)
         self.output = nn.Linear(planes, n_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):  # as the authors do; torch's default is a factor of 2.4 smaller, which
+                # under normalization means a learning rate six times as large
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.layers(self.stem(x))
