@@ -54,7 +54,7 @@ Wants=network-online.target
 User=fedtail
 WorkingDirectory={server}
 Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-Environment=FLWR_HOME={server}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2 OMP_NUM_THREADS=1 PATH={path}
+Environment=FLWR_HOME={server}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5 OMP_NUM_THREADS=1 PATH={path}
 ExecStart={command}
 Restart=on-failure
 RestartSec=5
@@ -80,7 +80,7 @@ Wants=network-online.target
 User=fedtail
 WorkingDirectory=/opt/fedtail/{name}
 Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-Environment=FLWR_HOME=/opt/fedtail/{name}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
+Environment=FLWR_HOME=/opt/fedtail/{name}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5
 Environment=PATH=/opt/fedtail/venv/bin:/usr/bin:/bin
 ExecStart={command}
 # A SuperNode that was killed is refused until its last heartbeat has expired, so keep trying.
