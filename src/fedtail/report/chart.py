@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,17 @@ def html_table(
     top = "".join(f'<th scope="col">{text(h)}</th>' for h in head)
     name = f"<caption>{esc(caption)}</caption>" if caption else ""
     return f"<table>{name}<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def charts(drawn: Iterable[str], size: str = "") -> str:
+    """Charts in a grid that fits the screen; nothing if there are none."""
+    found = "".join(drawn)
+    return f"<div class='charts {size}'>{found}</div>" if found else ""
+
+
+def scroll(table: str, name: str) -> str:
+    """A table that scrolls sideways by itself on narrow screens."""
+    return f"<div class='scroll' tabindex='0' role='region' aria-label='{esc(name)}'>{table}</div>"
 
 
 def cut(text: str, most: int) -> str:

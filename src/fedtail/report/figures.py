@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtail.report.arms import Problem
 from fedtail.report.results import RunRecord
-from fedtail.report.sections import palette, thirds
+from fedtail.report.series import palette, thirds
 
 COLOURS = ("#67707d", "#0b6fb8", "#cf4a0c", "#0c8461", "#8a55b8", "#a8710f", "#0d8d9c", "#c03d78")
 """Those of the page; the baseline is grey."""

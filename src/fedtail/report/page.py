@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedtail.report import sections
+from fedtail.report import rates, sections
 from fedtail.report.arms import Problem, problems, require_runs
 from fedtail.report.chart import esc
 from fedtail.report.results import RunRecord
@@ -16,7 +16,7 @@ PARTS: tuple[tuple[str, str, Callable[[Problem], str]], ...] = (
     ("curves", "Learning curves", sections.curves),
     ("classes", "Classes", sections.classes),
     ("confusion", "Confusion", sections.confusion),
-    ("rates", "Resampling rates", sections.rates),
+    ("rates", "Resampling rates", rates.rates),
     ("alignment", "Alignment", sections.alignment),
     ("federation", "Federation", sections.federation),
     ("trouble", "What went wrong", sections.troubles),
