@@ -6,6 +6,7 @@ from fedtail.data.chips import chips
 from fedtail.data.cifar import cifar10, cifar100
 from fedtail.data.digits import digits
 from fedtail.data.elpv import elpv
+from fedtail.data.elsewhere import sites
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.images import images
 from fedtail.data.longtail import long_tail_counts, long_tail_index
@@ -37,6 +38,7 @@ __all__ = [
     "long_tail_index",
     "partition",
     "site_tables",
+    "sites",
     "split",
     "table",
     "table_from_frame",

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from fedtail.config import Config
+from fedtail.config import Config, Data
 from fedtail.core.errors import FedtailError
 from fedtail.deploy import templates
 from fedtail.deploy.certificates import make_ca, make_server_certificate, make_site_key
@@ -49,6 +49,8 @@ def create_deployment(
     for path in (deployment.server, deployment.flwr_home, deployment.runs):
         path.mkdir(mode=0o700)
     deployment.save()
+    if not rehearsal:
+        config = config.model_copy(update={"data": Data(name="sites")})
     config = config.model_copy(update={"run": config.run.model_copy(update={"folder": str(deployment.runs)})})
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)

@@ -42,8 +42,6 @@ def federate(
     deploy = config.deploy
     schema = agree(*say_hello(transport, names, deploy.timeout), names)
     schema = agree_on_preprocessing(transport, schema, names, config.run.seed, deploy.timeout)
-    if schema["kind"] != "slice" and config.run.name is None:
-        config = named_after(config, schema["name"], resume)
     folder = choose_folder(config, resume)
     job, architecture = make_job(config, schema, folder.name, transport.name)
     hellos, missing = say_hello(transport, names, deploy.timeout, job)
@@ -74,15 +72,6 @@ def federate(
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
     return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend, plan=plan)
-
-
-def named_after(config: Config, data: str, resume: bool) -> Config:
-    """The config with a run name of its own: ``data.name`` says nothing of data that lives at the sites."""
-    base = f"{data.replace(' ', '-')}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
-    name, number = base, 2
-    while not resume and (Path(config.run.folder) / name).exists():
-        name, number = f"{base}-{number}", number + 1
-    return config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
 
 
 def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:

@@ -103,7 +103,7 @@ def down(deployment: Deployment) -> int:
 def run(deployment: Deployment, *, config: Path | None = None, resume: bool = False, mode: str = "train") -> int:
     """Start a run over the sites that are online; returns Flower's run id. ``mode``: ``train`` or ``doctor``."""
     if not is_healthy(deployment):
-        raise FedtailError(f"no SuperLink is running; start it with `fedtail deploy up {deployment.folder} --local`")
+        raise FedtailError(f"no SuperLink is running; start it with `fedtail deploy up {deployment.folder}`")
     if mode == "train":
         (deployment.server / "run.json").unlink(missing_ok=True)
     with Control(deployment) as control:

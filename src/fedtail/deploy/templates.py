@@ -173,6 +173,6 @@ handed over, delete your copies of `site.key`; the server needs `site.pub` only.
 4. When sites are online (`fedtail deploy status {folder}`): `fedtail deploy doctor {folder}`, then
    `fedtail deploy run {folder}`. After a crash, `fedtail deploy run {folder} --resume` goes on from the checkpoint.
 
-Rehearse on one machine first: `fedtail deploy up {folder} --local`, `fedtail deploy run {folder}`,
+Rehearse on one machine first: `fedtail deploy up {folder}`, `fedtail deploy run {folder}`,
 `fedtail deploy down {folder}`.
 """
