@@ -68,6 +68,7 @@ def test_a_model_with_batchnorm_trains_and_its_statistics_do_not_count_against_t
     y = np.repeat([0, 1], [60, 20])
     x = rng.normal(size=(80, 4)) + 5 + 2 * y[:, None]
     federation = ft.Federation.from_arrays([(x[::2], y[::2]), (x[1::2], y[1::2])])
+    torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     result = ft.fit(federation, module, method, rounds=6, lr=0.05, batch_size=8)
     mean = result.module[0].running_mean
