@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from tests.conftest import blob_federation
 
 import fedtail as ft
 from fedtail.config import load_config
@@ -12,6 +11,7 @@ from fedtail.engines.diagnostics import assumption_monitor, full_group_gradient
 from fedtail.methods import FedCGNM
 from fedtail.models import FlatModel
 from fedtail.run import run
+from tests.conftest import blob_federation
 
 WHOLE = 10_000
 """A batch size that makes every epoch one full-batch step."""

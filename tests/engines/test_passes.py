@@ -23,7 +23,9 @@ def test_passes_hold_every_sample_once_and_filling_has_no_weight(
     batches = [rng.choice(50, size=n) for n in (9, 9, 4)]
     draws = [rng.integers(0, 9, size=(len(b), 3)) for b in batches]
     counts = np.bincount(labels, minlength=6)
-    plan = LocalPlan(batches, draws, counts, counts)
+    sizes = np.array([len(b) for b in batches])
+    joined = None if draws is None else np.concatenate(draws)
+    plan = LocalPlan(np.concatenate(batches), sizes, joined, counts, counts)
     schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, scale=scale, grain=grain)
     cursor = counter = 0
     for i, (step, batch) in enumerate(zip(schedule.steps, batches, strict=True)):

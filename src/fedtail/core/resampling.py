@@ -8,6 +8,7 @@ more, so that class sizes are exact in every epoch and continuous in r, and no h
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,9 +48,17 @@ def resampled_counts(counts: ArrayLike, rate: float, replication: str = "fractio
     array([100,  32])
     """
     n = np.asarray(counts, dtype=np.int64)
+    whole, extra = _copies(n.tobytes(), float(rate), replication)
+    return n * whole + extra
+
+
+@lru_cache(maxsize=4096)
+def _copies(counts: bytes, rate: float, replication: str) -> tuple[np.ndarray, np.ndarray]:
+    """(C,) how often every sample of a class appears, and how many samples once more. Clients ask every round."""
+    n = np.frombuffer(counts, dtype=np.int64)
     factors = replication_factors(n, rate, replication)
-    whole = np.floor(factors)
-    return (n * whole).astype(np.int64) + np.rint(n * (factors - whole)).astype(np.int64)
+    whole = np.floor(factors).astype(np.int64)
+    return whole, np.rint(n * (factors - whole)).astype(np.int64)
 
 
 def resampled_proportions(counts: ArrayLike, rate: float) -> np.ndarray:
@@ -76,9 +85,7 @@ def resample_epoch(
     """
     labels = np.asarray(labels)
     counts = np.bincount(labels, minlength=n_classes or 0)
-    factors = replication_factors(counts, rate, replication)
-    whole = np.floor(factors).astype(np.int64)
-    extra = np.rint(counts * (factors - whole)).astype(np.int64)
+    whole, extra = _copies(counts.tobytes(), float(rate), replication)
     if not extra.any() and whole.max(initial=0) <= 1:
         epoch = np.arange(len(labels))
     else:  # class by class, each in random order, so that the first members can get the extra copies

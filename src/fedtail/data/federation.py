@@ -16,6 +16,9 @@ from fedtail.core.random import generator
 from fedtail.data.arrays import pool_arrays
 from fedtail.data.torch_data import read_dataset
 
+PANEL = 500
+"""Most clients whose validation splits are evaluated each round."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -142,6 +145,14 @@ class Federation:
 
     def client(self, k: int) -> Client:
         return Client(k, self.pool, self.train[k], self.validation[k], self.n_classes, self.transform, self.augment)
+
+    def validation_rows(self) -> np.ndarray:
+        """Pool indices of the validation splits that stand for the federation's: all clients' up to ``PANEL``, beyond
+        that those of a fixed random panel, so that a round costs what its own clients cost."""
+        if self.n_clients <= PANEL:
+            return np.concatenate(self.validation)
+        panel = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
+        return np.concatenate([self.validation[k] for k in np.sort(panel)])
 
     def label_map(self) -> np.ndarray:
         """(K, C) training samples per client and class. In a real federation nobody has this table."""

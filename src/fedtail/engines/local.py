@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -36,17 +37,34 @@ class DivergedError(FedtailError):
 class LocalPlan:
     """Everything random about a local run, drawn before it starts; equal on every engine."""
 
-    batches: list[np.ndarray]
-    """Pool indices of each step's batch."""
-    draws: list[np.ndarray] | None
-    """Augmentation draws of each step's batch, (B, 3)."""
+    index: np.ndarray
+    """Pool indices of all steps' batches, one after another."""
+    sizes: np.ndarray
+    """Size of each step's batch."""
+    all_draws: np.ndarray | None
+    """Augmentation draws of all steps' batches, (len(index), 3)."""
     counts: np.ndarray
     """(C,) the client's training samples per class."""
     resampled: np.ndarray
     """(C,) class sizes of one resampled epoch."""
 
+    @cached_property
+    def batches(self) -> list[np.ndarray]:
+        """Pool indices of each step's batch."""
+        return self._cut(self.index)
 
-def plan_local_run(client: Client, rate: float, round: int, settings: LocalSettings, sampler: str) -> LocalPlan:
+    @cached_property
+    def draws(self) -> list[np.ndarray] | None:
+        """Augmentation draws of each step's batch, (B, 3)."""
+        return None if self.all_draws is None else self._cut(self.all_draws)
+
+    def _cut(self, values: np.ndarray) -> list[np.ndarray]:
+        return [values[a:b] for a, b in pairwise([0, *np.cumsum(self.sizes).tolist()])]
+
+
+def plan_local_run(
+    client: Client, rate: float, round: int, settings: LocalSettings, sampler: str = "shuffled"
+) -> LocalPlan:
     """The batches of client and round at ``rate``; ``sampler`` is the method's.
 
     Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow
@@ -66,22 +84,15 @@ def plan_local_run(client: Client, rate: float, round: int, settings: LocalSetti
     draws = None
     if client.augment:
         rng = generator(settings.seed, "augment", client.index, round)
-        draws = [draw_augment(client.augment, len(b), rng) for b in positions]
+        draws = np.concatenate([draw_augment(client.augment, len(b), rng) for b in positions])
     counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
-        _pool_indices(client.train, positions),
+        client.train[np.concatenate(positions)] if positions else np.empty(0, dtype=np.int64),
+        np.array([len(b) for b in positions], dtype=np.int64),
         draws,
         counts,
         epoch_counts(counts, rate, sampler, settings.batch_size, settings.replication),
     )
-
-
-def _pool_indices(train: np.ndarray, positions: list[np.ndarray]) -> list[np.ndarray]:
-    """``[train[b] for b in positions]`` with one look-up instead of one per batch."""
-    if not positions:
-        return []
-    flat, ends = train[np.concatenate(positions)], np.cumsum([len(b) for b in positions])
-    return [flat[a:b] for a, b in pairwise([0, *ends])]
 
 
 def load_batch(

@@ -73,6 +73,7 @@ class BatchedSimulator(ReferenceSimulator):
         self._runners: OrderedDict[tuple[Signature, int], Runner] = OrderedDict()
         self._steps_made: dict[Signature, tuple[Step, Step | None]] = {}
         self._compiles: bool | None = None
+        self._validation_rows: np.ndarray | None = None
         self._fallbacks: dict[str, int] = {}
         self._pool_plain = (
             federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
@@ -106,7 +107,7 @@ class BatchedSimulator(ReferenceSimulator):
         signature = self._signature(cohort, task, const, state)
         if self._compiles is None:
             flops = 6.0 * self.model.n_params * signature.columns * n_runs
-            self._compiles = pays(self.compile, self.rounds, len(cohort), flops)
+            self._compiles = pays(self.compile, self.method, self.rounds, len(cohort), flops)
         rows = {
             "x0": start.unsqueeze(0),
             "lr": torch.tensor([r.hyper["lr"] for r in cohort.runs]).unsqueeze(1),
@@ -198,7 +199,8 @@ class BatchedSimulator(ReferenceSimulator):
         self, task: Task, runs: list[Run], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
-        delta = torch.empty(len(task.clients), task.n_probes, self.model.size)
+        order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
+        delta = (x - task.x)[order].view(len(task.clients), task.n_probes, -1)
         updates: list[Update] = []
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
@@ -207,7 +209,6 @@ class BatchedSimulator(ReferenceSimulator):
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
-            torch.sub(x[mine], task.x, out=delta[row])
             before = self.client_states.get(k, {})
             kept, extras = zip(
                 *(
@@ -245,7 +246,9 @@ class BatchedSimulator(ReferenceSimulator):
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         f = self.federation
-        data, rows = (f.pool, np.concatenate(f.validation)) if split == "validation" else (f.test, None)
+        if split == "validation" and self._validation_rows is None:
+            self._validation_rows = f.validation_rows()
+        data, rows = (f.pool, self._validation_rows) if split == "validation" else (f.test, None)
         with _threads(self.threads):
             return confusions(self.kernel, x.unsqueeze(0), data, rows, f.transform, f.n_classes)[0]
 

@@ -83,7 +83,7 @@ def draw_runs(federation: Federation, method: Method, task: Task, settings: Loca
                 grouping[key] = method.groups(plan.resampled)
             hyper = {**base, **tried}
             local = LocalRun(
-                k, task.round, plan.counts, plan.resampled, n_params, len(plan.batches), hyper["lr"], message,
+                k, task.round, plan.counts, plan.resampled, n_params, len(plan.sizes), hyper["lr"], message,
                 seed=settings.seed,
             )  # fmt: skip
             runs.append(Run(row, probe, local, hyper, grouping[key], plan))
@@ -92,7 +92,7 @@ def draw_runs(federation: Federation, method: Method, task: Task, settings: Loca
 
 def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int, batch_size: int) -> Cohort:
     """Some runs, longest first, side by side. labels: of the whole pool."""
-    columns = max([batch_size, *(len(r.plan.batches[0]) for r in runs if r.plan.batches)])
+    columns = max(batch_size, *(int(r.plan.sizes.max(initial=0)) for r in runs))
     index, sizes, draws = _pack([r.plan for r in runs], columns)
     y = labels[index]
     filled = np.arange(columns) < sizes[:, :, None]
@@ -115,25 +115,21 @@ def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int, batch_si
 
 def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(S, N, B) indices, (S, N) batch sizes, (S, N, B, 3) augmentation draws."""
-    n, longest = len(plans), max((len(p.batches) for p in plans), default=0)
+    n, longest = len(plans), max((len(p.sizes) for p in plans), default=0)
     index = np.zeros((n, longest, columns), dtype=np.int64)
     sizes = np.zeros((n, longest), dtype=np.int64)
-    draws = None
+    draws = None if plans[0].all_draws is None else np.zeros((n, longest, columns, 3), dtype=np.int64)
     for i, plan in enumerate(plans):
-        if not plan.batches:
+        lengths, steps = plan.sizes, len(plan.sizes)
+        if not steps:
             continue
-        flat = np.concatenate(plan.batches)
-        lengths = np.array([len(b) for b in plan.batches])
-        steps = len(lengths)
         sizes[i, :steps] = lengths
-        index[i] = flat[0]
+        index[i] = plan.index[0]
         starts = np.cumsum(lengths) - lengths
-        place = np.arange(len(flat)) + np.repeat(np.arange(steps) * columns - starts, lengths)
-        index[i].reshape(-1)[place] = flat
-        if plan.draws is not None:
-            if draws is None:
-                draws = np.zeros((n, longest, columns, 3), dtype=np.int64)
-            draws[i].reshape(-1, 3)[place] = np.concatenate(plan.draws)
+        place = np.arange(len(plan.index)) + np.repeat(np.arange(steps) * columns - starts, lengths)
+        index[i].reshape(-1)[place] = plan.index
+        if draws is not None:
+            draws[i].reshape(-1, 3)[place] = plan.all_draws
     return (
         np.ascontiguousarray(index.transpose(1, 0, 2)),
         np.ascontiguousarray(sizes.T),

@@ -246,7 +246,7 @@ class GraphSimulator:
         return self.evaluator.counts(held, rows)
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        rows = np.concatenate(self.federation.validation) if split == "validation" else self._test_rows
+        rows = self.federation.validation_rows() if split == "validation" else self._test_rows
         return self.evaluator.confusion(x, rows)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:

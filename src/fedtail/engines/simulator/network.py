@@ -85,6 +85,8 @@ class Network:
         if terms:
             rows = torch.cat(terms, 1)
             sums = rows.sum(-1).unsqueeze(1) if masks is None else torch.bmm(masks, rows.transpose(1, 2))
+        if torch.compiler.is_compiling():  # a compiler fuses what a captured step computes in place
+            return _joined(pieces, sums if terms else None, masks)
         like = terms[0] if terms else next(p[0] for p in pieces if not isinstance(p, Sums))
         grads = like.new_empty(len(like), 1 if masks is None else masks.shape[1], self.n_params)
         end = column = 0
@@ -101,6 +103,21 @@ class Network:
                     grads[:, h, end : end + width].view(grad.shape).copy_(grad)
                 end += width
         return grads
+
+
+def _joined(pieces: Sequence[Piece], sums: Tensor | None, masks: Tensor | None) -> Tensor:
+    """``_gather`` without writes into a given place."""
+    rows = []
+    for h in range(1 if masks is None else masks.shape[1]):
+        column = 0
+        for piece in pieces:
+            if isinstance(piece, Sums):
+                assert sums is not None
+                rows.append(sums[:, h, column : column + piece.terms.shape[1]])
+                column += piece.terms.shape[1]
+            else:
+                rows.append(piece[h].flatten(1))
+    return torch.cat(rows, 1).view(rows[0].shape[0], -1, sum(r.shape[1] for r in rows[: len(pieces)]))
 
 
 def _samples_last(inputs: Tensor, flat: bool) -> Tensor:

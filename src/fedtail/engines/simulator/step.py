@@ -123,6 +123,13 @@ def logit_gradient(
         losses = -log_p.gather(1, y).squeeze(1)
         d = log_p.exp().scatter_add_(1, y, torch.full_like(y, -1, dtype=log_p.dtype))
         return losses, d if share is None else d.mul_(share.unsqueeze(1)), state
+    if torch.compiler.is_compiling():  # autograd.grad is not traced by the compiler, torch.func is
+        given = logits.transpose(1, 2)
+        losses, pull, new = torch.func.vjp(  # type: ignore[misc]
+            lambda z: method.loss(z, batch, const, state), given, has_aux=True
+        )
+        (d,) = pull(torch.ones_like(losses) if share is None else share)
+        return losses, d.transpose(1, 2), new
     with torch.enable_grad():
         z = logits.transpose(1, 2).contiguous().detach().requires_grad_()
         losses, state = method.loss(z, batch, const, state)

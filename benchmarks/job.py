@@ -1,0 +1,70 @@
+"""One of our runs on the common workload, advanced a round at a time, and timing in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from fedtail.data.federation import Federation
+from fedtail.engines.base import LocalSettings
+from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.methods import METHODS
+from fedtail.rates import RATES
+from fedtail.run import assemble, initial_state
+from fedtail.server import ServerOptimizer
+from workload import BATCH, LR, Workload
+
+WARM = 3
+"""Rounds before the clock starts; steps are captured in the first."""
+
+
+class Job:
+    """One of our runs, advanced a round at a time."""
+
+    def __init__(
+        self, work: Workload, federation: Federation, method: str, *, rates: str = "uniform", path: str = "auto",
+        participation: float = 1.0, rounds: int = 10**6, validate_every: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
+        strategy = RATES.build(rates, federation.n_clients, **options)
+        self.problem: Problem = assemble(
+            federation, work.module(), METHODS.build(method), strategy, LocalSettings(batch_size=BATCH),
+            ServerOptimizer(), path=path, compile="off",
+        )  # fmt: skip
+        if path != "reference":
+            self.problem.engine.capture_after = 0.0
+        self.plan = Plan(
+            rounds=1, lr=LR, schedule="constant", participation=participation,
+            evaluate_every=rounds + 1, validate_every=validate_every, alignment=False,
+        )  # fmt: skip
+        self.state: State = initial_state(self.problem)
+        began = time.perf_counter()
+        self.round()
+        self.first = time.perf_counter() - began
+
+    def round(self) -> None:
+        plan = replace(self.plan, rounds=self.state.round + 2)  # never the last round, which would be evaluated
+        with suppress(_Stop):
+            train_rounds(self.problem, plan, self.state, on_round=_stop)
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop(state: State, record: dict[str, Any], seconds: float) -> None:
+    raise _Stop
+
+
+def in_turns(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Least seconds of each job, repeated in turns."""
+    best = dict.fromkeys(jobs, float("inf"))
+    for i in range(WARM + repeats):
+        for name, job in jobs.items():
+            began = time.perf_counter()
+            job()
+            if i >= WARM:
+                best[name] = min(best[name], time.perf_counter() - began)
+    return best

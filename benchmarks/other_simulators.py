@@ -1,0 +1,81 @@
+"""Flower, pfl-research and fedjax on the common workload, each in a virtual environment of its own.
+
+Each gets the same rows, clients, initial model, batch size, epochs and rounds, and must end at the same training loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from job import Job
+from workload import Workload
+
+HERE = Path(__file__).parent
+PEERS = ("flower", "pfl", "fedjax")
+
+
+def peer_environment(name: str) -> Path:
+    """The interpreter of a peer's virtual environment, made at first use."""
+    folder = Path(os.environ.get("FEDTAIL_PEERS", HERE.parent / ".cache" / "peers")) / name
+    python = folder / "bin" / "python"
+    if not (folder / ".ready").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        wanted = HERE / "peers" / f"requirements-{name}.txt"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", wanted], check=True, timeout=1800)
+        (folder / ".ready").touch()
+    return python
+
+
+def run_peer(name: str, problem: Path, clients: int, rounds: int) -> dict[str, Any]:
+    """A peer's seconds per round (least, without the first two) and its final loss."""
+    python = peer_environment(name)
+    command = [str(python), str(HERE / "peers" / f"run_{name}.py"), str(problem), str(clients), str(rounds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "RAY_DEDUP_LOGS": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        return {"error": (done.stderr or done.stdout)[-500:]}
+    result = json.loads(lines[-1].removeprefix("RESULT "))
+    return {
+        "seconds": min(result["seconds"][2:]),
+        "median": float(np.median(result["seconds"][2:])),
+        "loss": result["loss"],
+    }
+
+
+def against_peers(work: Workload, clients: int, rounds: int) -> dict[str, Any]:
+    """Peers before and after us, so that drifts of the machine show."""
+    ours = Job(work, work.federation(clients), "fedavg", rate=0.0)
+    seconds = []
+    for _ in range(rounds - 1):
+        began = time.perf_counter()
+        ours.round()
+        seconds.append(time.perf_counter() - began)
+    out: dict[str, Any] = {"fedtail": {"seconds": min(seconds), "loss": work.loss(ours.state.x)}}
+    with tempfile.TemporaryDirectory() as folder:
+        problem = Path(folder) / "problem.npz"
+        work.save(problem)
+        for name in PEERS:
+            try:
+                out[name] = run_peer(name, problem, clients, rounds)
+            except (subprocess.SubprocessError, OSError) as error:
+                out[name] = {"error": str(error)[:500]}
+    for _ in range(rounds):
+        began = time.perf_counter()
+        ours.round()
+        seconds.append(time.perf_counter() - began)
+    out["fedtail"] |= {"seconds": min(seconds), "median": float(np.median(seconds))}
+    for name in PEERS:
+        if "seconds" in out[name]:
+            out[name]["times slower"] = out[name]["seconds"] / out["fedtail"]["seconds"]
+            out[name]["median times slower"] = out[name]["median"] / out["fedtail"]["median"]
+    return out
