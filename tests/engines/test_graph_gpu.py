@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_graph_path import images, round_task, small_cnn
 
 from fedtail.engines.base import LocalSettings
 from fedtail.engines.simulator.graph import GraphSimulator
 from fedtail.engines.simulator.reference import ReferenceSimulator
 from fedtail.methods import METHODS
+from tests.engines.test_graph_path import images, round_task, small_cnn
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests.rates.test_fedhoo import candidate_rates
 
 from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
@@ -15,6 +14,7 @@ from fedtail.data.partition import federate
 from fedtail.rates import ClusteredFedHOO, Setting
 from fedtail.rates.clusters import k_means, sketch
 from fedtail.run import fit
+from tests.rates.test_fedhoo import candidate_rates
 
 K = 20
 TRUTH = np.arange(K) % 3

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import blob_federation
 
 from fedtail.engines import LocalSettings, simulator
 from fedtail.fit import Plan, Problem, State, train_rounds
@@ -17,6 +16,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES, RateStrategy, Setting
 from fedtail.server import ServerOptimizer
+from tests.conftest import blob_federation
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": {"rates": [0.1, 0.5, 0.9, 0.3]},
