@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--payload", action="store_true", help="45 MB model instead of a tiny one")
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--engines", default="", help="only these, with commas: simulator, in process, flower, nvflare")
     arguments = parser.parse_args()
     clients = arguments.clients or (3 if arguments.payload else 5)
     rounds = arguments.rounds or (3 if arguments.payload else 5)
@@ -95,6 +96,8 @@ def main() -> None:
         engines["flower"] = on_flower
     if importlib.util.find_spec("nvflare"):
         engines["nvflare"] = on_nvflare
+    if arguments.engines:
+        engines = {name: engines[name] for name in arguments.engines.split(",")}
     print(f"K = {clients}, hidden {hidden}, two-phase rounds, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(f"{'engine':12}{'s/round':>9}{'worst':>9}{'exchanges':>11}{'MB down':>9}{'MB up':>9}{'load':>7}")
     for name, start in engines.items():

@@ -229,6 +229,7 @@ def conclude(problem: Problem, state: State, about: About, select: str) -> Resul
         "path_variation": float(variation[-1]) if len(variation) else 0.0,
         "path_variation_per_root_round": float(variation[-1] / np.sqrt(len(variation))) if len(variation) else 0.0,
         "refused": sum(len(r["refused"]) for r in state.history),
+        **({"privacy": state.history[-1]["privacy"]} if state.history and "privacy" in state.history[-1] else {}),
     }
     return Result(
         x, problem.model.module, state.history, problem.metrics(confusion), confusion,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from fedtail import fit
+from fedtail.config import check_config
 from fedtail.core.errors import FedtailError
 from fedtail.core.privacy import Privacy, epsilon, limit, noisy_limit, sensitivity
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.methods import METHODS
+from fedtail.report import load_run, write_report
+from fedtail.run import run
 
 pytest.importorskip("opacus", reason="the accountant is in the extra 'privacy'")
 
@@ -77,3 +83,19 @@ def test_a_promise_that_cannot_be_kept_is_refused(
 ) -> None:
     with pytest.raises(FedtailError, match=reason):
         fit(federation, method=method, rates=rates, rounds=1, privacy=Privacy("central"))  # type: ignore[arg-type]
+
+
+def test_the_report_and_the_result_tell_what_was_spent(tmp_path: Path) -> None:
+    config = check_config(
+        {
+            "data": {"name": "blobs", "clients": 2, "n_max": 60},
+            "privacy": {"mode": "central", "noise": 2.0},
+            "run": {"rounds": 2, "folder": str(tmp_path)},
+        }
+    )
+    folder = run(config).folder
+    assert folder is not None
+    spent = json.loads((folder / "result.json").read_text())["privacy"]
+    assert spent["epsilon"] == epsilon(2.0, 2, 1e-5)
+    page = write_report([load_run(folder)], folder / "report.html", "private").read_text()
+    assert "central noise 2, (epsilon, delta) = " in page

@@ -166,6 +166,17 @@ def test_a_worker_is_started_on_demand_reused_replaced_when_killed_and_ends_when
     assert not frames.socket_path(site).exists()
 
 
+def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Path) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
+    site.write_text(site.read_text().replace("memory_mb = 4096", "memory_mb = 256"))
+    assert unpack(worker_client.ask(site, "hello", pack(Parcel({})))).meta["site"] == "north"
+    deadline = time.monotonic() + 10
+    while frames.socket_path(site).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "more than worker.memory_mb = 256" in (site.parent / "worker.log").read_text()
+
+
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text('[site]\nname = "x"\n[data]\nkind = "tabel"\n')

@@ -85,6 +85,7 @@ def test_sites_with_tables_of_their_own_train_the_simulators_model(tables: Path,
     assert ours["preprocessing"] == theirs["preprocessing"]
     about = json.loads((there.folder / "clients.json").read_text())
     assert about["sizes"] == here_sizes(here.folder) and "label_map" not in about and "train_counts" not in about
+    assert {r["traffic"]["exchanges"] for r in there.history} == {2}, "train, then test and validation at once"
     assert np.isnan(there.test["macro_f1"]) == (reveal == "totals")
 
 

@@ -30,6 +30,8 @@ class Worker:
     """The worker is replaced after a message that left it larger, and may not grow beyond twice this."""
     idle_minutes: float = 60.0
     """The worker ends after this long without a message; the next one starts it again."""
+    device: str = "cpu"
+    """Where it trains: ``cpu``, ``cuda``, ``cuda:1`` ..."""
     python: str = ""
     """Interpreter with fedtail installed; by default the one that runs Flower."""
 
@@ -74,7 +76,7 @@ class SiteConfig:
             raise FedtailError(f"{str(self.file)!r}: [data] with kind = {kind!r}: {error}") from None
 
     def open_site(self) -> Site:
-        return Site(self.name, self.open_data(), self.policy, self.folder)
+        return Site(self.name, self.open_data(), self.policy, self.folder, self.worker.device)
 
 
 def load_site(file: str | Path) -> SiteConfig:

@@ -20,6 +20,7 @@ min_noise = 0.0                     # refuse a run with less local noise than th
 max_update_mb = 0.0                 # refuse a run with larger updates; 0 is no limit
 
 [worker]
+device = "cpu"                      # or "cuda"
 threads = 1
 memory_mb = 4096                    # replaced when larger after a message; never beyond twice this
 idle_minutes = 60

@@ -75,8 +75,15 @@ class Prepared:
 class Site:
     """Answers a server's messages. ``folder`` keeps method state and the policy's ledger over restarts."""
 
-    def __init__(self, name: str, data: SiteData, policy: Policy | None = None, folder: Path | None = None) -> None:
-        self.name, self.data, self.folder = name, data, folder
+    def __init__(
+        self,
+        name: str,
+        data: SiteData,
+        policy: Policy | None = None,
+        folder: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
         self.ledger = Ledger(folder)
         self._prepared: Prepared | None = None
@@ -127,9 +134,8 @@ class Site:
         committed = parcel.meta.get("commit")
         if committed is not None:
             here.state.commit(int(committed["round"]), int(committed["probe"]))
-        update, states = train_client(
-            here.model, here.client, here.method, task, 0, here.state.before(task.round), here.job.local
-        )
+        kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
+        update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.local)
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
         if here.job.noise:
@@ -156,15 +162,18 @@ class Site:
         return Parcel({}, {"counts": torch.as_tensor(counts)})
 
     def confusion(self, parcel: Parcel) -> Parcel:
-        """(C, C) confusion matrix on ``validation`` or ``test``; (2,) correct and all samples for ``totals``."""
+        """(C, C) confusion matrix on each split asked for; (2,) correct and all samples where totals must do."""
         here = self._prepare(parcel)
-        split = parcel.meta["split"]
-        index = here.test if split == "test" else here.client.validation
-        self._check_vector(here, parcel.tensors["x"])
-        matrix = client_confusion(here.model, here.client, parcel.tensors["x"], index)
-        if here.job.reveal == "totals":
-            matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
-        return Parcel({}, {"confusion": torch.as_tensor(matrix)})
+        x = parcel.tensors["x"]
+        self._check_vector(here, x)
+        splits = {"test": here.test, "validation": here.client.validation}
+        out = {}
+        for split in parcel.meta["splits"]:
+            matrix = client_confusion(here.model, here.client, x, splits[split])
+            if here.job.reveal == "totals":
+                matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
+            out[split] = torch.as_tensor(matrix)
+        return Parcel({}, out)
 
     def measure(self, parcel: Parcel) -> Parcel:
         """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
@@ -182,7 +191,7 @@ class Site:
             return now
         self.policy.check_job(job)
         client = self.data.client(index, job)
-        model = FlatModel(job.build_model())
+        model = FlatModel(job.build_model().to(self.device))
         state = SiteState(self.folder, job.run)
         self._prepared = Prepared(job, client, self.data.test(index, job), job.build_method(), model, state)
         return self._prepared

@@ -192,8 +192,14 @@ def troubles(problem: Problem) -> str:
                 notes.append(
                     f"<li>{esc(arm.label)}, seed {run.seed}: stopped after {done}; shown as far as it came.</li>"
                 )
+            spent = run.history[-1].get("privacy") if run.history else None
+            if spent:
+                notes.append(
+                    f"<li>{esc(arm.label)}, seed {run.seed}: {esc(spent['mode'])} noise {spent['noise']:g}, "
+                    f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates.</li>"
+                )
             for record in run.history:
-                for r in record.get("refused", []):
+                for r in [*record.get("refused", []), *record.get("faults", [])]:
                     reason = str(r.get("reason", ""))
                     rows.append([arm.label, str(run.seed), str(record["round"] + 1), str(r.get("client")), reason])
     text = f"<ul>{''.join(notes)}</ul>" if notes else ""

@@ -67,7 +67,7 @@ def connect(site_file: Path) -> socket.socket:
 def start(site_file: Path) -> subprocess.Popen[bytes]:
     """Start the worker in a session of its own: it outlives the process Flower started for this message."""
     section = tomllib.loads(site_file.read_text()).get("worker", {})
-    python = section.get("python", sys.executable)
+    python = section.get("python") or sys.executable
     threads = str(section.get("threads", 1))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     with log_path(site_file).open("ab") as log:
