@@ -37,7 +37,8 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not flower"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower  # a federation of processes with timeouts: alone on the machine
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --quiet --strict
