@@ -362,14 +362,17 @@ def _rewards(problem: Problem, plan: Plan, candidates: Candidates, present: np.n
 
 def _rates_in_force(rates: RateStrategy, history: list[dict[str, Any]], p: np.ndarray, t: int) -> dict[str, Any]:
     """The round's resampling rates, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3)."""
-    values = [float(v) for v in rates.rates]
+    values = rates.rates.tolist()
     out: dict[str, Any] = {"rates": values}
     if rates.searches != "rate":
-        out = {"rates": [float(r) for r in rates.base_rates], "searched": {rates.searches: values}}
+        out = {"rates": rates.base_rates.tolist(), "searched": {rates.searches: values}}
+    if history and history[-1]["rates"] == out["rates"]:  # many clients and rounds share one list
+        out["rates"] = history[-1]["rates"]
     variation = 0.0
     if history:
-        moved = np.abs(np.subtract(out["rates"], history[-1]["rates"]))
-        variation = float(history[-1].get("path_variation", 0.0) + moved @ p)
+        variation = float(history[-1].get("path_variation", 0.0))
+        if out["rates"] is not history[-1]["rates"]:
+            variation += float(np.abs(np.subtract(out["rates"], history[-1]["rates"])) @ p)
     return {**out, "path_variation": variation, "path_variation_per_root_round": variation / float(np.sqrt(t + 1))}
 
 

@@ -94,7 +94,7 @@ class BatchedSimulator(ReferenceSimulator):
                     return super().train(task)
             x, ends, loss = torch.empty(len(runs), self.model.n_params), state, []
             for part in _parts(len(runs), MAX_ROWS):
-                cohort = pack_cohort(runs[part], self._labels, self.n_groups, self.settings.batch_size)
+                cohort = pack_cohort(runs[part], self._labels, self.n_groups)
                 mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
                 loss += self._steps(cohort, task, *mine, x[part], {k: v[part] for k, v in ends.items()})
             return self._collect(task, runs, x, loss, const, ends)

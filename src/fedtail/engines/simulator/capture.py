@@ -85,6 +85,7 @@ def _bind(graph: fx.GraphModule, inputs: list[Tensor], *, in_cat: bool) -> Tape:
     dropped = set(forwarded.values())
     concatenated = trace.concatenated() if in_cat else {}
     whole: dict[fx.Node, Tensor] = {}
+    inside: dict[fx.Node, tuple[fx.Node, int]] = {}  # results that do lie in a cat
     pool = _Pool(trace)
     value: dict[fx.Node, Any] = {}
     fixed: set[fx.Node] = set()  # results that no replay can change
@@ -108,7 +109,8 @@ def _bind(graph: fx.GraphModule, inputs: list[Tensor], *, in_cat: bool) -> Tape:
             value[node] = getattr(graph, str(node.target))
             fixed.add(node)
         elif node.op == "output":
-            outputs = [look_up(n) for n in node.all_input_nodes]
+            results: Any = node.args[0]
+            outputs = [look_up(n) for n in results]
             used = [any(u in trace.needed for u in n.users) for n in trace.nodes if n.op == "placeholder"]
             return Tape(inputs, used, outputs, calls)
         elif node not in trace.needed or node in value:
@@ -128,7 +130,7 @@ def _bind(graph: fx.GraphModule, inputs: list[Tensor], *, in_cat: bool) -> Tape:
                 continue
             if node in whole:
                 value[node] = whole[node]
-                _join(calls, whole[node], node, args, concatenated, trace)
+                _join(calls, whole[node], node, args, inside, trace)
                 continue
             result = node.target(*args, **kwargs)  # type: ignore[operator]
             constant = shape_only(node) or all(n in fixed for n in node.all_input_nodes)
@@ -146,8 +148,8 @@ def _bind(graph: fx.GraphModule, inputs: list[Tensor], *, in_cat: bool) -> Tape:
                     if not fits or (is_product(node) and not place.is_contiguous()):
                         dropped.discard(forwarded[node])
                         place = None
-                elif node in concatenated:
-                    cat, start = concatenated[node]
+                elif node in concatenated and concatenated[node][0] not in forwarded:
+                    cat, start = inside[node] = concatenated[node]
                     if cat not in whole:
                         whole[cat] = pool.place(cat, i, _cat_result(cat))
                     dim = cat.args[1] if len(cat.args) > 1 else 0

@@ -16,8 +16,8 @@ from fedtail.engines.local import LocalPlan, plan_local_run
 from fedtail.methods.base import LocalRun, Method
 
 GRAIN = 8
-"""Windows of groups are rounded to multiples of it, so that few distinct ones occur. They depend on the round alone:
-another window rounds differently, and a resumed run must give the bits of an uninterrupted one."""
+"""Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the
+round alone: another size rounds differently, and a resumed run must give the bits of an uninterrupted one."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,10 @@ def draw_runs(federation: Federation, method: Method, task: Task, settings: Loca
     return sorted(runs, key=lambda r: -r.local.steps)
 
 
-def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int, batch_size: int) -> Cohort:
+def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int) -> Cohort:
     """Some runs, longest first, side by side. labels: of the whole pool."""
-    columns = max(batch_size, *(int(r.plan.sizes.max(initial=0)) for r in runs))
+    longest = max(int(r.plan.sizes.max(initial=1)) for r in runs)
+    columns = -(-longest // GRAIN) * GRAIN
     index, sizes, draws = _pack([r.plan for r in runs], columns)
     y = labels[index]
     filled = np.arange(columns) < sizes[:, :, None]
