@@ -40,6 +40,14 @@ test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not flower"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower  # a federation of processes with timeouts: alone on the machine
 
+bench: $(VENV)/.dev
+	@mkdir -p results
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/simulator.py --peers --out results/simulator.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth.py --folder results/growth
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py --check --out results/scale.json
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN)/python benchmarks/gpu.py --out results/gpu.json; else echo "no CUDA device: GPU benchmark left out"; fi
+
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --quiet --strict
 	@echo "site/index.html"

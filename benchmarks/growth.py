@@ -85,9 +85,8 @@ def main() -> None:
                 rows.append({"grows": name, **row})
             fast, plain = rows[-2]["seconds"], rows[-1]["seconds"]
             shown = rows[-1]["d"] if name == "width" else value
-            print(
-                f"{NAMES[name]:13s} {shown:7d}  batched {fast * 1e3:8.1f} ms  reference {plain * 1e3:8.1f} ms  {fast / plain:.3f}"
-            )
+            times = f"batched {fast * 1e3:8.1f} ms  reference {plain * 1e3:8.1f} ms  {fast / plain:.3f}"
+            print(f"{NAMES[name]:13s} {shown:7d}  {times}")
     with (args.folder / "growth.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

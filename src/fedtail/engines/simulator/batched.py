@@ -116,21 +116,45 @@ class BatchedSimulator(ReferenceSimulator):
         }
         carried = {"x": start.expand(n_runs, -1), **{f"state.{k}": v for k, v in state.items()}}
         places = {"x": x, **{f"state.{k}": v for k, v in ends.items()}}
-        loss = torch.zeros(len(cohort), n_runs)
-        runner = None
+        loss = torch.zeros(len(cohort), n_runs, signature.columns)
+        runner: Runner | None = None
+        feed: Iterator[Tensor] = iter(())
         for s, n in enumerate(cohort.active.tolist()):
             size = _ladder(n, n_runs)
             if runner is None or size < runner.rows:
                 runner = self._runner(signature, size, const, state)
                 _set(runner.inputs, {**rows, **carried})
                 carried = {k: runner.inputs[k] for k in carried}
-            self._load(runner, cohort, s)
-            loss[s, :n] = runner.run()[:n]
+                feed = self._feed(runner, cohort, s, loss)
+            place = next(feed)
+            place.copy_(runner.run())
             left = int(cohort.active[s + 1]) if s + 1 < len(cohort) else 0
             if left < n:
-                for k, place in places.items():
-                    place[left:n] = carried[k][left:n]
-        return [loss[: r.local.steps, i].numpy() for i, r in enumerate(cohort.runs)]
+                for k, final in places.items():
+                    final[left:n] = carried[k][left:n]
+        means = loss.mul_(cohort.shares[:, :, 0]).sum(-1)
+        return [means[: r.local.steps, i].numpy() for i, r in enumerate(cohort.runs)]
+
+    def _feed(self, runner: Runner, cohort: Cohort, start: int, loss: Tensor) -> Iterator[Tensor]:
+        """Before each step from ``start`` on, its batches go into the runner's tensors; yields where losses go."""
+        rows, pool, transform = runner.rows, self.federation.pool.x, self.federation.transform
+        inputs, labels, shares = runner.inputs["inputs"], runner.packed["labels"], runner.packed["shares"]
+        flat = inputs.view(-1, *pool.shape[1:])
+        steps = zip(
+            cohort.index[start:, :rows].flatten(1).unbind(), cohort.labels[start:, :rows].unbind(),
+            cohort.shares[start:, :rows].unbind(), loss[start:, :rows].unbind(), strict=True,
+        )  # fmt: skip
+        for s, (index, label, share, place) in enumerate(steps, start):
+            if self._pool_plain:
+                torch.index_select(pool, 0, index, out=flat)
+            else:
+                x = pool.index_select(0, index)
+                if cohort.draws is not None:
+                    x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
+                inputs.copy_(transform(x).view(inputs.shape))
+            labels.copy_(label)
+            shares.copy_(share)
+            yield place
 
     def _signature(self, cohort: Cohort, task: Task, const: Tensors, state: Tensors) -> Signature:
         searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
@@ -145,12 +169,15 @@ class BatchedSimulator(ReferenceSimulator):
             self._runners.move_to_end(key)
             return self._runners[key]
         b, d = signature.columns, self.model.n_params
-        shape = (rows, b)
+        packed = {
+            "labels": torch.zeros(rows, 2, b, dtype=torch.int64),
+            "shares": torch.tensor([1.0 / b, 1.0]).view(2, 1).expand(rows, 2, b).clone(),
+        }
         tensors = {
-            "x": torch.zeros(rows, d), "x0": torch.zeros(1, d),
-            "inputs": torch.zeros(*shape, *self.federation.input_shape), "y": torch.zeros(shape, dtype=torch.int64),
-            "weight": torch.ones(shape), "share": torch.full(shape, 1.0 / b), "lr": torch.zeros(rows, 1),
-            "member": torch.zeros(shape, dtype=torch.int64),
+            "x": torch.zeros(rows, d), "x0": torch.zeros(1, d), "lr": torch.zeros(rows, 1),
+            "inputs": torch.zeros(rows, b, *self.federation.input_shape),
+            "y": packed["labels"][:, 0], "member": packed["labels"][:, 1],
+            "share": packed["shares"][:, 0], "weight": packed["shares"][:, 1],
             **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
             **{f"const.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in const.items()},
             **{f"state.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in state.items()},
@@ -163,7 +190,7 @@ class BatchedSimulator(ReferenceSimulator):
             for name, t in zip(names, given, strict=True):
                 if name != "x0":
                     torch._dynamo.mark_dynamic(t, 0)
-        runner = Runner(step, names, given, compiled=fast, capture_after=self.capture_after)
+        runner = Runner(step, names, given, packed, compiled=fast, capture_after=self.capture_after)
         self._runners[key] = runner
         while len(self._runners) > KEPT_RUNNERS:
             self._runners.popitem(last=False)
@@ -175,25 +202,6 @@ class BatchedSimulator(ReferenceSimulator):
             step = make_step(self.kernel, self.method, signature)
             self._steps_made[signature] = step, compiled(step) if self._compiles else None
         return self._steps_made[signature]
-
-    def _load(self, runner: Runner, cohort: Cohort, s: int) -> None:
-        """Step s's batches into the runner's tensors."""
-        now, rows = runner.inputs, runner.rows
-        index = cohort.index[s, :rows].view(-1)
-        inputs, pool = now["inputs"], self.federation.pool.x
-        if self._pool_plain:
-            torch.index_select(pool, 0, index, out=inputs.view(-1, *pool.shape[1:]))
-        else:
-            x = pool.index_select(0, index)
-            if cohort.draws is not None:
-                x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
-            inputs.copy_(self.federation.transform(x).view(inputs.shape))
-        now["y"].copy_(cohort.y[s, :rows])
-        now["share"].copy_(cohort.share[s, :rows])
-        if "weight" in runner.used:
-            now["weight"].copy_(cohort.weight[s, :rows])
-        if cohort.member is not None:
-            now["member"].copy_(cohort.member[s, :rows])
 
     def _collect(
         self, task: Task, runs: list[Run], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors

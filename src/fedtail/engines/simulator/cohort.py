@@ -46,14 +46,10 @@ class Cohort:
     """(S,) runs still going at each step, descending."""
     index: Tensor
     """(S, N, B) pool indices; padding repeats a sample of the batch."""
-    y: Tensor
-    """(S, N, B) labels."""
-    weight: Tensor
-    """(S, N, B) 1 for samples, 0 for padding."""
-    share: Tensor
-    """(S, N, B) weight over the batch's size: what a sample counts in the batch's mean."""
-    member: Tensor | None
-    """(S, N, B) group of each sample, -1 for padding; None with one group."""
+    labels: Tensor
+    """(S, N, 2, B) class and group of each sample; padding has group -1."""
+    shares: Tensor
+    """(S, N, 2, B) what a sample counts in the batch's mean (1/size), and its weight (1); 0 for padding."""
     windows: tuple[tuple[int, int], ...]
     """(H,) columns low:high that hold all samples of each group, in all steps."""
     draws: Tensor | None
@@ -97,7 +93,7 @@ def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int) -> Cohor
     index, sizes, draws = _pack([r.plan for r in runs], columns)
     y = labels[index]
     filled = np.arange(columns) < sizes[:, :, None]
-    member: np.ndarray | None = None
+    member = np.zeros_like(y)
     windows: tuple[tuple[int, int], ...] = ((0, columns),)
     if n_groups > 1:
         table = np.stack([r.groups for r in runs])
@@ -107,9 +103,8 @@ def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int) -> Cohor
     share = weight / np.maximum(sizes, 1)[:, :, None].astype(np.float32)
     steps = np.array([r.local.steps for r in runs])
     return Cohort(
-        tuple(runs), (steps[None, :] > np.arange(len(index))[:, None]).sum(1),
-        torch.from_numpy(index), torch.from_numpy(y), torch.from_numpy(weight), torch.from_numpy(share),
-        None if member is None else torch.from_numpy(member), windows,
+        tuple(runs), (steps[None, :] > np.arange(len(index))[:, None]).sum(1), torch.from_numpy(index),
+        torch.from_numpy(np.stack([y, member], axis=2)), torch.from_numpy(np.stack([share, weight], axis=2)), windows,
         None if draws is None else torch.from_numpy(draws),
     )  # fmt: skip
 

@@ -27,14 +27,16 @@ class Runner:
         step: Step,
         names: Sequence[str],
         tensors: Sequence[Tensor],
+        packed: dict[str, Tensor],
         *,
         compiled: Step | None = None,
         capture_after: float = CAPTURE_AFTER,
     ) -> None:
         self.tensors = list(tensors)
         self.inputs = dict(zip(names, tensors, strict=True))
+        self.packed = packed
+        """Memory of which some of the inputs are views, to be filled at once."""
         self.rows = self.inputs["x"].shape[0]
-        self.used = set(names)
         self.note = ""
         """Why the step is not captured or compiled, if something went wrong."""
         self.mode = "eager" if compiled is None else "compiled"
@@ -46,7 +48,7 @@ class Runner:
             self._compiled, self._call = compiled, self._first_compiled
 
     def run(self) -> Tensor:
-        """One step; returns (n,) losses in a tensor that the next step may overwrite."""
+        """One step; returns (n, B) losses in a tensor that the next step may overwrite."""
         return self._call()
 
     def _eager(self) -> Tensor:
@@ -68,7 +70,6 @@ class Runner:
             self.note, self._call = f"not captured: {type(error).__name__}: {error}", self._plain
             return
         self.mode, self.calls = "replay", len(tape.calls)
-        self.used = {name for name, used in zip(self.inputs, tape.used, strict=True) if used}
         calls, out = tape.calls, tape.outputs[0]
 
         def replay() -> Tensor:

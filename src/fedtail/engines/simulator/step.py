@@ -48,15 +48,15 @@ class Signature:
     state: tuple[str, ...]
 
 
-FIXED = ("x", "x0", "inputs", "y", "weight", "share", "lr")
-"""Tensors every step takes: (n, d) models, (1, d) global model, inputs, labels, weights, shares, (n, 1) rates."""
+FIXED = ("x", "x0", "inputs", "y", "member", "share", "weight", "lr")
+"""Tensors every step takes: (n, d) models, (1, d) global model, (n, B, ...) inputs, (n, B) classes, groups, shares and
+weights of the samples (see ``Cohort``), (n, 1) learning rates."""
 
 
 def input_names(signature: Signature) -> list[str]:
     """Names of the step's tensors, in order."""
     return [
         *FIXED,
-        *(["member"] if len(signature.windows) > 1 else []),
         *(f"hyper.{k}" for k in signature.searched),
         *(f"const.{k}" for k in signature.const),
         *(f"state.{k}" for k in signature.state),
@@ -66,7 +66,7 @@ def input_names(signature: Signature) -> list[str]:
 def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[..., list[Tensor]]:
     """The step as a function of the tensors ``input_names`` lists; changes models and state in place.
 
-    Returns [(n,) mean loss of each run's batch].
+    Returns [(n, B) loss of each sample].
     """
     names = input_names(signature)
     n_groups = len(signature.windows)
@@ -105,7 +105,7 @@ def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[
         for key, value in state.items():
             if new[key] is not value:
                 value.copy_(new[key])  # a captured step computes the new state in place
-        return [(losses * share).sum(-1)]
+        return [losses]
 
     return step
 
