@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check docs bench clean help
+.PHONY: demo test federation check docs bench clean help
 
 help:
 	@echo "make demo    three methods on long-tailed digits, a table and report.html (under 2 minutes)"
 	@echo "make test    lint, types, import contracts, every test"
+	@echo "make federation   tests of a real federation, sites killed and delayed; on an idle machine"
 	@echo "make check   lint, types and import contracts only"
 	@echo "make docs    the documentation site, into site/"
 	@echo "make bench   benchmarks; prints ratios measured in one run"
@@ -38,7 +39,10 @@ check: $(VENV)/.dev
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not flower"
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower  # a federation of processes with timeouts: alone on the machine
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "flower and not faults"  # processes with timeouts: alone on the machine
+
+federation: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m flower
 
 bench: $(VENV)/.dev
 	@mkdir -p results

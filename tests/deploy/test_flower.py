@@ -142,6 +142,7 @@ def lie(round: int, reply: Parts) -> Parts:
     return {"meta": b"{", "tensor/delta": b"\x00" * 64} if round == 1 else reply
 
 
+@pytest.mark.faults
 def test_a_killed_site_and_a_lying_one_are_left_out_with_their_reasons_and_come_back(
     flower_deployment: Deployment,
 ) -> None:
