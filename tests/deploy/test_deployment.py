@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -126,6 +127,17 @@ def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
     assert processes.stop(mine, grace=2.0) == 2
     assert processes.find(mine) == [] and len(processes.find(other)) == 2
     processes.stop(other, grace=2.0)
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_stop_finds_the_proxy_although_it_hides_its_environment(tmp_path: Path) -> None:
+    from fedtail.deploy import local
+
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=local.free_port())
+    local.start_proxy(deployment)
+    assert [p.role for p in processes.find(deployment.folder)] == ["proxy"]
+    processes.stop(deployment.folder)
+    assert local.is_free("127.0.0.1", deployment.proxy_port)
 
 
 def test_the_site_app_imports_neither_torch_nor_fedtail() -> None:

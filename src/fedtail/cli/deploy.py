@@ -127,6 +127,15 @@ def run(
 
 
 @app.command()
+def stop(folder: Folder) -> None:
+    """End the run that is going on; `run --resume` goes on from its checkpoint."""
+    deployment = load(folder)
+    from fedtail.deploy.local import stop_run
+
+    typer.echo("the run was ended" if stop_run(deployment) else "no run is going on")
+
+
+@app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
     """Show sites, the run's round and the last errors."""
     deployment = load(folder)

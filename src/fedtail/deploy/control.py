@@ -91,10 +91,11 @@ class Control:
         return int(self._call("StartRun", request).run_id)
 
     def run_status(self, run_id: int) -> tuple[str, str]:
-        """Flower's status of a run (``running``, ``finished:completed`` ...) and its details."""
-        response = self._call("ListRuns", ListRunsRequest(run_id=run_id))
-        run = response.run_dict[run_id]
-        status = run.status
+        """Flower's status of a run (``running``, ``finished:completed`` ..., ``unknown``) and its details."""
+        found = self._call("ListRuns", ListRunsRequest()).run_dict
+        if run_id not in found:
+            return "unknown", ""
+        status = found[run_id].status
         return f"{status.status}:{status.sub_status}".rstrip(":"), status.details
 
     def stop_run(self, run_id: int) -> None:

@@ -104,13 +104,40 @@ def run(deployment: Deployment, *, config: Path | None = None, resume: bool = Fa
     """Start a run over the sites that are online; returns Flower's run id. ``mode``: ``train`` or ``doctor``."""
     if not is_healthy(deployment):
         raise FedtailError(f"no SuperLink is running; start it with `fedtail deploy up {deployment.folder}`")
-    if mode == "train":
-        (deployment.server / "run.json").unlink(missing_ok=True)
     with Control(deployment) as control:
-        return control.start_run(
+        if mode == "train":
+            end_previous(deployment, control, resume)
+            (deployment.server / "run.json").unlink(missing_ok=True)
+        run_id = control.start_run(
             config=str(config or deployment.config), deployment=str(deployment.folder), sites=len(deployment.sites),
             resume=resume, mode=mode,
         )  # fmt: skip
+    if mode == "train":
+        (deployment.server / "run.id").write_text(f"{run_id}\n")
+    return run_id
+
+
+def end_previous(deployment: Deployment, control: Control, resume: bool) -> None:
+    """Two runs at once would share sites and folder. One whose server died is ended, or sites would work on for it."""
+    file = deployment.server / "run.id"
+    if not file.is_file() or read_status(deployment).get("state") in ("finished", "failed"):
+        return
+    previous = int(file.read_text())
+    if control.run_status(previous)[0].startswith(("finished", "unknown")):
+        return
+    if not resume:
+        raise FedtailError(f"a run is going on; end it first with `fedtail deploy stop {deployment.folder}`")
+    control.stop_run(previous)
+
+
+def stop_run(deployment: Deployment) -> bool:
+    """End the run that is going on; its checkpoint stays. False if there is none."""
+    file = deployment.server / "run.id"
+    with Control(deployment) as control:
+        if not file.is_file() or control.run_status(int(file.read_text()))[0].startswith(("finished", "unknown")):
+            return False
+        control.stop_run(int(file.read_text()))
+    return True
 
 
 def wait(

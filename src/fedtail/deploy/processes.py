@@ -54,6 +54,7 @@ def start(folder: Path, role: str, command: Sequence[str], log: Path, environmen
 def find(folder: Path, role: str | None = None) -> list[Process]:
     """The running processes of a deployment, oldest first; of one role if given."""
     mark = f"{MARK}={folder.resolve()}".encode()
+    proxy = str(folder.resolve() / "server" / "nginx.conf")
     out = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -62,6 +63,9 @@ def find(folder: Path, role: str | None = None) -> list[Process]:
             environment = (entry / "environ").read_bytes().split(b"\0")
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:  # it ended meanwhile, or is somebody else's
+            continue
+        if command.startswith("nginx: master") and proxy in command:
+            out.append(Process(int(entry.name), "proxy", command))  # nginx writes its title over its environment
             continue
         if mark not in environment or not command:
             continue
