@@ -81,6 +81,8 @@ class Local(Section):
     lr: float = Field(0.1, gt=0)
     lr_min: float = Field(1e-4, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: int = Field(0, ge=0)
+    """Rounds over which the learning rate rises to its schedule."""
     epoch_length: Literal["inflated", "original"] = "inflated"
     replication: Literal["fractional", "round", "ceil"] = "fractional"
     scale: Literal["batch", "group"] = "batch"

@@ -36,6 +36,7 @@ class Plan:
     lr: float = 0.1
     lr_min: float = 1e-4
     schedule: str = "cosine"
+    warmup: int = 0
     participation: float = 1.0
     seed: int = 0
     metric: str = "accuracy"
@@ -121,7 +122,7 @@ def train_rounds(
         if plan.search_only and rates.done:
             break
         began = time.perf_counter()
-        lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min)
+        lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min, plan.warmup)
         server = _server_view(problem, plan, state, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 

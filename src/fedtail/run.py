@@ -287,7 +287,7 @@ def round_plan(config: Config) -> Plan:
     local, run = config.local, config.run
     privacy = Privacy(config.privacy.mode, config.privacy.noise, config.privacy.delta, run.seed)
     return Plan(
-        rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule,
+        rounds=run.rounds, lr=local.lr, lr_min=local.lr_min, schedule=local.schedule, warmup=local.warmup,
         participation=run.participation, seed=run.seed, metric=run.metric, quorum=run.quorum,
         validate_on=run.validate_on, evaluate_every=run.evaluate_every, keep_best=run.select == "best",
         alignment="alignment" in run.diagnostics, search_only=run.search_only,

@@ -19,3 +19,11 @@ def test_the_same_key_gives_the_same_draws_and_another_key_others() -> None:
     for other in [(0, "batches", 2, 3), (1, "augment", 2, 3), (1, "batches", 1, 3), (1, "batches", 2, 4)]:
         assert not np.array_equal(base, generator(*other).random(4))
     assert torch_seed(0, "model") == torch_seed(0, "model") != torch_seed(1, "model")
+
+
+@pytest.mark.parametrize("kind", ["cosine", "constant"])
+def test_warm_up_scales_the_first_rounds_and_leaves_the_rest_alone(kind: str) -> None:
+    plain = [round_rate(kind, t, 10, 0.4) for t in range(10)]
+    warm = [round_rate(kind, t, 10, 0.4, warmup=3) for t in range(10)]
+    assert warm[:3] == pytest.approx([plain[t] * (t + 1) / 4 for t in range(3)])
+    assert warm[3:] == plain[3:]

@@ -14,6 +14,7 @@ from fedtail.models.norm import group_norm
 from fedtail.models.registry import MODELS
 
 STEMS = ("auto", "small", "large")
+INITS = ("he", "torch")
 LARGE_SIDE = 96
 """From this many pixels on, ``stem="auto"`` takes the large stem."""
 
@@ -43,7 +44,14 @@ class ResNet(nn.Module):
     """Stem, four stages of blocks, global average pooling, linear output. x: (N, channels, height, width)."""
 
     def __init__(
-        self, channels: int, n_classes: int, blocks: tuple[int, ...], width: int, groups: int, large_stem: bool
+        self,
+        channels: int,
+        n_classes: int,
+        blocks: tuple[int, ...],
+        width: int,
+        groups: int,
+        large_stem: bool,
+        he: bool = True,
     ) -> None:
         super().__init__()
         if large_stem:
@@ -66,10 +74,11 @@ class ResNet(nn.Module):
                 planes = out
         self.layers = nn.Sequential(*layers)
         self.output = nn.Linear(planes, n_classes)
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):  # as the authors do; torch's default is a factor of 2.4 smaller, which
-                # under normalization means a learning rate six times as large
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        if he:  # as the authors do; torch's default is a factor of 2.4 smaller, which under normalization means a
+            # learning rate six times as large
+            for layer in self.modules():
+                if isinstance(layer, nn.Conv2d):
+                    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.layers(self.stem(x))
@@ -78,30 +87,49 @@ class ResNet(nn.Module):
 
 @MODELS.add("resnet18")
 def resnet18(
-    input_shape: tuple[int, ...], n_classes: int, norm_groups: int = 32, stem: str = "auto", width: int = 64
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    norm_groups: int = 32,
+    stem: str = "auto",
+    width: int = 64,
+    init: str = "he",
 ) -> nn.Module:
     """ResNet-18-GN: 11,173,962 parameters for 3x32x32 and 10 classes.
 
     ``stem``: ``small`` is a 3x3 convolution without pooling (the paper's, for CIFAR); ``large`` is 7x7 with stride
     2 and max-pooling, for images of 96 pixels and more; ``auto`` chooses by size.
+    ``init``: ``he`` as in the original paper, ``torch`` for the library's smaller default.
     """
-    return _resnet((2, 2, 2, 2), input_shape, n_classes, norm_groups, stem, width)
+    return _resnet((2, 2, 2, 2), input_shape, n_classes, norm_groups, stem, width, init)
 
 
 @MODELS.add("resnet34")
 def resnet34(
-    input_shape: tuple[int, ...], n_classes: int, norm_groups: int = 32, stem: str = "auto", width: int = 64
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    norm_groups: int = 32,
+    stem: str = "auto",
+    width: int = 64,
+    init: str = "he",
 ) -> nn.Module:
     """ResNet-34-GN; options as for ``resnet18``."""
-    return _resnet((3, 4, 6, 3), input_shape, n_classes, norm_groups, stem, width)
+    return _resnet((3, 4, 6, 3), input_shape, n_classes, norm_groups, stem, width, init)
 
 
 def _resnet(
-    blocks: tuple[int, ...], input_shape: tuple[int, ...], n_classes: int, groups: int, stem: str, width: int
+    blocks: tuple[int, ...],
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    groups: int,
+    stem: str,
+    width: int,
+    init: str,
 ) -> nn.Module:
     if len(input_shape) != 3:
         raise FedtailError(f"a ResNet takes images (channels, height, width), not samples of shape {input_shape}")
     if stem not in STEMS:
         raise one_of("model.stem", stem, STEMS)
+    if init not in INITS:
+        raise one_of("model.init", init, INITS)
     large = stem == "large" or (stem == "auto" and min(input_shape[1:]) >= LARGE_SIDE)
-    return ResNet(input_shape[0], n_classes, blocks, width, groups, large)
+    return ResNet(input_shape[0], n_classes, blocks, width, groups, large, init == "he")
