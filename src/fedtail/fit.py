@@ -75,6 +75,8 @@ class State:
     method: Tensors = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     best: Best | None = None
+    rates: np.ndarray | None = None
+    """(K,) the last record's rates, for the next record; not checkpointed, since history has them."""
 
 
 @dataclass
@@ -147,7 +149,7 @@ def train_rounds(
         winner = rates.tell(
             rewards,
             reports=_reports(updates, engine.n_clients),
-            present=np.isin(np.arange(engine.n_clients), present),
+            present=_mask(engine.n_clients, present),
         )
         choice = rates.choice[present]
         aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
@@ -161,7 +163,7 @@ def train_rounds(
             "lr": lr,
             "clients": present.tolist(),
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
-            **_rates_in_force(rates, state.history, p_all, t),
+            **_rates_in_force(rates, state, p_all, t),
             "searching": not rates.done,
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
             **({"search": stats} if (stats := rates.stats()) else {}),
@@ -361,20 +363,30 @@ def _rewards(problem: Problem, plan: Plan, candidates: Candidates, present: np.n
     return score(counts, plan.metric)
 
 
-def _rates_in_force(rates: RateStrategy, history: list[dict[str, Any]], p: np.ndarray, t: int) -> dict[str, Any]:
+def _rates_in_force(rates: RateStrategy, state: State, p: np.ndarray, t: int) -> dict[str, Any]:
     """The round's resampling rates, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3)."""
-    values = rates.rates.tolist()
-    out: dict[str, Any] = {"rates": values}
-    if rates.searches != "rate":
-        out = {"rates": rates.base_rates.tolist(), "searched": {rates.searches: values}}
-    if history and history[-1]["rates"] == out["rates"]:  # many clients and rounds share one list
-        out["rates"] = history[-1]["rates"]
-    variation = 0.0
-    if history:
-        variation = float(history[-1].get("path_variation", 0.0))
-        if out["rates"] is not history[-1]["rates"]:
-            variation += float(np.abs(np.subtract(out["rates"], history[-1]["rates"])) @ p)
-    return {**out, "path_variation": variation, "path_variation_per_root_round": variation / float(np.sqrt(t + 1))}
+    now = np.asarray(rates.rates if rates.searches == "rate" else rates.base_rates, dtype=np.float64)
+    before: dict[str, Any] = state.history[-1] if state.history else {"rates": None}
+    if state.rates is None and state.history:
+        state.rates = np.array(before["rates"])
+    same = state.rates is not None and np.array_equal(now, state.rates)
+    moved = 0.0 if same or state.rates is None else float(np.abs(now - state.rates) @ p)
+    variation = float(before.get("path_variation", 0.0)) + moved
+    state.rates = now
+    searched = {} if rates.searches == "rate" else {"searched": {rates.searches: rates.rates.tolist()}}
+    return {
+        "rates": before["rates"] if same else now.tolist(),  # rounds of equal rates share one list
+        **searched,
+        "path_variation": variation,
+        "path_variation_per_root_round": variation / float(np.sqrt(t + 1)),
+    }
+
+
+def _mask(n: int, index: np.ndarray) -> np.ndarray:
+    """(n,) bool, true at ``index``."""
+    out = np.zeros(n, dtype=bool)
+    out[index] = True
+    return out
 
 
 def _reports(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:
