@@ -364,18 +364,25 @@ def _rewards(problem: Problem, plan: Plan, candidates: Candidates, present: np.n
 
 
 def _rates_in_force(rates: RateStrategy, state: State, p: np.ndarray, t: int) -> dict[str, Any]:
-    """The round's resampling rates, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3)."""
-    now = np.asarray(rates.rates if rates.searches == "rate" else rates.base_rates, dtype=np.float64)
-    before: dict[str, Any] = state.history[-1] if state.history else {"rates": None}
-    if state.rates is None and state.history:
-        state.rates = np.array(before["rates"])
-    same = state.rates is not None and np.array_equal(now, state.rates)
-    moved = 0.0 if same or state.rates is None else float(np.abs(now - state.rates) @ p)
-    variation = float(before.get("path_variation", 0.0)) + moved
+    """The round's resampling rates, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3).
+
+    Rounds of equal rates share one list, so that a history over a million clients stays small.
+    """
+    own = rates.searches == "rate"
+    now = np.array(rates.rates if own else rates.base_rates, dtype=np.float64)
+    searched = {} if own else {"searched": {rates.searches: rates.rates.tolist()}}
+    if not state.history:
+        state.rates = now
+        return {"rates": now.tolist(), **searched, "path_variation": 0.0, "path_variation_per_root_round": 0.0}
+    before = state.history[-1]
+    last = np.array(before["rates"], dtype=np.float64) if state.rates is None else state.rates
+    same = np.array_equal(now, last)
+    variation = float(before.get("path_variation", 0.0)) + (0.0 if same else float(np.abs(now - last) @ p))
     state.rates = now
-    searched = {} if rates.searches == "rate" else {"searched": {rates.searches: rates.rates.tolist()}}
+    if searched.get("searched") == before.get("searched"):
+        searched = {key: before[key] for key in searched}
     return {
-        "rates": before["rates"] if same else now.tolist(),  # rounds of equal rates share one list
+        "rates": before["rates"] if same else now.tolist(),
         **searched,
         "path_variation": variation,
         "path_variation_per_root_round": variation / float(np.sqrt(t + 1)),

@@ -15,7 +15,7 @@ from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.config import Config, check_config
 from fedtail.core.candidates import Candidates
 from fedtail.core.errors import FedtailError
-from fedtail.core.metrics import majority_floor, path_variation
+from fedtail.core.metrics import majority_floor
 from fedtail.core.privacy import Privacy
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation
@@ -216,8 +216,7 @@ def conclude(problem: Problem, state: State, about: About, select: str) -> Resul
     confusion = problem.engine.confusion(x, "test")
     problem.model.load(x)
     problem.model.module.eval()
-    rates = np.array([r["rates"] for r in state.history])
-    variation = path_variation(rates, about.sizes / about.sizes.sum())
+    last = state.history[-1] if state.history else {}
     floor = {}
     if about.test_counts is not None:
         counts = about.train_counts
@@ -226,10 +225,9 @@ def conclude(problem: Problem, state: State, about: About, select: str) -> Resul
     summary = {
         "rounds": state.round,
         "selected_round": state.best.round if select == "best" and state.best is not None else state.round,
-        "path_variation": float(variation[-1]) if len(variation) else 0.0,
-        "path_variation_per_root_round": float(variation[-1] / np.sqrt(len(variation))) if len(variation) else 0.0,
+        **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
-        **({"privacy": state.history[-1]["privacy"]} if state.history and "privacy" in state.history[-1] else {}),
+        **({"privacy": last["privacy"]} if "privacy" in last else {}),
     }
     return Result(
         x, problem.model.module, state.history, problem.metrics(confusion), confusion,
@@ -331,7 +329,7 @@ def drive(
     def after(now: State, record: dict[str, Any], seconds: float) -> None:
         if amend is not None:
             amend(record)
-        append_round(folder, record, seconds)
+        append_round(folder, now.history, seconds)
         if now.round % config.run.checkpoint_every == 0 or now.round == config.run.rounds:
             save_checkpoint(folder / "checkpoint", now, problem)
         tracked.on_round({**record, "seconds": seconds})

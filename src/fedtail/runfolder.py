@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.checkpoint import write_atomically
 from fedtail.config import Config, first_difference, load_config
 from fedtail.core.errors import FedtailError
+from fedtail.core.history import history_line, history_text, parse_history, plain
 from fedtail.data.about import About
 from fedtail.models import FlatModel
 from fedtail.predict import SavedModel
@@ -45,33 +45,16 @@ def choose_folder(config: Config, resume: bool) -> Path:
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """The records of complete rounds; a half-written last line is dropped."""
+    """The records of complete rounds."""
     path = folder / "history.jsonl"
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+    return parse_history(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
 
 
-def plain(value: Any) -> Any:
-    """JSON has no NaN: undefined values become null, at any depth."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(v) for v in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if np.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def begin_folder(folder: Path, config: Config, about: About, history: Sequence[Mapping[str, Any]]) -> None:
+def begin_folder(folder: Path, config: Config, about: About, history: list[dict[str, Any]]) -> None:
     """Write what is known before the first round, and cut history and timings to the rounds that count."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", config.to_toml())
-    write_atomically(folder / "history.jsonl", "".join(json.dumps(plain(r)) + "\n" for r in history))
+    write_atomically(folder / "history.jsonl", history_text(history))
     kept = read_timings(folder)[: len(history)]
     write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
     clients: dict[str, Any] = {
@@ -94,7 +77,10 @@ def end_folder(
     history: Sequence[Mapping[str, Any]],
     outcome: Mapping[str, Any],
 ) -> None:
-    """Write the rate trajectories, those of anything else that was searched, and ``result.json``."""
+    """Write the rate trajectories, those of anything else that was searched, and ``result.json``.
+
+    A trajectory has a row for the first round and for every round in which a value changed.
+    """
     write_atomically(folder / "rates.csv", _trajectories(about, [(r["round"], r["rates"]) for r in history]))
     for name in {key for r in history for key in r.get("searched", {})}:
         rows = [(r["round"], r["searched"][name]) for r in history]
@@ -116,7 +102,11 @@ def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> 
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["round", *about.sites])
-    writer.writerows([t, *values] for t, values in rows)
+    last: Sequence[float] | None = None
+    for t, values in rows:
+        if values != last:
+            writer.writerow([t, *values])
+        last = values
     return table.getvalue()
 
 
@@ -142,9 +132,10 @@ def hardware() -> dict[str, Any]:
     return out
 
 
-def append_round(folder: Path, record: Mapping[str, Any], seconds: float) -> None:
-    """Add a finished round to history and timings."""
-    _append(folder / "history.jsonl", json.dumps(plain(record)) + "\n")
+def append_round(folder: Path, history: Sequence[Mapping[str, Any]], seconds: float) -> None:
+    """Add the last round of ``history`` to the files of history and timings."""
+    record, before = history[-1], history[-2] if len(history) > 1 else None
+    _append(folder / "history.jsonl", history_line(record, before))
     _append(folder / "timings.csv", f"{record['round']},{seconds:.4f}\n")
 
 

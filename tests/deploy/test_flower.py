@@ -32,6 +32,7 @@ from fedtail.deploy.site_config import load_site
 from fedtail.engines.flower.site_app import frames
 from fedtail.engines.wire import Parcel, Parts, pack, unpack
 from fedtail.run import run
+from fedtail.runfolder import read_history
 
 from .conftest import settings
 
@@ -42,11 +43,6 @@ def start(deployment: Deployment, config: Config, **options: Any) -> int:
     config.run.folder = str(deployment.runs)
     deployment.config.write_text(config.to_toml())
     return local.run(deployment, **options)
-
-
-def history(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "history.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -63,7 +59,7 @@ def assert_simulators_model(folder: Path, config: Config, tmp_path: Path) -> Non
     assert here is not None
     ours, theirs = load_file(here / "model.safetensors"), load_file(folder / "model.safetensors")
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for a, b in zip(history(here), history(folder), strict=True):
+    for a, b in zip(read_history(here), read_history(folder), strict=True):
         assert b["test"] == {name: a["test"][name] for name in b["test"]}
         assert a["rates"] == b["rates"] and a["train_loss"] == b["train_loss"] and a.get("reward") == b.get("reward")
         assert b["refused"] == [] and b["faults"] == []
@@ -83,7 +79,7 @@ def test_fedhoo_killed_with_its_server_and_resumed_gives_the_simulators_model(
     config = settings(rates=hoo, run={"name": "hoo"})
     folder = flower_deployment.runs / "hoo"
     start(flower_deployment, config)
-    until(lambda: len(history(folder)) == 1, 200, "round 0")
+    until(lambda: len(read_history(folder)) == 1, 200, "round 0")
     while left := processes.find(flower_deployment.folder, "superlink"):
         for process in left:
             processes.send_signal(process.pid, signal.SIGKILL)
@@ -92,8 +88,8 @@ def test_fedhoo_killed_with_its_server_and_resumed_gives_the_simulators_model(
     wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
     local.wait_until_online(flower_deployment, 90)
     local.wait(flower_deployment, start(flower_deployment, config, resume=True))
-    assert [r["round"] for r in history(folder)] == [0, 1, 2]
-    assert history(folder)[-1]["search"]
+    assert [r["round"] for r in read_history(folder)] == [0, 1, 2]
+    assert read_history(folder)[-1]["search"]
     assert_simulators_model(folder, settings(rates=hoo, run={"name": "hoo"}), tmp_path)
 
 
@@ -154,7 +150,7 @@ def test_a_killed_site_and_a_lying_one_are_left_out_with_their_reasons_and_come_
     folder = flower_deployment.runs / "faults"
     with lying_worker(flower_deployment.site("south") / "site.toml", lie):
         run_id = start(flower_deployment, config)
-        until(lambda: len(history(folder)) == 1, 120, "round 0")
+        until(lambda: len(read_history(folder)) == 1, 120, "round 0")
         for process in processes.find(flower_deployment.folder, "site:east"):
             processes.send_signal(process.pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -165,7 +161,7 @@ def test_a_killed_site_and_a_lying_one_are_left_out_with_their_reasons_and_come_
             if any(p.pid == pid for p in processes.find(flower_deployment.folder, "site:east")):
                 break
         done = local.wait(flower_deployment, run_id)
-    records = history(folder)
+    records = read_history(folder)
     assert [r["round"] for r in records] == list(range(rounds))
     reasons = [{f["client"]: f["reason"] for f in r["refused"]} for r in records]
     assert "not finite" in reasons[0][2]

@@ -91,6 +91,11 @@ def test_many_classes_and_clients_stay_a_small_page(run_folder: Writer, tmp_path
     assert len(html) < 1_500_000
 
 
+def test_of_many_clients_some_are_drawn_and_the_page_says_so(run_folder: Writer, tmp_path: Path) -> None:
+    html = page([run_folder("a", n_classes=3, n_clients=5000, n_rounds=2)], tmp_path)
+    assert "200 of 5,000 clients" in html and len(html) < 1_000_000
+
+
 def test_a_single_round_and_two_classes_can_be_drawn(run_folder: Writer, tmp_path: Path) -> None:
     assert "<svg" in page([run_folder("a", n_rounds=1, n_classes=2, n_clients=1)], tmp_path)
 

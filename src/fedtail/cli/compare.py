@@ -30,6 +30,7 @@ from fedtail.cli.options import (
 from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of
+from fedtail.core.history import plain
 from fedtail.experiments.cells import Outcome
 from fedtail.experiments.compare import (
     DIGITS_LRS,
@@ -43,7 +44,6 @@ from fedtail.report import load_run, write_report
 from fedtail.report.arms import Problem, problems
 from fedtail.report.tables import COLUMNS, headline, to_csv, to_markdown
 from fedtail.report.tables import Table as Ranking
-from fedtail.runfolder import plain
 
 
 def compare_command(

@@ -24,11 +24,11 @@ from fedtail.cli.options import (
 )
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
+from fedtail.core.history import plain
 from fedtail.core.metrics import DEFECT
 from fedtail.engines.simulator.sharded import rank
 from fedtail.report import load_run, write_report
 from fedtail.run import Result, run
-from fedtail.runfolder import plain
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "tail")
 

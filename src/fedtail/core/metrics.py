@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -175,8 +176,8 @@ def gram_alignment(gram: ArrayLike, weights: ArrayLike) -> float:
 def path_variation(rates: ArrayLike, weights: ArrayLike) -> np.ndarray:
     """(T,) V_t = sum over rounds up to t of sum_k p_k |r_k^t - r_k^(t-1)|, with r^(-1) := r^0; rates (T, K)."""
     r, p = np.asarray(rates, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    steps = np.abs(np.diff(r, axis=0, prepend=r[:1])) @ p
-    return np.asarray(steps.cumsum())
+    steps = [0.0, *(float(np.abs(now - last) @ p) for last, now in itertools.pairwise(r))]  # no second (T, K) array
+    return np.cumsum(steps[: len(r)])
 
 
 def _mean(values: np.ndarray) -> float:

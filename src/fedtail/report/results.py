@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.errors import FedtailError
+from fedtail.core.history import parse_history
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,10 @@ class RunRecord:
 
     def rate_path(self) -> np.ndarray:
         """(T, K) the resampling rates in force after each round."""
-        return np.array([[_number(v) for v in r.get("rates", [])] for r in self.history], dtype=np.float64)
+        lists = [r.get("rates", []) for r in self.history]
+        arrays = {id(values): np.array([_number(v) for v in values]) for values in lists}  # most rounds share one
+        rows = [arrays[id(values)] for values in lists]
+        return np.broadcast_to(rows[0], (len(rows), rows[0].size)) if len(arrays) == 1 else np.array(rows)
 
     def search_rounds(self) -> int:
         """Rounds in which rates were still searched."""
@@ -133,7 +137,7 @@ def load_run(folder: Path | str) -> RunRecord:
     return RunRecord(
         folder,
         _read_toml(folder / "config.toml"),
-        _read_history(folder / "history.jsonl"),
+        parse_history((folder / "history.jsonl").read_text(encoding="utf-8"), str(folder / "history.jsonl")),
         _read_json(folder / "clients.json"),
         _read_json(folder / "result.json"),
         _read_timings(folder / "timings.csv"),
@@ -178,22 +182,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FedtailError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
-
-
-def _read_history(path: Path) -> list[dict[str, Any]]:
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict) or "round" not in record:
-                raise ValueError("not a record of a round")
-        except ValueError as error:
-            if number == len(lines):  # a run killed while it wrote its last line
-                break
-            raise FedtailError(f"{path}, line {number}: {error}") from error
-        records.append(record)
-    return records
 
 
 def _read_timings(path: Path) -> list[float]:

@@ -24,6 +24,8 @@ CURVES = (
     ("test.head", "Accuracy of the commonest third", "head accuracy", 0.0, 1.0),
 )
 MOST_PANELS = 8
+MOST_CLIENTS = 200
+"""Clients drawn one by one; of more, so many at even distances."""
 
 
 def results(problem: Problem, metric: str = "macro_f1") -> str:
@@ -163,20 +165,22 @@ def federation(problem: Problem) -> str:
         )
     counts = run.train_counts if run.train_counts is not None else table.sum(0)
     order = np.argsort(-counts, kind="stable")
-    sites = [str(s) for s in run.clients.get("sites") or range(len(table))]
-    shown = table[:, order]
+    some = _some(len(table))
+    names = run.clients.get("sites") or range(len(table))
+    shown = table[some][:, order]
+    part = f"; {len(some)} of {len(table):,} clients" if len(some) < len(table) else ""
     notes = "".join(f"<li>{esc(n)}</li>" for n in run.clients.get("notes") or [])
     about = f"<ul class='note'>{notes}</ul>" if notes else ""
     return about + heatmap(
         "Training samples by client and class",
         shown,
-        sites,
+        [str(names[k]) for k in some],
         [run.classes[c] for c in order],
         row_label="client",
         column_label="class, most training samples first",
         shade=np.sqrt(shown / max(shown.max(), 1)),
         unit="samples",
-        caption=f"Seed {run.seed}, before resampling; darker is more, on a square-root scale.",
+        caption=f"Seed {run.seed}, before resampling; darker is more, on a square-root scale{part}.",
         wide=True,
     )
 
@@ -265,9 +269,14 @@ def _shots(problem: Problem, colours: dict[str, int]) -> str:
 
 
 def _sizes(run: RunRecord) -> str:
-    sites = run.clients.get("sites") or range(len(run.clients.get("sizes") or []))
-    rows = [[str(s), f"{n:,}"] for s, n in zip(sites, run.clients.get("sizes") or [], strict=False)]
-    return html_table(["Client", "Training samples"], rows)
+    sizes = run.clients.get("sizes") or []
+    sites = run.clients.get("sites") or range(len(sizes))
+    return html_table(["Client", "Training samples"], [[str(sites[k]), f"{sizes[k]:,}"] for k in _some(len(sizes))])
+
+
+def _some(n_clients: int) -> list[int]:
+    """All clients, or ``MOST_CLIENTS`` of them at even distances."""
+    return [int(k) for k in np.unique(np.linspace(0, n_clients - 1, min(n_clients, MOST_CLIENTS)).round())]
 
 
 def _hardware(run: RunRecord) -> str:
