@@ -15,23 +15,12 @@ import typer
 
 from fedtail.checkpoint import write_atomically
 from fedtail.cli.cells import run_with_progress
-from fedtail.cli.options import (
-    DataDir,
-    Dataset,
-    Images,
-    Label,
-    Site,
-    Table,
-    Tables,
-    data_flags,
-    rate_flags,
-    split_arguments,
-)
+from fedtail.cli.options import SOURCE, Fresh, Json, Workers, config_flags, split_arguments
 from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.history import plain
-from fedtail.experiments.cells import Outcome
+from fedtail.experiments.cells import Outcome, finished
 from fedtail.experiments.compare import (
     DIGITS_LRS,
     best_rates,
@@ -44,8 +33,10 @@ from fedtail.report import load_run, write_report
 from fedtail.report.arms import Problem, problems
 from fedtail.report.tables import COLUMNS, headline, to_csv, to_markdown
 from fedtail.report.tables import Table as Ranking
+from fedtail.run import build_federation
 
 
+@config_flags(*SOURCE, "data_dir", "clients", "rates", "model", "rounds", "device")
 def compare_command(
     arguments: Annotated[
         list[str] | None,
@@ -54,6 +45,7 @@ def compare_command(
             help="A TOML file, then overrides: section.key=value, or method.key=value with a method's own name.",
         ),
     ] = None,
+    *,
     methods: Annotated[str, typer.Option(help="`all`, or names separated by commas (see `fedtail methods`).")] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, from run.seed on.")] = 3,
     lrs: Annotated[
@@ -66,21 +58,11 @@ def compare_command(
     metric: Annotated[
         str, typer.Option(help=f"Ranked (and learning rates chosen) by: {', '.join(COLUMNS)}.")
     ] = "macro_f1",
-    dataset: Dataset = None,
-    table: Table = None,
-    tables: Tables = None,
-    images: Images = None,
-    label: Label = None,
-    site: Site = None,
-    rates: Annotated[str | None, typer.Option(help="Rate strategy (rates.name), or one rate for all clients.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds (run.rounds).")] = None,
-    data_dir: DataDir = None,
-    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1 ... (engine.device).")] = None,
+    flags: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder for the runs, the tables and report.html.")] = Path("runs/compare"),
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one per core.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier comparison left.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    workers: Workers = None,
+    fresh: Fresh = False,
+    as_json: Json = False,
 ) -> None:
     """Compare methods on one problem over several seeds and print the ranking.
 
@@ -91,15 +73,13 @@ def compare_command(
         raise one_of("--metric", metric, COLUMNS)
     began = time.perf_counter()
     path, overrides = split_arguments(arguments)
-    flags: dict[str, Any] = {
-        **data_flags(dataset, table, tables, images, label, site), **rate_flags(rates),
-        "data.clients": clients, "run.rounds": rounds, "data.dir": data_dir, "engine.device": device,
-    }  # fmt: skip
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs)
     if not tried and not own_problem(path, overrides, flags) and not any(o.startswith("local.lr=") for o in overrides):
         tried = list(DIGITS_LRS)
     cells = comparison_cells(configs, seeds, tried)
+    if own_problem(path, overrides, flags) and not all(finished(cell.folder(out)) for cell in cells):
+        build_federation(cells[0].config)  # bad data is one line before the first run, not one per run
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_rates(outcomes, metric) if tried else outcomes

@@ -12,9 +12,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail import datasets
-from fedtail.cli.options import DataDir, Dataset, Images, Label, Site, Table, Tables, data_flags, split_arguments
+from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
 from fedtail.cli.schema import schema_command
 from fedtail.config import load_config
+from fedtail.core.errors import FedtailError
 from fedtail.data.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.skew_plot import save_skew_plot
@@ -29,7 +30,7 @@ TALL = 24
 @app.command("list")
 def list_command(
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Data sets, their options, and whether their files are here."""
     entries = datasets.overview(data_dir)
@@ -57,26 +58,18 @@ def get_command(
 
 
 @app.command("inspect")
+@config_flags(*SOURCE, "data_dir", "clients", "partition", "alpha", "seed")
 def inspect_command(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME] [SECTION.KEY=VALUE]...", help="A data set, then overrides.")
     ] = None,
-    dataset: Dataset = None,
-    table: Table = None,
-    tables: Tables = None,
-    images: Images = None,
-    label: Label = None,
-    site: Site = None,
-    data_dir: DataDir = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
-    partition: Annotated[str | None, typer.Option(help="iid, dirichlet, per_client or column.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration (data.alpha).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed (run.seed).")] = None,
+    *,
+    flags: dict[str, Any],
     rate: Annotated[float, typer.Option(help="Resampling rate at which to show the grouping.")] = 0.6,
     groups: Annotated[int, typer.Option(help="Number of groups H.")] = 2,
     plot: Annotated[str | None, typer.Option(help="Draw the table to a .png, .svg or .pdf file.")] = None,
     samples: Annotated[str | None, typer.Option(help="Draw sample images of each class to a .png file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Site-by-class table, imbalance, missing classes, and the grouping each site would make.
 
@@ -84,11 +77,11 @@ def inspect_command(
     `fedtail data inspect --images parts/`, `fedtail data inspect --table t.csv --label severity --site state`.
     """
     name, overrides = split_arguments(arguments)
-    flags: dict[str, Any] = {
-        **data_flags(dataset or name, table, tables, images, label, site),
-        "data.clients": clients, "data.partition": partition, "data.alpha": alpha, "data.dir": data_dir,
-        "run.seed": seed,
-    }  # fmt: skip
+    if name is not None:
+        if "data.name" in flags:
+            other = flags.get("data.path", flags["data.name"])
+            raise FedtailError(f"{name!r} and {other!r} both name the data; give one")
+        flags["data.name"] = name
     federation = build_federation(load_config(None, overrides, flags))
     found = inspect(federation, rate, groups)
     if plot is not None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.cells import run_with_progress
+from fedtail.cli.options import Fresh, Workers
 from fedtail.cli.tables import print_table
 from fedtail.config import check_config
 from fedtail.experiments.cells import Cell, seeds_of
@@ -41,8 +42,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and report.html.")] = Path("runs/demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per method.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per run.")] = 40,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one per core.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier demo left.")] = False,
+    workers: Workers = None,
+    fresh: Fresh = False,
 ) -> None:
     """FedAvg, FedCGN and FedCGNM on long-tailed digits over 5 clients: a table and a report to look at."""
     began = time.perf_counter()

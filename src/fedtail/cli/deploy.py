@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedtail.cli.options import split_arguments
+from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import console
 from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
-]
 
 
 def need_flower() -> None:

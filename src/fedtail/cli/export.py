@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.core.errors import FedtailError
 from fedtail.export import export_onnx, export_torch
 from fedtail.predict import load_model
 
 
 def export(
-    run: Annotated[Path, typer.Option(help="Run folder of the trained model.")],
+    run: RunFolder,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX here (.onnx); needs fedtail[onnx].")] = None,
     torch: Annotated[Path | None, typer.Option(help="Write a torch.export program here (.pt2).")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Import the model's own module:callable.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write a trained model for use elsewhere.
 

@@ -11,11 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedtail.cli.options import Json
 from fedtail.methods.registry import describe_methods, methods_markdown, options_text
 
 
 def methods_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
 ) -> None:
     """List the methods: paper, what crosses the wire beyond FedAvg, what a client keeps, options and defaults."""

@@ -1,9 +1,13 @@
-"""Flags that several commands share, and what they mean in the config."""
+"""Arguments and flags that several commands share, each declared once, and what they mean in the config."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,40 +15,123 @@ import typer
 
 from fedtail.core.errors import FedtailError
 
-Dataset = Annotated[str | None, typer.Option("--dataset", help="Data set by name; see `fedtail data list`.")]
-Table = Annotated[str | None, typer.Option("--table", help="Your own table: CSV, TSV or Parquet; needs --label.")]
-Tables = Annotated[
-    str | None,
-    typer.Option("--tables", help="Folder or glob of tables, one per site; needs --label."),
+Command = Callable[..., None]
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
 ]
-Images = Annotated[str | None, typer.Option("--images", help="Your own images: DIR/site/class/* or DIR/class/*.")]
-Label = Annotated[str | None, typer.Option("--label", help="Column that holds the class.")]
-Site = Annotated[str | None, typer.Option("--site", help="Column that names the site; one client per value.")]
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder of data files (data.dir).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one per core.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what an earlier call left.")]
+RunFolder = Annotated[Path, typer.Option(help="Run folder of the trained model.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Import the model's own module:callable.")]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that sets a config value; ``key`` is empty where several flags make one value together."""
+
+    kind: type
+    key: str
+    help: str
+    panel: str = "Training"
+
+
+FLAGS = {
+    "dataset": Flag(str, "", "Data set by name; see `fedtail data list`.", "Data"),
+    "table": Flag(str, "", "Your own table: CSV, TSV or Parquet; needs --label or --schema.", "Data"),
+    "tables": Flag(str, "", "Folder or glob of tables, one per site; needs --label or --schema.", "Data"),
+    "images": Flag(str, "", "Your own images: DIR/site/class/* or DIR/class/*.", "Data"),
+    "label": Flag(str, "", "Column that holds the class.", "Data"),
+    "site": Flag(str, "", "Column that names the site; one client per value.", "Data"),
+    "schema": Flag(str, "", "Schema file: columns, levels, classes, label; see `fedtail data schema`.", "Data"),
+    "data_dir": Flag(str, "data.dir", "Folder of data files (data.dir).", "Data"),
+    "clients": Flag(int, "data.clients", "Number of clients (data.clients).", "Data"),
+    "partition": Flag(str, "data.partition", "iid, dirichlet, per_client or column (data.partition).", "Data"),
+    "alpha": Flag(float, "data.alpha", "Dirichlet concentration (data.alpha).", "Data"),
+    "method": Flag(str, "method.name", "Method; see `fedtail methods` (method.name)."),
+    "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, or a file that `fedtail tune` wrote."),
+    "model": Flag(str, "model.name", "Model; by default the data set's own (model.name)."),
+    "rounds": Flag(int, "run.rounds", "Rounds (run.rounds)."),
+    "seed": Flag(int, "run.seed", "Seed (run.seed)."),
+    "device": Flag(str, "engine.device", "Device: cpu, cuda, cuda:1 ... (engine.device)."),
+    "name": Flag(str, "run.name", "Name of the run folder (run.name).", "Options"),
+    "out": Flag(str, "run.folder", "Folder that holds run folders (run.folder).", "Options"),
+}
+SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
+"""Flags that together name the data."""
+DataDir = Annotated[str | None, typer.Option("--data-dir", help=FLAGS["data_dir"].help)]
+Device = Annotated[str | None, typer.Option("--device", help=FLAGS["device"].help)]
+
+
+def config_flags(*names: str, **said: str) -> Callable[[Command], Command]:
+    """Give a command the named flags of ``FLAGS`` in place of its keyword ``flags``, which receives what they set in
+    the config, by dotted key. ``said`` replaces the help text of single flags."""
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            parameters += [_parameter(n, said.get(n)) for n in names] if parameter.name == "flags" else [parameter]
+
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> None:
+            command(flags=config_values({n: given.pop(n) for n in names}), **given)
+
+        wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate
+
+
+def _parameter(name: str, said: str | None) -> inspect.Parameter:
+    flag = FLAGS[name]
+    panel = None if flag.panel == "Options" else flag.panel
+    option = typer.Option(f"--{name.replace('_', '-')}", help=said or flag.help, rich_help_panel=panel)
+    kind = Annotated[flag.kind | None, option]  # type: ignore[name-defined]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def config_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What flags set in the config, by dotted key; flags that were not given set nothing."""
+    values = {FLAGS[name].key: value for name, value in given.items() if FLAGS[name].key and value is not None}
+    return {**data_flags(**{n: given.get(n) for n in SOURCE}), **rate_flags(given.get("rates")), **values}
 
 
 def data_flags(
-    dataset: str | None, table: str | None, tables: str | None, images: str | None, label: str | None, site: str | None
+    dataset: str | None = None,
+    table: str | None = None,
+    tables: str | None = None,
+    images: str | None = None,
+    label: str | None = None,
+    site: str | None = None,
+    schema: str | None = None,
 ) -> dict[str, Any]:
     """Config values that name the data; at most one source may be given."""
     given = {"--dataset": dataset, "--table": table, "--tables": tables, "--images": images}
     named = [flag for flag, value in given.items() if value is not None]
     if len(named) > 1:
         raise FedtailError(f"{named[0]} and {named[1]} both name the data; give one")
-    if (table or tables) and label is None:
-        raise FedtailError(f"{named[0]} needs --label, the column that holds the class")
-    if label is not None and not (table or tables):
-        raise FedtailError(f"--label {label!r} goes with --table or --tables")
-    if site is not None and not table:
+    for flag, value in (("--label", label), ("--schema", schema)):
+        if value is not None and table is None and tables is None:
+            raise FedtailError(f"{flag} {value!r} goes with --table or --tables")
+    if site is not None and table is None:
         raise FedtailError(f"--site {site!r} goes with --table")
-    flags: dict[str, Any] = {"data.name": dataset}
-    if table:
-        flags |= {"data.name": "table", "data.path": table, "data.label": label, "data.site": site}
-    elif tables:
-        flags |= {"data.name": "site_tables", "data.path": tables, "data.label": label}
-    elif images:
-        flags |= {"data.name": "images", "data.path": images}
-    return flags
+    flags: dict[str, Any] = {}
+    if dataset is not None:
+        flags = {"data.name": dataset}
+    elif table is not None:
+        flags = {"data.name": "table", "data.path": table, "data.site": site}
+    elif tables is not None:
+        flags = {"data.name": "site_tables", "data.path": tables}
+    elif images is not None:
+        flags = {"data.name": "images", "data.path": images}
+    flags |= {"data.label": label, "data.schema": schema}
+    return {key: value for key, value in flags.items() if value is not None}
 
 
 def rate_flags(rates: str | None) -> dict[str, Any]:
@@ -63,9 +150,15 @@ def _read_rates(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         section = (tomllib.loads if path.suffix == ".toml" else json.loads)(text)["rates"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedtailError(f"--rates {str(path)!r} is not a file that `fedtail tune` wrote: {error}") from None
-    return {"name": section.pop("name", "fixed"), **section}
+        return {"name": section.pop("name", "fixed"), **section}
+    except OSError as error:
+        raise FedtailError(
+            f"--rates {str(path)!r} cannot be read: {error.strerror}; `fedtail tune` writes one"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FedtailError(
+            f"--rates {str(path)!r} is not a file that `fedtail tune` wrote: it has no table 'rates'"
+        ) from None
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:

@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 from torch import Tensor
 
+from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.metrics import confusion_matrix, summarize
@@ -22,11 +23,11 @@ from fedtail.predict import SavedModel, load_model
 
 def predict(
     data: Annotated[Path, typer.Argument(help="A table (CSV, TSV, Parquet), an image, a folder of images or a .npy.")],
-    run: Annotated[Path, typer.Option(help="Run folder of the trained model.")],
+    run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
     keep: Annotated[str, typer.Option(help="Columns of the table to copy into the output, with commas.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Import the model's own module:callable.")] = False,
+    allow_code: AllowCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the predictions.")] = False,
 ) -> None:
     """Predict with a trained model: one row per sample with the class and the probability of every class.

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from fedtail.cli.cells import run_with_progress
-from fedtail.cli.options import DataDir
+from fedtail.cli.options import DataDir, Device, Workers
 from fedtail.config import check_config
 from fedtail.core.errors import FedtailError
 from fedtail.experiments.cells import Cell, Outcome
@@ -39,8 +39,8 @@ def reproduce(
     only: Annotated[list[str] | None, typer.Option(help="Keep cells whose name contains this; repeatable.")] = None,
     tuned: Annotated[bool, typer.Option("--tuned", help="Use the settings a recorded search found best.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("results"),
-    workers: Annotated[int | None, typer.Option(min=1, help="Cells at once; by default one per core.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device, instead of the recipe's.")] = None,
+    workers: Workers = None,
+    device: Device = None,
     data_dir: DataDir = None,
     launcher: Annotated[str, typer.Option(help="Where cells run: processes, or ray (a cluster).")] = "processes",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells.")] = False,

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich import box
 from rich.table import Table as RichTable
 
-from fedtail.cli.options import (
-    DataDir,
-    Dataset,
-    Images,
-    Label,
-    Site,
-    Table,
-    Tables,
-    data_flags,
-    rate_flags,
-    split_arguments,
-)
+from fedtail.cli.options import SOURCE, Arguments, Json, Quiet, Resume, config_flags, split_arguments
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
 from fedtail.core.history import plain
@@ -33,32 +22,16 @@ from fedtail.run import Result, run
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "tail")
 
 
+@config_flags(
+    *SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out"
+)  # fmt: skip
 def run_command(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
-    ] = None,
-    dataset: Dataset = None,
-    table: Table = None,
-    tables: Tables = None,
-    images: Images = None,
-    label: Label = None,
-    site: Site = None,
-    method: Annotated[str | None, typer.Option(help="Method (method.name).")] = None,
-    rates: Annotated[
-        str | None, typer.Option(help="Rate strategy, one rate for all, or a file of tuned rates.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model (model.name).")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds (run.rounds).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed (run.seed).")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run folder (run.name).")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder that holds run folders (run.folder).")] = None,
-    data_dir: DataDir = None,
-    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1 ... (engine.device).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    arguments: Arguments = None,
+    *,
+    flags: dict[str, Any],
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train one federation and write a run folder.
 
@@ -66,12 +39,6 @@ def run_command(
     and changes one value; `fedtail run --method fedavg --rates 0.4` uses flags.
     """
     path, overrides = split_arguments(arguments)
-    flags: dict[str, Any] = {
-        **data_flags(dataset, table, tables, images, label, site), **rate_flags(rates),
-        "method.name": method, "model.name": model, "data.clients": clients,
-        "run.rounds": rounds, "run.seed": seed, "run.name": name, "run.folder": out, "data.dir": data_dir,
-        "engine.device": device,
-    }  # fmt: skip
     if resume and path is not None and Path(path).is_dir():
         flags["run.folder"], flags["run.name"] = str(Path(path).parent), Path(path).name
     config = load_config(path, overrides, flags)

@@ -25,7 +25,7 @@ def schema_command(
     """Propose a schema from one table: columns, levels and classes, without any statistics.
 
     Complete it by hand (levels and classes other sites have), give it to every site, and train with
-    `fedtail run --tables DIR --label severity data.schema=schema.toml`.
+    `fedtail run --tables DIR --schema schema.toml`.
     """
     if out is not None and out.suffix not in (".toml", ".json"):
         raise FedtailError(f"--out {str(out)!r} must end in .toml or .json")

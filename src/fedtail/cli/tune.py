@@ -13,14 +13,12 @@ from rich.table import Table as RichTable
 
 from fedtail.checkpoint import write_atomically
 from fedtail.cli.options import (
-    DataDir,
-    Dataset,
-    Images,
-    Label,
-    Site,
-    Table,
-    Tables,
-    data_flags,
+    SOURCE,
+    Arguments,
+    Json,
+    Quiet,
+    Resume,
+    config_flags,
     rate_flags,
     split_arguments,
 )
@@ -31,35 +29,21 @@ from fedtail.rates.fixed import fixed_section
 from fedtail.run import run
 
 
+@config_flags(
+    *SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out",
+    rates="Search: fedhoo (default), fedhoo_clusters, hoo, fast, locally_optimal, grid.",
+    rounds="Rounds at most (run.rounds).",
+)  # fmt: skip
 def tune(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
-    ] = None,
-    dataset: Dataset = None,
-    table: Table = None,
-    tables: Tables = None,
-    images: Images = None,
-    label: Label = None,
-    site: Site = None,
-    method: Annotated[str | None, typer.Option(help="Method (method.name).")] = None,
-    rates: Annotated[
-        str | None,
-        typer.Option(help="Search: fedhoo (default), fedhoo_clusters, hoo, fast, locally_optimal, grid."),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients (data.clients).")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds at most (run.rounds).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed (run.seed).")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run folder (run.name).")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder that holds run folders (run.folder).")] = None,
+    arguments: Arguments = None,
+    *,
+    flags: dict[str, Any],
     save: Annotated[
         Path | None, typer.Option(help="File for the rates, .toml or .json; by default rates.toml in the run folder.")
     ] = None,
-    data_dir: DataDir = None,
-    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1 ... (engine.device).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted search.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Search resampling rates, stop when they are found, and save them.
 
@@ -69,11 +53,9 @@ def tune(
     path, overrides = split_arguments(arguments)
     if save is not None and save.suffix not in (".toml", ".json"):
         raise FedtailError(f"--save {str(save)!r} must end in .toml or .json")
-    flags: dict[str, Any] = {
-        **data_flags(dataset, table, tables, images, label, site), **rate_flags(rates or _search(path, overrides)),
-        "method.name": method, "data.clients": clients, "run.rounds": rounds, "run.seed": seed, "run.name": name,
-        "run.folder": out, "data.dir": data_dir, "engine.device": device, "run.search_only": True,
-    }  # fmt: skip
+    if "rates.name" not in flags:
+        flags |= rate_flags(_search(path, overrides))
+    flags["run.search_only"] = True
     config = load_config(path, overrides, flags)
     with RoundProgress(f"tune {config.rates.name}", config.run.rounds, quiet=quiet) as progress:
         result = run(config, resume=resume, on_round=progress, on_start=lambda _, done: progress.start(done))

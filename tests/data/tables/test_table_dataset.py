@@ -149,7 +149,7 @@ def test_a_declared_schema_fixes_columns_and_levels(csv: Path, tmp_path: Path) -
     ("change", "options", "words"),
     [
         ({}, {"label": "Severty"}, "no label column 'Severty'; did you mean 'severity'"),
-        ({}, {"label": ""}, "needs data.label"),
+        ({}, {"label": ""}, "needs --label"),
         ({}, {"site": "province"}, "no site column 'province'"),
         ({}, {"site": "severity"}, "label and site are the same"),
         ({}, {"label": "case"}, "looks like a quantity or an id"),

@@ -22,7 +22,7 @@ from fedtail.data.tables.labels import label_codes, name_codes, natural_order, n
 from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
-from fedtail.data.tables.schema import KINDS, Column, TableSchema, load_schema
+from fedtail.data.tables.schema import KINDS, NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
 
 REASONS = {
     "date": "dates",
@@ -37,7 +37,7 @@ REASONS = {
 @DATASETS.add("table")
 def table(
     path: str,
-    label: str,
+    label: str = "",
     site: str | None = None,
     group: str | None = None,
     test: str | None = None,
@@ -53,7 +53,7 @@ def table(
     seed: int = 0,
 ) -> Pooled:
     """A user's table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, where it has
-    one, a ``site`` column.
+    one, a ``site`` column. ``label`` may be left out where ``schema`` names it.
 
     ``group``: a column that groups sites (region, machine type), for rate searches over groups; it stays an input.
     ``test``: a second file for testing; without it a stratified ``test_fraction`` is held out. ``exclude``: columns
@@ -62,9 +62,10 @@ def table(
     """
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
     declared = load_schema(schema) if schema else None
+    label = agreed_label(label, declared)
     reading: dict[str, Any] = {
         "text": {*categories, *((c.name for c in declared.columns if c.kind != "numeric") if declared else ())},
-        "plain": {label, site} - {None},
+        "plain": {label, site} - {None, ""},
         "exclude": set(exclude) - {label, site},
         "delimiter": delimiter,
         "encoding": encoding,
@@ -251,7 +252,7 @@ def _check_columns(
 ) -> None:
     names = list(data.columns)
     if not label:
-        raise FedtailError(f"{where} needs data.label, the column to predict (columns: {listing(names, 12)})")
+        raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
     need_column("label", label, names, where)
     if site is not None:
         need_column("site", site, names, where)

@@ -145,6 +145,16 @@ def load_schema(path: str | Path) -> TableSchema:
     return TableSchema.from_dict(raw, f"schema {str(path)!r}")
 
 
+NEEDS_LABEL = "needs --label (data.label), the column that holds the class, or --schema (data.schema) that names it"
+
+
+def agreed_label(label: str, schema: TableSchema | None = None) -> str:
+    """The label column: as given, else the schema's; the two may not differ. Empty if neither names it."""
+    if schema is not None and label and label != schema.label:
+        raise FedtailError(f"data.label = {label!r}, but the schema's label is {schema.label!r}; leave one out")
+    return label or (schema.label if schema is not None else "")
+
+
 def schema_text(schema: TableSchema, suffix: str = ".toml") -> str:
     """A schema as TOML or JSON text, ready for a person to edit."""
     if suffix == ".json":

@@ -28,7 +28,7 @@ from fedtail.data.tables.labels import label_codes, need_column
 from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
 from fedtail.data.tables.pooled import describe, infer_schema, is_table, names_option
 from fedtail.data.tables.read import Table, listing, read_table, table_name
-from fedtail.data.tables.schema import TableSchema, load_schema
+from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
 
 MIN_COUNT = 5
 """A site tells no mean of fewer values than this."""
@@ -155,8 +155,7 @@ def site_tables(
     notes: list[str] = []
     if schema:
         agreed = load_schema(schema)
-        if label and label != agreed.label:
-            raise FedtailError(f"data.label = {label!r}, but schema {schema!r} has the label {agreed.label!r}")
+        agreed_label(label, agreed)
     else:
         agreed, notes = _first_site_schema(
             files, label, exclude=names_option("exclude", exclude), categories=names_option("categories", categories),
@@ -193,7 +192,7 @@ def site_tables(
 def _first_site_schema(files: dict[str, Path], label: str, **options: Any) -> tuple[TableSchema, list[str]]:
     name, file = next(iter(files.items()))
     if not label:
-        raise FedtailError("the data set 'site_tables' needs data.label, the column to predict, or data.schema")
+        raise FedtailError(f"table {name!r} {NEEDS_LABEL}")
     agreed, notes = propose_schema(file, label, **options)
     first = f"columns, levels and classes were taken from the first site, {name!r}; declare them with data.schema"
     return agreed, [first, *(n for n in notes if n.startswith(("left out", "hashed")))]
