@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedtail.cli import main
+from fedtail.cli.progress import RoundProgress
+from fedtail.fit import State
 
 FAST = ["--dataset", "blobs", "data.n_max=40", "--clients", "2", "--rounds", "2"]
 
@@ -92,6 +95,26 @@ def test_json_is_the_last_line_of_standard_output_and_progress_goes_to_standard_
         last
     )
     assert "round" in err and "macro F1" in err and "ETA" in err
+
+
+def test_a_stopped_run_names_the_command_that_goes_on(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = RoundProgress.__call__
+
+    def stop(self: RoundProgress, state: State, record: dict[str, Any], seconds: float) -> None:
+        whole(self, state, record, seconds)
+        if state.round == 1:
+            raise KeyboardInterrupt
+
+    (tmp_path / "runs" / "blobs-fedcgnm-uniform-s0").mkdir(parents=True)  # the plain name is taken
+    monkeypatch.setattr(RoundProgress, "__call__", stop)
+    code, out, err = call(capsys, monkeypatch, "run", *FAST)
+    said, _, command = err.splitlines()[-1].partition("; go on with: fedtail ")
+    assert code == 130 and out == "" and said == "stopped: 1 of 2 rounds are done"
+    monkeypatch.setattr(RoundProgress, "__call__", whole)
+    code, out, err = call(capsys, monkeypatch, *command.split())
+    assert code == 0 and "round 2/2" in err and "round 1/2" not in err
+    assert "runs/blobs-fedcgnm-uniform-s0-2" in out
 
 
 def test_naming_another_method_keeps_only_the_options_it_has(capsys, monkeypatch, tmp_path: Path) -> None:

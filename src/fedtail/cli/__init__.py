@@ -9,6 +9,7 @@ import click
 import typer
 
 from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, reproduce, run, tune
+from fedtail.cli.progress import Stopped
 from fedtail.core.errors import FedtailError
 
 app = typer.Typer(
@@ -45,17 +46,18 @@ def main() -> None:
             raise
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except click.exceptions.Abort:
-        click.echo("stopped", err=True)
+    except Stopped as stopped:
+        click.echo(f"stopped: {stopped}", err=True)
         sys.exit(130)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = 130
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        click.echo("stopped; the same command with --resume goes on from the last checkpoint", err=True)
-        sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+    if code == 130:  # typer's way to say Ctrl-C
+        click.echo("stopped", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from fedtail.cli.progress import console
+from fedtail.cli.progress import Stopped, console
 from fedtail.core.errors import FedtailError
 from fedtail.experiments.cells import Cell, Outcome, run_cells
 from fedtail.experiments.launchers import Launcher
@@ -31,24 +31,33 @@ def run_with_progress(
             shutil.rmtree(cell.folder(out), ignore_errors=True)
     began = time.perf_counter()
     bar = Progress(
-        TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=console, transient=True,
         disable=not console.is_terminal,
     )  # fmt: skip
     task = bar.add_task(title, total=len(cells), note="")
-    done = 0
+    done = kept = 0
 
     def note(outcome: Outcome) -> None:
-        nonlocal done
-        done += 1
+        nonlocal done, kept
+        done, kept = done + 1, kept + outcome.cached
         said = "failed" if outcome.error else "kept" if outcome.cached else "done"
-        bar.update(task, completed=done, note=f"{outcome.cell.label} {said}")
+        if outcome.cached:  # takes no time, so it says nothing of the time left
+            bar.reset(task, completed=done, note=f"{outcome.cell.label} {said}")
+        else:
+            bar.update(task, completed=done, note=f"{outcome.cell.label} {said}")
         if not console.is_terminal:
-            spent = time.perf_counter() - began
-            console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {said}  {spent:.0f} s", soft_wrap=True)
+            spent, ran = time.perf_counter() - began, done - kept
+            left = f"  ETA {spent / ran * (len(cells) - done):.0f} s" if ran else ""
+            console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {said}{left}", soft_wrap=True)
 
-    with bar:
-        outcomes = run_cells(cells, out, workers=workers, on_done=note, launcher=launcher)
+    try:
+        with bar:
+            outcomes = run_cells(cells, out, workers=workers, on_done=note, launcher=launcher)
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"{done} of {len(cells)} runs are finished; the same command{' without --fresh' if fresh else ''} goes on"
+        ) from None
     failed = [o for o in outcomes if o.error]
     if failed and strict:
         raise FedtailError(

@@ -161,6 +161,13 @@ def _read_rates(path: Path) -> dict[str, Any]:
         ) from None
 
 
+def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
+    """``fedtail run runs/x --resume`` goes on in that very folder, whatever name its config has."""
+    if not resume or path is None or not Path(path).is_dir():
+        return {}
+    return {"run.folder": str(Path(path).parent), "run.name": Path(path).name}
+
+
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:
     """A config path, if the first argument is not an override, and the overrides."""
     rest = list(arguments or [])

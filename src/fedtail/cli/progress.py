@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,11 +15,17 @@ from fedtail.fit import State
 console = Console(stderr=True, highlight=False)
 
 
+class Stopped(Exception):
+    """Ctrl-C, where there is something to say of how to go on. Printed as one line; the command exits with code 130."""
+
+
 class RoundProgress:
     """Shows round, loss, macro F1, tail accuracy and the time left. Usable as ``on_round`` of a run."""
 
-    def __init__(self, title: str, rounds: int, *, quiet: bool = False) -> None:
-        self.title, self.rounds, self.quiet = title, rounds, quiet
+    def __init__(self, title: str, rounds: int, command: str, *, quiet: bool = False) -> None:
+        self.title, self.rounds, self.command, self.quiet = title, rounds, command, quiet
+        self.folder: Path | None = None
+        self.done = 0
         self.live = console.is_terminal and not quiet
         self.began, self.first = time.perf_counter(), 0
         self._progress = Progress(
@@ -37,13 +44,18 @@ class RoundProgress:
     ) -> None:
         if self.live:
             self._progress.stop()
+        if isinstance(error, KeyboardInterrupt) and self.folder is not None:
+            said = f"{self.done} of {self.rounds} rounds are done"
+            raise Stopped(f"{said}; go on with: {self.command} {self.folder} --resume") from None
 
-    def start(self, done: int) -> None:
-        """Rounds that were done before (a resumed run)."""
+    def start(self, folder: Path, done: int) -> None:
+        """Where the run is written, and how many rounds were done before (a resumed run)."""
+        self.folder, self.done = folder, done
         self.first, self.began = done, time.perf_counter()
         self._progress.update(self._task, completed=done)
 
     def __call__(self, state: State, record: dict[str, Any], seconds: float) -> None:
+        self.done = state.round
         if self.quiet:
             return
         metrics = record.get("test") or record.get("validation") or {}

@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table as RichTable
 
-from fedtail.cli.options import SOURCE, Arguments, Json, Quiet, Resume, config_flags, split_arguments
+from fedtail.cli.options import SOURCE, Arguments, Json, Quiet, Resume, config_flags, resume_flags, split_arguments
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
 from fedtail.core.history import plain
@@ -39,14 +39,12 @@ def run_command(
     and changes one value; `fedtail run --method fedavg --rates 0.4` uses flags.
     """
     path, overrides = split_arguments(arguments)
-    if resume and path is not None and Path(path).is_dir():
-        flags["run.folder"], flags["run.name"] = str(Path(path).parent), Path(path).name
-    config = load_config(path, overrides, flags)
+    config = load_config(path, overrides, {**flags, **resume_flags(path, resume)})
     quiet = quiet or rank() > 0
-    with RoundProgress(config.method.name, config.run.rounds, quiet=quiet) as progress:
+    with RoundProgress(config.method.name, config.run.rounds, "fedtail run", quiet=quiet) as progress:
 
         def begin(folder: Path, done: int) -> None:
-            progress.start(done)
+            progress.start(folder, done)
             for note in [] if quiet else json.loads((folder / "clients.json").read_text())["notes"]:
                 console.print(f"note: {note}", style="dim", soft_wrap=True)
 

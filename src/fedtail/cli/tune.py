@@ -20,6 +20,7 @@ from fedtail.cli.options import (
     Resume,
     config_flags,
     rate_flags,
+    resume_flags,
     split_arguments,
 )
 from fedtail.cli.progress import RoundProgress, console
@@ -55,10 +56,9 @@ def tune(
         raise FedtailError(f"--save {str(save)!r} must end in .toml or .json")
     if "rates.name" not in flags:
         flags |= rate_flags(_search(path, overrides))
-    flags["run.search_only"] = True
-    config = load_config(path, overrides, flags)
-    with RoundProgress(f"tune {config.rates.name}", config.run.rounds, quiet=quiet) as progress:
-        result = run(config, resume=resume, on_round=progress, on_start=lambda _, done: progress.start(done))
+    config = load_config(path, overrides, {**flags, **resume_flags(path, resume), "run.search_only": True})
+    with RoundProgress(f"tune {config.rates.name}", config.run.rounds, "fedtail tune", quiet=quiet) as progress:
+        result = run(config, resume=resume, on_round=progress, on_start=progress.start)
     folder, last = result.folder or Path(), result.history[-1]
     section = fixed_section(last)
     target = save or folder / "rates.toml"

@@ -9,9 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -105,22 +110,48 @@ def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outc
     """A launcher with ``workers`` fresh processes; torch does not survive a fork."""
 
     def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers, len(cells)), mp_context=context) as pool:
-            pending = {pool.submit(run_packed, cell.label, cell.config.model_dump(), str(base)): cell for cell in cells}
-            try:
-                while pending:
-                    done, _ = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        cell = pending.pop(future)
-                        error = future.exception()
-                        message = f"{type(error).__name__}: {error}" if error is not None else future.result()
-                        yield Outcome(cell, cell.folder(base), error=message)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(min(workers, len(cells)), mp_context=context, initializer=begin_worker)
+        try:
+            with _inherit_no_interrupt():  # the first submissions start the workers
+                pending = {pool.submit(run_packed, c.label, c.config.model_dump(), str(base)): c for c in cells}
+            while pending:
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    cell = pending.pop(future)
+                    error = future.exception()
+                    message = f"{type(error).__name__}: {error}" if error is not None else future.result()
+                    yield Outcome(cell, cell.folder(base), error=message)
+        except BaseException:  # Ctrl-C, or a caller that wants no more: cells in mid-run have their checkpoints
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     return launch
+
+
+@contextmanager
+def _inherit_no_interrupt() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which reaches every process of a terminal: the parent answers it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_worker() -> None:
+    """A worker outlives no parent, however that ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def run_packed(label: str, raw: dict[str, Any], base: str) -> str | None:

@@ -1,0 +1,102 @@
+"""Ctrl-C in the middle of a grid, for real: it ends at once, leaves nothing behind, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedtail.report import load_run
+
+GRID = ["reproduce", "table-iid", "--scale", "smoke", "--only", "K=5", "--seeds", "2"]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")]
+
+
+def start(out: Path, workers: int) -> subprocess.Popen[str]:
+    """The grid in a session of its own, so that whatever it leaves behind can be found."""
+    command = [sys.executable, "-m", "fedtail", *GRID, "--workers", str(workers), "--out", str(out)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=out.parent
+    )
+
+
+def complete(out: Path, workers: int) -> tuple[list[str], str]:
+    """Lines of progress and the table of a grid that is left to end."""
+    process = start(out, workers)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return err.splitlines(), (out / "table-iid" / "smoke" / "table.md").read_text()
+
+
+def alive(session: int) -> list[str]:
+    """Processes of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(sid) == session and state != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+def left_behind(session: int) -> list[str]:
+    """The same after a moment's grace: multiprocessing's resource tracker ends once its parent has."""
+    deadline = time.monotonic() + 20
+    while (found := alive(session)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def until_first_cell(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "1/" in line and "done" in line, line + process.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return complete(tmp_path_factory.mktemp("whole") / "results", 2)[1]
+
+
+@pytest.mark.parametrize(("workers", "whom"), [(1, "process"), (2, "process"), (2, "terminal")])
+def test_a_stopped_grid_says_how_to_go_on_and_ends_with_the_same_table(
+    workers: int, whom: str, table: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "results"
+    process = start(out, workers)
+    until_first_cell(process)
+    time.sleep(0.3)  # into the next cell
+    began = time.monotonic()
+    (os.kill if whom == "process" else os.killpg)(process.pid, signal.SIGINT)  # Ctrl-C goes to all of a terminal
+    shown, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert process.returncode == 130 and shown == "" and "Traceback" not in err
+    done = sum("done" in line for line in err.splitlines()) + 1
+    last = [line for line in err.splitlines() if line.strip()][-1]
+    assert last == f"stopped: {done} of 18 runs are finished; the same command goes on"
+    assert left_behind(process.pid) == []
+    finished = sorted(path.parent for path in out.glob("cells/*/result.json"))
+    assert done <= len(finished) < 18
+    for folder in finished:
+        assert load_run(folder).finished and (folder / "model.safetensors").is_file()
+    before = {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished}
+
+    lines, again = complete(out, workers)
+    assert sum("kept" in line for line in lines) == len(finished)
+    assert {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished} == before
+    assert again == table
+
+
+def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    process = start(tmp_path / "results", 2)
+    until_first_cell(process)
+    process.kill()
+    process.communicate(timeout=30)
+    assert left_behind(process.pid) == []
