@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from fedtail.core.records import Task
+from fedtail.data.federation import Client, Samples, Transform
 from fedtail.engines.base import LocalSettings
-from fedtail.engines.local import group_gradients, plan_local_run, train_client, train_probe
+from fedtail.engines.local import group_gradients, load_batch, plan_local_run, train_client, train_probe
 from fedtail.methods import PCN, Batch, FedAvg, FedCGN, FedCGNM, Method
 from fedtail.models import FlatModel, build_model
 
@@ -142,3 +143,12 @@ def test_augmentation_is_drawn_per_copy_and_repeats_with_the_key() -> None:
     delta, *_ = train_probe(model, fed.client(0), FedCGNM(), task_for(model.vector.clone()), 0, 0, {}, LocalSettings())
     assert torch.isfinite(delta).all()
     assert replace(fed, augment=None).client(0).augment is None
+
+
+def test_a_shifted_image_has_a_border_of_the_mean_colour() -> None:
+    images = Samples(torch.full((2, 3, 8, 8), 200, dtype=torch.uint8), torch.tensor([0, 1]))
+    transform = Transform(scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
+    client = Client(0, images, np.arange(2), np.arange(0), 2, transform, "crop-flip")
+    x, _ = load_batch(client, np.arange(2), np.array([[1, 4, 0], [4, 4, 0]]), torch.device("cpu"))
+    assert torch.equal(x[0, :, :3], torch.zeros(3, 3, 8)) and (x[0, :, 3:] > 0).all()
+    assert torch.equal(x[1], transform(images.x[1:])[0])

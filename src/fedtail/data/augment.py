@@ -31,7 +31,11 @@ def draw_augment(name: str, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def apply_augment(x: Tensor, draws: Tensor) -> Tensor:
-    """Crop (zero padding of 4) and flip images. x: (N, C, H, W); draws: (N, 3) on the same device."""
+    """Crop and flip images. x: (N, C, H, W); draws: (N, 3) on the same device.
+
+    Meant for normalized images: the 4 pixels of padding are zeros, so the border is of the mean colour, as the
+    padding of a convolution is. A black border would shift the statistics of every GroupNorm, in training only.
+    """
     n, _, h, w = x.shape
     rows = torch.arange(h, device=x.device) + draws[:, :1]
     cols = torch.arange(w, device=x.device).expand(n, w)

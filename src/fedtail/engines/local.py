@@ -101,9 +101,8 @@ def load_batch(
     """Model input and labels of some pool indices."""
     i = torch.as_tensor(index)
     x, y = client.pool.x[i].to(device), client.pool.y[i].to(device)
-    if draws is not None:
-        x = apply_augment(x, torch.as_tensor(draws).to(device))
-    return client.transform(x), y
+    x = client.transform(x)
+    return x if draws is None else apply_augment(x, torch.as_tensor(draws).to(device)), y
 
 
 def group_gradients(

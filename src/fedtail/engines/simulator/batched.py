@@ -148,10 +148,10 @@ class BatchedSimulator(ReferenceSimulator):
             if self._pool_plain:
                 torch.index_select(pool, 0, index, out=flat)
             else:
-                x = pool.index_select(0, index)
+                x = transform(pool.index_select(0, index))
                 if cohort.draws is not None:
                     x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
-                inputs.copy_(transform(x).view(inputs.shape))
+                inputs.copy_(x.reshape(inputs.shape))
             labels.copy_(label)
             shares.copy_(share)
             yield place

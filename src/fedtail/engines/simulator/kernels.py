@@ -137,13 +137,12 @@ def prepare_inputs(transform: Transform, device: torch.device, input_ndim: int) 
     std = torch.tensor(transform.std, device=device).view(shape) if transform.mean else None
 
     def inputs(pool: Tensor, index: Tensor, draws: Tensor | None) -> Tensor:
-        x = pool[index]
-        if draws is not None:
-            x = apply_augment(x, draws)
-        out = x.to(torch.float32)
+        out = pool[index].to(torch.float32)
         if transform.scale != 1.0:
             out = out * transform.scale
-        return out if mean is None or std is None else (out - mean) / std
+        if mean is not None and std is not None:
+            out = (out - mean) / std
+        return out if draws is None else apply_augment(out, draws)
 
     return inputs
 
