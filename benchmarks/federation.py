@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.config import Config, check_config
-from fedtail.deploy import local
 from fedtail.deploy.create import create_deployment
 from fedtail.deploy.federate import federate
 from fedtail.deploy.layout import Deployment
+from fedtail.deploy.ports import free_port
 from fedtail.deploy.site_config import load_site
 from fedtail.engines.transport import InProcess
 from fedtail.run import run
@@ -57,10 +57,12 @@ def in_process(config: Config, deployment: Deployment) -> Path:
 
 
 def on_flower(config: Config, deployment: Deployment) -> Path:
+    from fedtail.deploy import local, runs
+
     deployment.config.write_text(config.to_toml())
     try:
         local.up(deployment)
-        return Path(local.wait(deployment, local.run(deployment))["folder"])
+        return Path(runs.wait(deployment, runs.start(deployment))["folder"])
     finally:
         local.down(deployment)
 
@@ -105,7 +107,7 @@ def main() -> None:
             folder = Path(scratch)
             config = settings(clients, rounds, hidden, folder, name.replace(" ", "-"))
             sites = tuple(f"site-{k + 1}" for k in range(clients))
-            deployment = create_deployment(folder / "fed", sites, config, port=local.free_port())
+            deployment = create_deployment(folder / "fed", sites, config, port=free_port())
             row = measure(start(config, deployment))
         sent = [f"{row[k] / 1e6:9.1f}" if k in row else f"{'–':>9}" for k in ("down", "up")]
         exchanges = row.get("exchanges", "–")

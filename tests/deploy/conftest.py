@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,12 @@ def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
         pytest.skip("flwr is not installed (pip install 'fedtail[flower]')")
     from fedtail.deploy import local, processes
     from fedtail.deploy.create import create_deployment
+    from fedtail.deploy.ports import find_nginx, free_port
 
     folder: Path = tmp_path_factory.mktemp("flower") / "fed"
-    deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=local.free_port())
+    deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=free_port())
     try:
-        local.up(deployment, proxy=shutil.which("nginx") is not None)
+        local.up(deployment, proxy=find_nginx() is not None)
         yield deployment
     finally:
         local.down(deployment)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-import shutil
+import re
+import socket
 import stat
 import subprocess
 import sys
@@ -15,14 +16,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("cryptography", reason="deployments need fedtail[flower] or fedtail[nvflare]")
+pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
 from fedtail.cli import app
 from fedtail.core.errors import FedtailError
 from fedtail.deploy import processes
 from fedtail.deploy.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
-from fedtail.deploy.create import create_deployment
+from fedtail.deploy.create import create_deployment, move_port
+from fedtail.deploy.doctor import examine_site
 from fedtail.deploy.layout import load_deployment
+from fedtail.deploy.ports import find_nginx, free_port, is_free
+from fedtail.deploy.status import Status
 from fedtail.engines.flower.site_app import frames, worker_client
 from fedtail.engines.wire import Parcel, pack, unpack
 
@@ -70,6 +74,7 @@ def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_
     assert text.count("location") == 2 and "location /v1/fleet/" in text and "location / { return 403; }" in text
     unit = (deployment.site("north") / "fedtail-site.service").read_text()
     assert "--superlink fed.example.org:443" in unit and "KillMode=control-group" in unit
+    assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
     assert "--host 127.0.0.1 --port 9300" in (deployment.server / "fedtail-superlink.service").read_text()
 
 
@@ -87,6 +92,9 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
         (["init", "{new}", "--sites", "a,a"], "must differ"),
         (["init", "{new}", "--sites", "a/b"], "is not allowed"),
         (["init", "{new}", "--sites", "a,b", "--public", "nowhere"], "host:port"),
+        (["init", "{new}", "--sites", "a,b", "--public", "host:99999"], "outside 1..65535"),
+        (["init", "{new}", "--sites", "a,b", "--port", "99999"], "outside 1..65535"),
+        (["doctor", "--site", "{new}/site.toml"], "does not exist"),
         (["status", "{new}"], "is not a deployment folder"),
         (["doctor"], "give the deployment folder"),
     ],
@@ -112,6 +120,78 @@ def test_init_writes_a_folder_and_a_sites_doctor_reads_its_data(tmp_path: Path) 
     assert broken.exit_code == 1 and "chmod 600" in broken.output
 
 
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cude", "worker.device 'cude' is unknown; did you mean 'cuda'"), ("cuda:77", "worker.device = 'cuda:77' but")],
+)
+def test_a_device_that_is_not_there_is_noticed_by_doctor_and_at_the_workers_start(
+    tmp_path: Path, device: str, message: str
+) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
+    site.write_text(site.read_text().replace('device = "cpu"', f'device = "{device}"'))
+    (finding,) = [f for f in examine_site(site) if f.level == "error"]
+    assert finding.subject == "worker" and message in finding.message and "\n" not in finding.message
+    with pytest.raises(worker_client.WorkerError, match=re.escape(message)):
+        worker_client.ask(site, "hello", pack(Parcel({})))
+
+
+def test_a_sites_doctor_says_what_is_wrong_with_data_and_address(tmp_path: Path) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings(), rehearsal=False).site("north") / "site.toml"
+    (finding,) = [f for f in examine_site(site) if f.level == "error"]
+    assert finding.subject == "data" and "schema.toml" in finding.message
+    with pytest.raises(FedtailError, match=r"--server 'nowhere' is not of the form host:port"):
+        examine_site(site, "nowhere")
+    (site.parent / "ca.crt").unlink()
+    assert "ca.crt is missing" in examine_site(site, "127.0.0.1:1")[-1].message
+
+
+def test_a_taken_port_leaves_no_folder_behind_and_another_can_be_chosen_later(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "new"), "--port", str(port)])
+        assert isinstance(result.exception, FedtailError) and "choose another with --port" in str(result.exception)
+        assert not (tmp_path / "new").exists()
+    made = create_deployment(tmp_path / "fed", SITES, settings(), port=9300)
+    move_port(made, 9400)
+    moved = load_deployment(tmp_path / "fed")
+    assert (moved.port, moved.public, moved.proxy_port) == (9400, "127.0.0.1:9400", 9401)
+    written = [p for p in (tmp_path / "fed").rglob("*") if p.is_file() and b"9300" in p.read_bytes()]
+    assert written == [], "nothing names the old port"
+    real = create_deployment(tmp_path / "real", SITES, settings(), public="fed.example.org:443", port=9300)
+    assert move_port(real, 9400).public == "fed.example.org:443"
+
+
+def test_overrides_to_a_folder_that_exists_are_not_lost_in_silence(tmp_path: Path) -> None:
+    create_deployment(tmp_path / "fed", SITES, settings())
+    result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "fed"), "run.rounds=9"])
+    assert isinstance(result.exception, FedtailError) and "config.toml" in str(result.exception)
+
+
+def test_commands_on_a_federation_that_is_down_say_so(tmp_path: Path) -> None:
+    create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
+    runner, folder = CliRunner(), str(tmp_path / "fed")
+    for command in ("run", "register"):
+        result = runner.invoke(app, ["deploy", command, folder])
+        assert isinstance(result.exception, FedtailError) and "fedtail deploy up" in str(result.exception)
+    assert "no run is going on" in runner.invoke(app, ["deploy", "stop", folder]).output
+    assert "nothing was running" in runner.invoke(app, ["deploy", "down", folder]).output
+    shown = runner.invoke(app, ["deploy", "status", folder]).output
+    assert "SuperLink down" in shown and "no run yet" in shown
+
+
+def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
+    fault = {"client": 1, "round": 1, "reason": "no reply within 20 s"}
+    status = Status(deployment.server / "run.json", settings(), 7)
+    status.write(state="training", round=2, errors=[fault])
+    (deployment.server / "run.id").write_text("7\n")
+    shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
+    assert "run: stopped, round 2 of 3" in shown and "--resume" in shown
+    assert "round 2, east: no reply within 20 s" in shown
+
+
 def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
     child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
     sleep = [sys.executable, "-c", f"import subprocess, sys; subprocess.run({child}, start_new_session=True)"]
@@ -129,15 +209,18 @@ def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
     processes.stop(other, grace=2.0)
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+@pytest.mark.skipif(
+    find_nginx() is None,
+    reason="nginx is not installed (apt-get install nginx-light)",
+)
 def test_stop_finds_the_proxy_although_it_hides_its_environment(tmp_path: Path) -> None:
     from fedtail.deploy import local
 
-    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=local.free_port())
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
     local.start_proxy(deployment)
     assert [p.role for p in processes.find(deployment.folder)] == ["proxy"]
     processes.stop(deployment.folder)
-    assert local.is_free("127.0.0.1", deployment.proxy_port)
+    assert is_free("127.0.0.1", deployment.proxy_port)
 
 
 def test_the_site_app_imports_neither_torch_nor_fedtail() -> None:

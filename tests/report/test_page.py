@@ -70,14 +70,38 @@ def test_text_from_runs_cannot_inject_markup(run_folder: Writer, tmp_path: Path)
 def test_refusals_and_runs_cut_short_are_told(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", n_rounds=4, asked=9, refused={2: "update is not finite"})], tmp_path)
     assert "stopped after 4 of 9 rounds" in html
-    assert "update is not finite" in html and "1 client update was refused" in html
-    assert "No client update was refused" in page([run_folder("b")], tmp_path)
+    assert "update is not finite" in html and "missing or refused once" in html
+    assert "No client was missing or refused" in page([run_folder("b")], tmp_path)
 
 
 def test_a_real_federation_without_label_histograms_is_reported(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", label_map=False, confusion=False)], tmp_path)
     assert "Label histograms stay at the sites" in html
     assert '<section id="confusion">' not in html
+
+
+def test_a_real_federations_report_names_sites_faults_traffic_and_what_they_kept(
+    run_folder: Writer, tmp_path: Path
+) -> None:
+    folder = run_folder("a", label_map=False, confusion=False, refused={2: "no reply within 20 s"})
+    clients = json.loads((folder / "clients.json").read_text())
+    names = [f"hospital {k}" for k in range(len(clients["sizes"]))]
+    (folder / "clients.json").write_text(json.dumps({**clients, "sites": names}))
+    records = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    records[1]["faults"] = [{"client": 1, "reason": "validate: not finite"}]
+    for record in records:
+        record["traffic"] = {"down": 3_000_000, "up": 1000, "exchanges": 2}
+    (folder / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"engine": {"engine": "flower", "path": "remote"}, "confusion": [[30, 40]]}
+    result["test"] = {"accuracy": 0.75, "macro_f1": None}
+    (folder / "result.json").write_text(json.dumps(result))
+    html = page([folder], tmp_path)
+    assert '<section id="confusion">' not in html, "totals are no confusion matrix"
+    assert "revealed totals only" in html and "reaches accuracy 0.750" in html
+    assert "missing or refused 2 times" in html and "<td>hospital 1</td>" in html and "validate: not finite" in html
+    assert "3 MB to the sites and 1 kB back" in html and "in 2 exchanges" in html
+    assert f"flower, {len(names)} sites" in html and "engine.path" not in html
 
 
 def test_several_problems_are_kept_apart(run_folder: Writer, tmp_path: Path) -> None:

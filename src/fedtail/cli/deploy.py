@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
+from fedtail.cli import deploy_view
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import console
 from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
-from fedtail.report import load_run, write_report
 
 if TYPE_CHECKING:
     from fedtail.deploy.layout import Deployment
 
 app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
 
+PORT = 9092
 Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
 
 
@@ -38,7 +37,7 @@ def init(
     sites: Annotated[str, typer.Option(help="Site names, separated by commas.")] = "",
     local: Annotated[int, typer.Option(help="Instead of names: this many sites, site-1 ... site-N.")] = 0,
     public: Annotated[str, typer.Option(help="host:port sites connect to, i.e. the proxy's.")] = "",
-    port: Annotated[int, typer.Option(help="Port of the SuperLink, on loopback.")] = 9092,
+    port: Annotated[int, typer.Option(help="Port of the SuperLink, on loopback.")] = PORT,
     own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring tables or images of their own.")] = False,
 ) -> None:
     """Write a deployment folder: CA, keys, site folders, units, proxy configuration, instructions.
@@ -56,19 +55,29 @@ def up(
     ),
     arguments: Arguments = None,
     local: Annotated[int, typer.Option(help="Number of sites to start on this machine.")] = 0,
-    port: Annotated[int, typer.Option(help="Port of the SuperLink for a new folder.")] = 9092,
+    port: Annotated[int, typer.Option(help="Port of the SuperLink; an existing folder is moved to it.")] = 0,
     proxy: Annotated[bool, typer.Option("--proxy", help="Connect sites through nginx, as from outside.")] = False,
 ) -> None:
     """Start a whole federation on this machine for rehearsal: SuperLink, sites, TLS, authentication."""
     need_flower()
+    from fedtail.deploy import processes
+    from fedtail.deploy.create import move_port
     from fedtail.deploy.layout import load_deployment
     from fedtail.deploy.local import up as start
+    from fedtail.deploy.ports import check_free
 
     if not (folder / "deployment.toml").is_file():
-        make(folder, arguments, "", local or 3, "", port, False)
+        check_free("127.0.0.1", port or PORT)
+        make(folder, arguments, "", local or 3, "", port or PORT, False)
+    elif arguments:
+        raise FedtailError(
+            f"{str(folder)!r} exists; edit {folder}/config.toml or give {arguments[0]!r} to `fedtail deploy run`"
+        )
     deployment = load_deployment(folder)
     if local and local != len(deployment.sites):
         raise FedtailError(f"{str(folder)!r} has {len(deployment.sites)} sites, not {local}; choose another folder")
+    if port and port != deployment.port and not processes.find(deployment.folder):
+        deployment = move_port(deployment, port)
     with console.status("starting"):
         start(deployment, proxy=proxy)
     typer.echo(f"{len(deployment.sites)} sites online; next: fedtail deploy run {folder}")
@@ -93,82 +102,59 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train over the sites that are online and write a run folder with a report."""
+    """Train over the sites that are online and write a run folder with a report. Ctrl-C ends the run, too."""
     deployment = load(folder)
-    from fedtail.deploy import local
+    from fedtail.deploy import runs
 
-    path = deployment.server / "run.toml"
-    path.write_text(load_config(deployment.config, overrides or []).to_toml())
-    run_id = local.run(deployment, config=path, resume=resume)
+    run_id = runs.start(deployment, load_config(deployment.config, overrides or []), resume=resume)
     if detach:
         typer.echo(f"started; follow it with: fedtail deploy status {folder}")
         return
-    shown: dict[str, Any] = {}
-
-    def show(status: dict[str, Any]) -> None:
-        if (status.get("state"), status.get("round")) != (shown.get("state"), shown.get("round")):
-            took = f"  {status['seconds']:.1f} s" if status.get("seconds") else ""
-            errors = f"  {len(status['errors'])} faults so far" if status.get("errors") else ""
-            console.print(f"{status.get('state')}  round {status.get('round')}/{status.get('rounds')}{took}{errors}")
-        shown.update(status)
-
-    done = local.wait(deployment, run_id, show)
-    result = Path(done["folder"])
-    page = write_report([load_run(result)], result / "report.html", result.name)
-    if as_json:
-        typer.echo(json.dumps({"run": str(result), **json.loads((result / "result.json").read_text())["test"]}))
-    else:
-        typer.echo(f"run folder {result}; open {page} in a browser")
+    try:
+        done = runs.wait(deployment, run_id, deploy_view.follower())
+    except KeyboardInterrupt:
+        runs.stop(deployment)
+        console.print(
+            "the run was ended; the same command with --resume goes on from the last checkpoint", soft_wrap=True
+        )
+        raise typer.Exit(130) from None
+    deploy_view.show_result(Path(done["folder"]), as_json)
 
 
 @app.command()
 def stop(folder: Folder) -> None:
     """End the run that is going on; `run --resume` goes on from its checkpoint."""
     deployment = load(folder)
-    from fedtail.deploy.local import stop_run
+    from fedtail.deploy import runs
 
-    typer.echo("the run was ended" if stop_run(deployment) else "no run is going on")
+    ended = runs.stop(deployment)
+    again = f"the run was ended; go on with: fedtail deploy run {folder} --resume"
+    typer.echo(again if ended else "no run is going on")
 
 
 @app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
     """Show sites, the run's round and the last errors."""
     deployment = load(folder)
-    from fedtail.deploy import processes
+    from fedtail.deploy import processes, runs
     from fedtail.deploy.control import Control, is_healthy
-    from fedtail.deploy.local import read_status
 
     healthy = is_healthy(deployment)
-    nodes = []
+    sites = {}
     if healthy:
         with Control(deployment) as control:
-            nodes = control.nodes()
-    now = read_status(deployment)
+            sites = {node.site: node.status for node in control.nodes()}
     running = processes.find(deployment.folder)
+    about = {
+        "superlink": "up" if healthy else "down",
+        "sites": sites,
+        "processes": [{"pid": p.pid, "role": p.role, "program": p.program} for p in running],
+        "run": runs.where(deployment),
+    }
     if as_json:
-        about = {
-            "superlink": "up" if healthy else "down",
-            "sites": {n.site: n.status for n in nodes},
-            "processes": [{"pid": p.pid, "role": p.role, "program": p.program} for p in running],
-            "run": now,
-        }
         typer.echo(json.dumps(about))
-        return
-    typer.echo(f"SuperLink {'up' if healthy else 'down'} at {deployment.host}:{deployment.port}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("site", "status", "processes here"):
-        table.add_column(column)
-    for name in deployment.sites:
-        state = next((n.status for n in nodes if n.site == name), "unknown")
-        table.add_row(name, state, str(sum(p.role == f"site:{name}" for p in running)))
-    type(console)(highlight=False).print(table)
-    if now:
-        age = time.time() - float(now["time"])
-        typer.echo(f"run: {now['state']}, round {now['round']} of {now['rounds']}, {age:.0f} s ago")
-        if now.get("error"):
-            typer.echo(f"error: {now['error']}")
-        for fault in now["errors"][-5:]:
-            typer.echo(f"  round {fault['round']}, {deployment.sites[fault['client']]}: {fault['reason']}")
+    else:
+        deploy_view.show_status(deployment, about)
 
 
 @app.command()
@@ -201,7 +187,8 @@ def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] 
     deployment = load(folder)
     from fedtail.deploy.local import down as end
 
-    typer.echo(f"ended {end(deployment)} processes")
+    ended = end(deployment)
+    typer.echo(f"ended {ended} processes" if ended else "nothing was running")
 
 
 @app.command("nvflare")
@@ -212,6 +199,7 @@ def on_nvflare(
         str, typer.Option(help="With --job: where sites keep site.toml.")
     ] = "/opt/fedtail/{name}/site.toml",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run on NVFlare instead: a rehearsal with its POC system, or a job for a system you have."""
     if importlib.util.find_spec("nvflare") is None:
@@ -226,10 +214,8 @@ def on_nvflare(
         made.export_job(str(job))
         typer.echo(f"{job / deployment.name}; submit it with: nvflare job submit -j {job / deployment.name}")
         return
-    done = rehearse(deployment, resume=resume, on_change=lambda s: console.print(f"{s.get('state')} {s.get('round')}"))
-    result = Path(done["folder"])
-    page = write_report([load_run(result)], result / "report.html", result.name)
-    typer.echo(f"run folder {result}; open {page} in a browser")
+    done = rehearse(deployment, resume=resume, on_change=deploy_view.follower())
+    deploy_view.show_result(Path(done["folder"]), as_json)
 
 
 @app.command("app")

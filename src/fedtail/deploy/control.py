@@ -32,6 +32,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from fedtail.core.errors import FedtailError
 from fedtail.deploy.certificates import public_key_bytes
 from fedtail.deploy.layout import Deployment
+from fedtail.engines.flower.bundle import write_bundle
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Control:
         return [found.get(s, Node(s, 0, "not registered")) for s in self.deployment.sites]
 
     def start_run(self, **overrides: Any) -> int:
-        """Send the app bundle and start a run; returns Flower's run id."""
+        """Send the app bundle, as this version of fedtail has it, and start a run; returns Flower's run id."""
+        write_bundle(self.deployment.app)
         content = build_fab_from_disk(self.deployment.app)
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.deploy import templates
 from fedtail.deploy.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.deploy.commands import superlink_command, supernode_command
-from fedtail.deploy.layout import Deployment, check_site_names
+from fedtail.deploy.layout import Deployment, check_port, check_site_names, split_address
 from fedtail.engines.flower.bundle import write_bundle
 
 
@@ -39,10 +40,8 @@ def create_deployment(
         raise FedtailError(
             f"data.clients = {config.data.clients} but there are {len(sites)} sites; make them equal for a rehearsal"
         )
-    address = public or f"127.0.0.1:{port}"
-    host, _, outer = address.rpartition(":")
-    if not host or not outer.isdigit():
-        raise FedtailError(f"public address {public!r} is not of the form host:port")
+    address = public or f"127.0.0.1:{check_port('--port', port)}"
+    host, _ = split_address("--public", address)
     deployment = Deployment(folder.resolve(), folder.resolve().name, sites, "127.0.0.1", port, address)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -50,7 +49,7 @@ def create_deployment(
         path.mkdir(mode=0o700)
     deployment.save()
     if not rehearsal:
-        config = config.model_copy(update={"data": Data(name="sites")})
+        config = config.model_copy(update={"data": Data(name="sites", clients=len(sites))})
     config = config.model_copy(update={"run": config.run.model_copy(update={"folder": str(deployment.runs)})})
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)
@@ -60,6 +59,17 @@ def create_deployment(
         _write_site(deployment, client, name, rehearsal)
     _write_server(deployment)
     return deployment
+
+
+def move_port(deployment: Deployment, port: int) -> Deployment:
+    """The same deployment on another port: what names the old one is written anew. Keys and runs stay."""
+    old, new = f"127.0.0.1:{deployment.port}", f"127.0.0.1:{check_port('--port', port)}"
+    moved = replace(deployment, port=port, public=new if deployment.public == old else deployment.public)
+    moved.save()
+    for name in moved.sites:
+        _write_unit(moved, name)
+    _write_server(moved)
+    return moved
 
 
 def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool) -> None:
@@ -72,6 +82,12 @@ def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool)
     if rehearsal:
         data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
     (folder / "site.toml").write_text(templates.SITE_TOML.format(name=name, data=data))
+    _write_unit(deployment, name)
+
+
+def _write_unit(deployment: Deployment, name: str) -> None:
+    """How a site is started, and the words for its operator."""
+    folder = deployment.site(name)
     installed = Path("/opt/fedtail") / name
     command = " ".join(supernode_command("/opt/fedtail/venv/bin", installed, deployment.public))
     (folder / "fedtail-site.service").write_text(templates.SUPERNODE_UNIT.format(name=name, command=command))

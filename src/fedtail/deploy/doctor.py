@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtail.core.device import check_device
 from fedtail.core.errors import FedtailError
-from fedtail.deploy import local
+from fedtail.deploy import runs
 from fedtail.deploy.certificates import inspect_certificate, key_matches
 from fedtail.deploy.control import Control, is_healthy
 from fedtail.deploy.handshake import CLOCK_SECONDS, Finding
-from fedtail.deploy.layout import Deployment
-from fedtail.deploy.site_config import SiteConfig, load_site
+from fedtail.deploy.layout import Deployment, split_address
+from fedtail.deploy.site_config import load_site
 from fedtail.engines.site import SiteData
 
 FLOWER = "1.41.0"
@@ -33,26 +34,21 @@ def examine_server(deployment: Deployment, seconds: float = 180.0) -> list[Findi
     for site in deployment.sites:
         out += check_key(deployment.site(site), site)
     if not is_healthy(deployment):
-        out.append(
-            Finding("error", "server", f"no SuperLink answers at {deployment.host}:{deployment.port}; start it first")
-        )
-        return out
+        address, start = f"{deployment.host}:{deployment.port}", f"`fedtail deploy up {deployment.shown}`"
+        return [*out, Finding("error", "server", f"no SuperLink answers at {address}; start it with {start}")]
     with Control(deployment) as control:
         nodes = control.nodes()
-    for node in nodes:
-        good = node.status == "online"
-        hint = "" if good else "; see its supernode.log, and `fedtail deploy register` for a new site"
-        out.append(Finding("ok" if good else "error", node.site, f"{node.status}{hint}"))
-    if all(node.status == "online" for node in nodes):
-        out += ask_sites(deployment, seconds)
-    return out
+    away = [node for node in nodes if node.status != "online"]
+    hint = "see its supernode.log, and `fedtail deploy register` for a new site"
+    out += [Finding("error", node.site, f"{node.status}; {hint}") for node in away]
+    return out if away else [*out, *ask_sites(deployment, seconds)]
 
 
 def ask_sites(deployment: Deployment, seconds: float) -> list[Finding]:
     """A handshake over Flower: do sites agree about columns, classes, versions and clocks?"""
     result = deployment.server / "doctor.json"
     result.unlink(missing_ok=True)
-    run_id = local.run(deployment, mode="doctor")
+    run_id = runs.start_handshake(deployment)
     deadline = time.monotonic() + seconds
     while not result.is_file():
         if time.monotonic() > deadline:
@@ -69,16 +65,20 @@ def examine_site(file: str | Path, address: str = "") -> list[Finding]:
     config = load_site(file)
     out += check_key(config.folder, config.name)
     try:
-        data = config.open_data()
+        check_device("worker.device", config.worker.device)
+        out.append(Finding("ok", "worker", f"trains on {config.worker.device}, {config.worker.threads} thread(s)"))
     except FedtailError as error:
-        return [*out, Finding("error", "data", str(error))]
-    out.append(Finding("ok", "data", describe_data(config, data)))
+        out.append(Finding("error", "worker", str(error)))
+    try:
+        out.append(Finding("ok", "data", describe_data(config.open_data())))
+    except FedtailError as error:
+        out.append(Finding("error", "data", str(error)))
     if address:
         out += check_connection(address, config.folder / "ca.crt")
     return out
 
 
-def describe_data(config: SiteConfig, data: SiteData) -> str:
+def describe_data(data: SiteData) -> str:
     """For the site's own eyes: kind, size and classes."""
     schema = data.schema()
     classes = schema["classes"]
@@ -132,9 +132,11 @@ def check_key(folder: Path, name: str) -> list[Finding]:
 
 def check_connection(address: str, ca: Path) -> list[Finding]:
     """TLS to the server with the deployment's CA, that the control path is closed, and the server's clock."""
-    host, _, port = address.rpartition(":")
+    host, port = split_address("--server", address)
+    if not ca.is_file():
+        return [Finding("error", "server", f"{ca} is missing; without it the server's certificate cannot be checked")]
     context = ssl.create_default_context(cafile=str(ca))
-    connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=context)
+    connection = http.client.HTTPSConnection(host, port, timeout=10, context=context)
     try:
         connection.request("POST", "/v1/control/list-nodes", body=b"", headers={"content-type": "application/protobuf"})
         answer = connection.getresponse()

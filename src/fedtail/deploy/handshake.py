@@ -101,6 +101,14 @@ def compare(hellos: Mapping[int, Hello], names: Sequence[str]) -> list[Finding]:
     return out
 
 
+def describe_schema(schema: Mapping[str, Any]) -> str:
+    """What the sites agreed on, in a few words."""
+    columns, shape, classes = schema.get("columns"), schema.get("input_shape"), [str(c) for c in schema["classes"]]
+    what = f"{len(columns)} columns" if columns else f"inputs of shape {'x'.join(map(str, shape))}" if shape else ""
+    named = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
+    return f"{schema['name']}, {what}, {len(classes)} classes ({named})"
+
+
 def describe_difference(key: str, ours: Any, other: Any, reference: str) -> str:
     """One line that names what two sites disagree about."""
     if key == "table" and isinstance(ours, dict) and isinstance(other, dict):

@@ -63,6 +63,12 @@ class Deployment:
         """Flower's own settings (which SuperLink, which certificate), apart from the user's."""
         return self.server / "flwr"
 
+    @property
+    def shown(self) -> str:
+        """The folder as one would type it here."""
+        here = Path.cwd()
+        return str(self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder)
+
     def site(self, name: str) -> Path:
         return self.folder / "sites" / name
 
@@ -92,6 +98,21 @@ def load_deployment(folder: str | Path) -> Deployment:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FedtailError(f"{str(file)!r} cannot be read: {type(error).__name__} {error}") from None
+
+
+def split_address(key: str, address: str) -> tuple[str, int]:
+    """``host:port`` -> (host, port); one clear line for anything else. ``key``: where it came from."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise FedtailError(f"{key} {address!r} is not of the form host:port")
+    return host, check_port(key, int(port))
+
+
+def check_port(key: str, port: int) -> int:
+    """A port a program can listen on."""
+    if not 1 <= port <= 65535:
+        raise FedtailError(f"{key}: port {port} is outside 1..65535")
+    return port
 
 
 def check_site_names(names: tuple[str, ...]) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import socket
+import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedtail.core.errors import FedtailError
 from fedtail.deploy import processes
 from fedtail.deploy.commands import flower_environment, superlink_command, supernode_command
-from fedtail.deploy.control import Control, is_healthy, wait_until_healthy
+from fedtail.deploy.control import Control, wait_until_healthy
 from fedtail.deploy.layout import Deployment
+from fedtail.deploy.ports import check_free, find_nginx, free_port, is_free
+from fedtail.engines.flower.site_app import frames
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -27,17 +25,16 @@ def up(deployment: Deployment, seconds: float = 90.0, *, proxy: bool = False) ->
     With ``proxy`` sites connect through nginx and the generated configuration, as they would from outside.
     """
     if processes.find(deployment.folder):
-        raise FedtailError(f"{deployment.name!r} is running; end it with `fedtail deploy down {deployment.folder}`")
-    if not is_free(deployment.host, deployment.port):
-        raise FedtailError(
-            f"port {deployment.port} is taken by another program; set another in {deployment.folder}/deployment.toml"
-        )
+        raise FedtailError(f"{deployment.name!r} is running; end it with `fedtail deploy down {deployment.shown}`")
+    for port in (deployment.port, *([deployment.proxy_port] if proxy else [])):
+        check_free(deployment.host, port)
     try:
         start_superlink(deployment)
         wait_until_healthy(deployment, seconds, deployment.server / "superlink.log")
         with Control(deployment) as control:
             for site in deployment.sites:
                 control.register(site)
+        wait_until_forgotten(deployment, seconds)
         outside = f"127.0.0.1:{deployment.proxy_port}" if proxy else ""
         if proxy:
             start_proxy(deployment)
@@ -45,7 +42,7 @@ def up(deployment: Deployment, seconds: float = 90.0, *, proxy: bool = False) ->
             start_site(deployment, site, outside)
         wait_until_online(deployment, seconds)
     except BaseException:
-        processes.stop(deployment.folder)
+        down(deployment)
         raise
 
 
@@ -58,7 +55,7 @@ def start_superlink(deployment: Deployment) -> int:
 
 def start_proxy(deployment: Deployment, seconds: float = 10.0) -> int:
     """Start nginx with the generated configuration."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    program = find_nginx()
     if program is None:
         raise FedtailError("nginx is not installed; install it, or leave out --proxy")
     server = deployment.server
@@ -80,6 +77,17 @@ def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
     return processes.start(deployment.folder, f"site:{site}", command, folder / "supernode.log", environment)
 
 
+def wait_until_forgotten(deployment: Deployment, seconds: float) -> None:
+    """Wait until no site counts as online: one that was killed does so until its last heartbeat has expired, up to
+    a minute, and Flower refuses it until then."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with Control(deployment) as control:
+            if all(node.status != "online" for node in control.nodes()):
+                return
+        time.sleep(0.5)
+
+
 def wait_until_online(deployment: Deployment, seconds: float) -> None:
     """Wait for all sites; says which are missing."""
     deadline = time.monotonic() + seconds
@@ -88,6 +96,10 @@ def wait_until_online(deployment: Deployment, seconds: float) -> None:
             missing = [n.site for n in control.nodes() if n.status != "online"]
         if not missing:
             return
+        ended = [site for site in missing if not processes.find(deployment.folder, f"site:{site}")]
+        if ended:
+            log = deployment.site(ended[0]) / "supernode.log"
+            raise FedtailError(f"site {ended[0]!r} ended instead of coming online: {last_words(log)}; see {log}")
         if time.monotonic() > deadline:
             raise FedtailError(
                 f"sites {', '.join(missing)} did not come online within {seconds:g} s; see sites/*/supernode.log"
@@ -95,93 +107,16 @@ def wait_until_online(deployment: Deployment, seconds: float) -> None:
         time.sleep(0.3)
 
 
+def last_words(log: Path) -> str:
+    """The last line a program wrote, without colours."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return re.sub(r"\x1b\[[0-9;]*m", "", lines[-1]).strip() if lines else "it wrote nothing"
+
+
 def down(deployment: Deployment) -> int:
     """End everything the deployment started on this machine; returns how many processes there were."""
-    return processes.stop(deployment.folder)
-
-
-def run(deployment: Deployment, *, config: Path | None = None, resume: bool = False, mode: str = "train") -> int:
-    """Start a run over the sites that are online; returns Flower's run id. ``mode``: ``train`` or ``doctor``."""
-    if not is_healthy(deployment):
-        raise FedtailError(f"no SuperLink is running; start it with `fedtail deploy up {deployment.folder}`")
-    with Control(deployment) as control:
-        if mode == "train":
-            end_previous(deployment, control, resume)
-            (deployment.server / "run.json").unlink(missing_ok=True)
-        run_id = control.start_run(
-            config=str(config or deployment.config), deployment=str(deployment.folder), sites=len(deployment.sites),
-            resume=resume, mode=mode,
-        )  # fmt: skip
-    if mode == "train":
-        (deployment.server / "run.id").write_text(f"{run_id}\n")
-    return run_id
-
-
-def end_previous(deployment: Deployment, control: Control, resume: bool) -> None:
-    """Two runs at once would share sites and folder. One whose server died is ended, or sites would work on for it."""
-    file = deployment.server / "run.id"
-    if not file.is_file() or read_status(deployment).get("state") in ("finished", "failed"):
-        return
-    previous = int(file.read_text())
-    if control.run_status(previous)[0].startswith(("finished", "unknown")):
-        return
-    if not resume:
-        raise FedtailError(f"a run is going on; end it first with `fedtail deploy stop {deployment.folder}`")
-    control.stop_run(previous)
-
-
-def stop_run(deployment: Deployment) -> bool:
-    """End the run that is going on; its checkpoint stays. False if there is none."""
-    file = deployment.server / "run.id"
-    with Control(deployment) as control:
-        if not file.is_file() or control.run_status(int(file.read_text()))[0].startswith(("finished", "unknown")):
-            return False
-        control.stop_run(int(file.read_text()))
-    return True
-
-
-def wait(
-    deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None, poll: float = 0.5
-) -> dict[str, Any]:
-    """Follow a run to its end; returns its last status. ``FedtailError`` if it failed."""
-    last: dict[str, Any] = {}
-    asked = time.monotonic()
-    while True:
-        now = read_status(deployment)
-        if now != last and on_change is not None:
-            on_change(now)
-        last = now
-        if now.get("state") == "finished":
-            return now
-        if now.get("state") == "failed":
-            raise FedtailError(str(now["error"]))
-        if time.monotonic() - asked > 5.0:  # the run may have ended without a word of ours
-            asked = time.monotonic()
-            with Control(deployment) as control:
-                status, details = control.run_status(run_id)
-            if status.startswith("finished") and read_status(deployment).get("state") not in ("finished", "failed"):
-                raise FedtailError(f"Flower ended the run ({status}): {details}; see {deployment.server}/superlink.log")
-        time.sleep(poll)
-
-
-def read_status(deployment: Deployment) -> dict[str, Any]:
-    """What the running or last run says of itself; empty if none has started."""
-    path = deployment.server / "run.json"
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port() -> int:
-    """A port on loopback nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    ended = processes.stop(deployment.folder, "site:")  # first, so that they can sign off
+    ended += processes.stop(deployment.folder)
+    for site in deployment.sites:  # a worker that had to be killed left its socket
+        frames.socket_path(deployment.site(site) / "site.toml").unlink(missing_ok=True)
+    return ended

@@ -52,7 +52,7 @@ def start(folder: Path, role: str, command: Sequence[str], log: Path, environmen
 
 
 def find(folder: Path, role: str | None = None) -> list[Process]:
-    """The running processes of a deployment, oldest first; of one role if given."""
+    """The running processes of a deployment, oldest first; of one role if given, or of all ``site:`` s."""
     mark = f"{MARK}={folder.resolve()}".encode()
     proxy = str(folder.resolve() / "server" / "nginx.conf")
     out = []
@@ -71,7 +71,7 @@ def find(folder: Path, role: str | None = None) -> list[Process]:
             continue
         roles = [e.partition(b"=")[2].decode() for e in environment if e.startswith(ROLE.encode() + b"=")]
         out.append(Process(int(entry.name), roles[0] if roles else "", command))
-    return sorted((p for p in out if role is None or p.role == role), key=lambda p: p.pid)
+    return sorted((p for p in out if role in (None, p.role, f"{p.role.partition(':')[0]}:")), key=lambda p: p.pid)
 
 
 def stop(folder: Path, role: str | None = None, grace: float = 5.0) -> int:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -13,7 +18,7 @@ from fedtail.config import Config, load_config
 from fedtail.core.errors import FedtailError
 from fedtail.deploy.certificates import public_key_bytes
 from fedtail.deploy.federate import federate
-from fedtail.deploy.handshake import Finding, compare, say_hello
+from fedtail.deploy.handshake import Finding, compare, describe_schema, say_hello
 from fedtail.deploy.layout import Deployment, check_site_names, load_deployment
 from fedtail.deploy.status import Status
 from fedtail.engines.flower.transport import FlowerTransport, wait_for_nodes
@@ -35,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
             deployment.server / "doctor.json", json.dumps([asdict(f) for f in ask(grid, deployment, config)])
         )
         return
-    with Status(deployment.server / "run.json" if deployment else None, config) as status:
+    with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
         if deployment is not None:
             names, transport = list(deployment.sites), connect(grid, deployment, config)
         else:
@@ -46,10 +51,33 @@ def main(grid: Grid, context: Context) -> None:
         status.finish(result.folder)
 
 
+def path_of_status(deployment: Deployment | None) -> Path | None:
+    return deployment.server / "run.json" if deployment else None
+
+
+@contextlib.contextmanager
+def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iterator[None]:
+    """Flower tells a run that it was stopped only when it next asks for something: until then it may write."""
+    if deployment is None:
+        yield
+        return
+    with (deployment.server / "run.lock").open("w") as lock:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise FedtailError("the run before this one has not ended; see superlink.log") from None
+                time.sleep(0.2)
+        yield
+
+
 def connect(grid: Grid, deployment: Deployment, config: Config) -> FlowerTransport:
     """The transport to the deployment's sites, each known by the key it authenticates with."""
     keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(deployment.sites)}
-    return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), config.deploy.wait))
+    return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), config.deploy.wait, names=deployment.sites))
 
 
 def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport]:
@@ -74,9 +102,12 @@ def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
     except FedtailError as error:
         return [Finding("error", "sites", str(error))]
     out = [Finding("error", names[k], reason) for k, reason in missing.items()]
-    out += compare(hellos, names)
+    differences = compare(hellos, names)
+    out += differences
     out += [
-        Finding("ok", names[k], f"answers; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}")
+        Finding("ok", names[k], f"online, answers; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}")
         for k, hello in hellos.items()
     ]
+    if not missing and not any(f.level == "error" for f in differences):
+        out.append(Finding("ok", "data", f"all sites mean the same: {describe_schema(hellos[0].schema)}"))
     return out

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.config import load_config
+from fedtail.core.device import check_device
 from fedtail.core.errors import FedtailError, check_range, one_of
 from fedtail.engines.policy import Policy
 from fedtail.engines.site import Site, SiteData
@@ -75,7 +76,19 @@ class SiteConfig:
         except TypeError as error:
             raise FedtailError(f"{str(self.file)!r}: [data] with kind = {kind!r}: {error}") from None
 
+    def stamp(self) -> tuple[object, ...]:
+        """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
+        files = [self.file, *(self.folder / str(self.data[key]) for key in ("path", "schema") if key in self.data)]
+        files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
+        times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)
+        if "config" not in self.data:
+            return times
+        settings = load_config(self.folder / self.data["config"])  # of which a rehearsal's site uses the data only
+        return (*times, repr(settings.data), settings.data_seed)
+
     def open_site(self) -> Site:
+        """The site itself; a device that is not there is noticed here, before round 0."""
+        check_device("worker.device", self.worker.device)
         return Site(self.name, self.open_data(), self.policy, self.folder, self.worker.device)
 
 

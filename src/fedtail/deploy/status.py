@@ -1,8 +1,9 @@
-"""``server/run.json``: where the run stands, for ``fedtail deploy status``."""
+"""``server/run.json``: where the run stands, for ``fedtail deploy status``. One run at a time writes it."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from pathlib import Path
@@ -17,12 +18,20 @@ from fedtail.fit import State
 LAST_ERRORS = 20
 
 
+def headline(record: dict[str, Any]) -> dict[str, float]:
+    """A round's training loss and, where it was evaluated, accuracy: what one watches."""
+    metrics = record.get("test") or record.get("validation") or {}
+    found = {"loss": record.get("train_loss"), "accuracy": metrics.get("accuracy")}
+    return {name: round(float(v), 4) for name, v in found.items() if v is not None and math.isfinite(v)}
+
+
 class Status:
     """Kept up to date while a run goes on; as a context it also notes how the run failed."""
 
-    def __init__(self, path: Path | None, config: Config) -> None:
+    def __init__(self, path: Path | None, config: Config, run_id: int = 0) -> None:
         self.path = path
-        self.now: dict[str, Any] = {"state": "waiting for sites", "rounds": config.run.rounds, "round": 0, "errors": []}
+        self.now: dict[str, Any] = {"run": str(run_id), "state": "waiting for sites", "errors": []}
+        self.now |= {"round": 0, "rounds": config.run.rounds}
         self.write()
 
     def start(self, folder: Path, done: int) -> None:
@@ -31,7 +40,7 @@ class Status:
     def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
         faults = [*record["refused"], *record.get("faults", [])]
         errors = [*self.now["errors"], *({"round": record["round"], **f} for f in faults)][-LAST_ERRORS:]
-        self.write(round=state.round, seconds=round(seconds, 2), errors=errors)
+        self.write(round=state.round, seconds=round(seconds, 2), errors=errors, **headline(record))
 
     def finish(self, folder: Path | None) -> None:
         self.write(state="finished", folder=str(folder))
@@ -47,7 +56,9 @@ class Status:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, FedtailError):
+        if isinstance(error, SystemExit):  # how Flower ends a run that was stopped
+            self.write(state="stopped")
+        elif isinstance(error, FedtailError):
             self.write(state="failed", error=str(error))
         elif error is not None:
             lines = "".join(traceback.format_exception(error))

@@ -63,6 +63,7 @@ RestartSec=5
 KillMode=control-group
 NoNewPrivileges=true
 ProtectSystem=strict
+PrivateTmp=true
 ProtectHome=read-only
 ReadWritePaths={folder}
 
@@ -91,6 +92,7 @@ KillMode=control-group
 MemoryMax=12G
 NoNewPrivileges=true
 ProtectSystem=strict
+PrivateTmp=true
 ReadWritePaths=/opt/fedtail/{name}
 
 [Install]

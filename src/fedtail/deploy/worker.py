@@ -1,8 +1,9 @@
 """The site's worker: stays alive over rounds, so that torch is imported and data read once.
 
 Started on demand by the light app that Flower runs for every message, or by hand:
-``python -m fedtail.deploy.worker site.toml``. It ends when idle, when told to (SIGTERM), or after a message that
-left it too large; the next message starts it again. Method state lives on disk, so nothing is lost.
+``python -m fedtail.deploy.worker site.toml``. It ends when idle, when told to (SIGTERM), after a message that left
+it too large, or when a new run finds its files changed; the next message starts it again. Method state lives
+on disk, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from fedtail.core.errors import FedtailError
 from fedtail.deploy.site_config import SiteConfig, load_site
 from fedtail.engines.flower.site_app import frames
 from fedtail.engines.site import Site
-from fedtail.engines.wire import error_parts
+from fedtail.engines.wire import Parts, error_parts
 
 MEGABYTE = 1 << 20
 
 
-class _Stop(Exception):
-    """SIGTERM while waiting for a message."""
+class _Stop(BaseException):
+    """SIGTERM, also in the middle of a message: no handler of errors may take it for one."""
 
 
 def serve(config: SiteConfig) -> str:
     """Answer messages until there is a reason to end; returns the reason."""
     torch.set_num_threads(config.worker.threads)
     limit_memory(2 * config.worker.memory_mb)
-    site = config.open_site()
+    stamp, site = config.stamp(), config.open_site()
     address = frames.socket_path(config.file)
     listener = claim(address)
     if listener is None:
@@ -52,7 +53,12 @@ def serve(config: SiteConfig) -> str:
             except TimeoutError:
                 return f"idle for {config.worker.idle_minutes:g} minutes"
             with connection:
-                answer(site, connection)
+                parts = receive(connection)
+                if parts.get("phase") == b"hello" and config.stamp() != stamp:
+                    listener.close()  # before the peer hears of it: its next try must find nobody, and start anew
+                    address.unlink(missing_ok=True)
+                    return "configuration or data changed"
+                answer(site, parts, connection)
             size = resident_mb()
             if size > config.worker.memory_mb:
                 return f"holds {size:.0f} MB, more than worker.memory_mb = {config.worker.memory_mb}"
@@ -64,21 +70,29 @@ def serve(config: SiteConfig) -> str:
         (config.folder / "worker.pid").unlink(missing_ok=True)
 
 
-def answer(site: Site, connection: socket.socket) -> None:
-    """One message. A peer that goes away while it is answered is logged and forgotten."""
-    began = time.perf_counter()
+def receive(connection: socket.socket) -> Parts:
+    """One message; empty from a peer that goes away, or that only looked whether somebody is here."""
     try:
-        parts = frames.receive(connection)
-        phase = parts.pop("phase", b"").decode()
-        if not phase:
-            return  # somebody looked whether the worker is there
-        try:
-            reply = site.handle(phase, parts)
-        except MemoryError:
-            reply = error_parts("the site's worker ran out of memory; raise worker.memory_mb in site.toml")
+        return frames.receive(connection)
+    except (ConnectionError, UnicodeDecodeError) as error:
+        log(f"connection lost: {error}")
+        return {}
+
+
+def answer(site: Site, parts: Parts, connection: socket.socket) -> None:
+    """The reply to one message. A peer that goes away meanwhile is logged and forgotten."""
+    began = time.perf_counter()
+    phase = parts.pop("phase", b"").decode(errors="replace")
+    if not phase:
+        return
+    try:
+        reply = site.handle(phase, parts)
+    except MemoryError:
+        reply = error_parts("the site's worker ran out of memory; raise worker.memory_mb in site.toml")
+    try:
         frames.send(connection, reply)
         log(f"{phase}: {time.perf_counter() - began:.2f} s, {resident_mb():.0f} MB")
-    except (ConnectionError, UnicodeDecodeError) as error:
+    except ConnectionError as error:
         log(f"connection lost: {error}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedtail.report import rates, sections
+from fedtail.report import federation, rates, sections
 from fedtail.report.arms import Problem, problems, require_runs
 from fedtail.report.chart import esc
 from fedtail.report.results import RunRecord
@@ -18,8 +18,8 @@ PARTS: tuple[tuple[str, str, Callable[[Problem], str]], ...] = (
     ("confusion", "Confusion", sections.confusion),
     ("rates", "Resampling rates", rates.rates),
     ("alignment", "Alignment", sections.alignment),
-    ("federation", "Federation", sections.federation),
-    ("trouble", "What went wrong", sections.troubles),
+    ("federation", "Federation", federation.federation),
+    ("trouble", "What went wrong", federation.troubles),
     ("timings", "Timings", sections.timings),
     ("settings", "Settings", sections.configuration),
 )

@@ -66,9 +66,16 @@ class RunRecord:
 
     @property
     def confusion(self) -> np.ndarray | None:
-        """(C, C) test counts, row = true class, where the run recorded them."""
+        """(C, C) test counts, row = true class, where the run recorded them; sites may reveal totals only."""
         found = self.test.get("confusion", self.result.get("confusion"))
-        return None if found is None else np.asarray(found, dtype=np.float64)
+        counts = None if found is None else np.asarray(found, dtype=np.float64)
+        return None if counts is None or counts.ndim != 2 or counts.shape[0] != counts.shape[1] else counts
+
+    @property
+    def is_real(self) -> bool:
+        """Whether sites trained, over a network, rather than the simulator."""
+        engine = self.result.get("engine")
+        return isinstance(engine, dict) and engine.get("path") == "remote"
 
     @property
     def classes(self) -> list[str]:

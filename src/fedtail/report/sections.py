@@ -9,6 +9,7 @@ import numpy as np
 from fedtail.report.arms import Arm, Problem, settings, short
 from fedtail.report.bars import Series, bar_chart, class_chart, dot_plot
 from fedtail.report.chart import charts, esc, html_table, scroll
+from fedtail.report.federation import revealed
 from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import line_chart
 from fedtail.report.results import RunRecord
@@ -24,12 +25,12 @@ CURVES = (
     ("test.head", "Accuracy of the commonest third", "head accuracy", 0.0, 1.0),
 )
 MOST_PANELS = 8
-MOST_CLIENTS = 200
-"""Clients drawn one by one; of more, so many at even distances."""
 
 
 def results(problem: Problem, metric: str = "macro_f1") -> str:
     """Summary, headline table and every single seed."""
+    if not any(math.isfinite(a.mean(metric)) for a in problem.arms):
+        metric = "accuracy"  # all that sites with reveal = "totals" tell
     table, colours = headline(problem, metric), palette(problem)
     dots = charts(
         dot_plot(
@@ -46,7 +47,7 @@ def results(problem: Problem, metric: str = "macro_f1") -> str:
     if len(problem.runs) == 1:
         dots = ""
     lead = f"<p class='lead'>{esc(summary(problem, metric))}</p>"
-    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{dots}"
+    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{revealed(problem)}{dots}"
 
 
 def curves(problem: Problem) -> str:
@@ -154,67 +155,6 @@ def alignment(problem: Problem) -> str:
     return text + charts([chart])
 
 
-def federation(problem: Problem) -> str:
-    """Who holds what: the client-by-class label map."""
-    run = problem.runs[0]
-    table = run.label_map
-    if table is None:
-        return (
-            "<p>Label histograms stay at the sites in a real federation, so there is no map of who holds what.</p>"
-            + scroll(_sizes(run), "Clients")
-        )
-    counts = run.train_counts if run.train_counts is not None else table.sum(0)
-    order = np.argsort(-counts, kind="stable")
-    some = _some(len(table))
-    names = run.clients.get("sites") or range(len(table))
-    shown = table[some][:, order]
-    part = f"; {len(some)} of {len(table):,} clients" if len(some) < len(table) else ""
-    notes = "".join(f"<li>{esc(n)}</li>" for n in run.clients.get("notes") or [])
-    about = f"<ul class='note'>{notes}</ul>" if notes else ""
-    return about + heatmap(
-        "Training samples by client and class",
-        shown,
-        [str(names[k]) for k in some],
-        [run.classes[c] for c in order],
-        row_label="client",
-        column_label="class, most training samples first",
-        shade=np.sqrt(shown / max(shown.max(), 1)),
-        unit="samples",
-        caption=f"Seed {run.seed}, before resampling; darker is more, on a square-root scale{part}.",
-        wide=True,
-    )
-
-
-def troubles(problem: Problem) -> str:
-    """Refused updates, runs cut short and other things a reader must know."""
-    notes = [f"<li>{esc(n)}</li>" for n in problem.notes]
-    rows = []
-    for arm in problem.arms:
-        for run in arm.runs:
-            if not run.finished:
-                done = f"{len(run.history)} of {run.rounds} rounds"
-                notes.append(
-                    f"<li>{esc(arm.label)}, seed {run.seed}: stopped after {done}; shown as far as it came.</li>"
-                )
-            spent = run.history[-1].get("privacy") if run.history else None
-            if spent:
-                notes.append(
-                    f"<li>{esc(arm.label)}, seed {run.seed}: {esc(spent['mode'])} noise {spent['noise']:g}, "
-                    f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates.</li>"
-                )
-            for record in run.history:
-                for r in [*record.get("refused", []), *record.get("faults", [])]:
-                    reason = str(r.get("reason", ""))
-                    rows.append([arm.label, str(run.seed), str(record["round"] + 1), str(r.get("client")), reason])
-    text = f"<ul>{''.join(notes)}</ul>" if notes else ""
-    if not rows:
-        n = len(problem.runs)
-        return text + f"<p>No client update was refused in {n} run{'s' if n != 1 else ''}.</p>"
-    more = f"<p class='note'>The first 50 of {len(rows)} refusals.</p>" if len(rows) > 50 else ""
-    table = html_table(["Method", "Seed", "Round", "Client", "Reason"], rows[:50])
-    return text + f"<p>{_many(len(rows), 'client update')} refused.</p>" + scroll(table, "Refused updates") + more
-
-
 def timings(problem: Problem) -> str:
     """Time per round and in all, and on what."""
     rows = []
@@ -232,7 +172,9 @@ def timings(problem: Problem) -> str:
 def configuration(problem: Problem) -> str:
     """Settings shared by all runs, and where arms differ."""
     flats = [settings(a.runs[0]) for a in problem.arms]
-    keys = list(dict.fromkeys(k for f in flats for k in f if k not in ("run.seed", "run.name", "run.folder")))
+    unused = "engine." if all(r.is_real for r in problem.runs) else "deploy."
+    left_out = ("run.seed", "run.name", "run.folder")
+    keys = list(dict.fromkeys(k for f in flats for k in f if k not in left_out and not k.startswith(unused)))
     same = [k for k in keys if all(f.get(k) == flats[0].get(k) for f in flats)]
     differ = [k for k in keys if k not in same]
     out = ""
@@ -250,10 +192,6 @@ def _by_seed(arm: Arm, metric: str) -> dict[str, float]:
     return {f"seed {r.seed}": r.metric(metric) for r in arm.runs if math.isfinite(r.metric(metric))}
 
 
-def _many(n: int, what: str) -> str:
-    return f"{n} {what} was" if n == 1 else f"{n} {what}s were"
-
-
 def _shots(problem: Problem, colours: dict[str, int]) -> str:
     names = [n for n in ("many", "medium", "few") if any(math.isfinite(a.mean(n)) for a in problem.arms)]
     if len(names) < 2:
@@ -268,17 +206,6 @@ def _shots(problem: Problem, colours: dict[str, int]) -> str:
     )  # fmt: skip
 
 
-def _sizes(run: RunRecord) -> str:
-    sizes = run.clients.get("sizes") or []
-    sites = run.clients.get("sites") or range(len(sizes))
-    return html_table(["Client", "Training samples"], [[str(sites[k]), f"{sizes[k]:,}"] for k in _some(len(sizes))])
-
-
-def _some(n_clients: int) -> list[int]:
-    """All clients, or ``MOST_CLIENTS`` of them at even distances."""
-    return [int(k) for k in np.unique(np.linspace(0, n_clients - 1, min(n_clients, MOST_CLIENTS)).round())]
-
-
 def _hardware(run: RunRecord) -> str:
     found = run.result.get("hardware", {})
     if not isinstance(found, dict) or not found:
@@ -287,6 +214,9 @@ def _hardware(run: RunRecord) -> str:
     parts = [str(found.get("gpu") or found.get("machine") or "CPU")]
     parts += [f"{found['cpus']} CPU cores"] if found.get("cpus") else []
     parts += [f"torch {found['torch']}"] if found.get("torch") else []
+    if run.is_real:
+        sites = f"{engine['engine']}, {len(run.clients.get('sites', []))} sites"
+        return f"{sites}; the server: {', '.join(parts)}"
     parts += [f"{engine['path']} path"] if isinstance(engine, dict) and engine.get("path") else []
     return ", ".join(parts)
 

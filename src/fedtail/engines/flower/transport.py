@@ -5,8 +5,9 @@ The loop is ours because Flower's own waits three seconds between polls and insi
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
@@ -82,14 +83,20 @@ class FlowerTransport:
 def describe(code: int, reason: str | None) -> str:
     """Flower's error in one line."""
     text = " ".join((reason or "").split())
+    worker = re.fullmatch(r"<class '[\w.]*WorkerError'>:<'(.*)'>", text)
+    if worker:
+        return worker[1][:500]  # our own words, as Flower wraps them
     return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
 
 
-def wait_for_nodes(grid: Any, wanted: Mapping[int, bytes], n: int, timeout: float, poll: float = 1.0) -> dict[int, int]:
+def wait_for_nodes(
+    grid: Any, wanted: Mapping[int, bytes], n: int, timeout: float, poll: float = 1.0, names: Sequence[str] = ()
+) -> dict[int, int]:
     """Client -> node, once the sites are online; sites are known by the public key they authenticate with.
 
     Args:
         wanted: client -> public key (as Flower stores it); empty takes the first ``n`` nodes by name, then id.
+        names: of the clients, to say who is missing.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -104,9 +111,9 @@ def wait_for_nodes(grid: Any, wanted: Mapping[int, bytes], n: int, timeout: floa
             break
         time.sleep(poll)
     if len(found) < n:
-        missing = sorted(set(range(n)) - set(found))
+        missing = [names[k] if names else f"client {k}" for k in range(n) if k not in found]
         raise FedtailError(
-            f"{len(found)} of {n} sites are online after {timeout:g} s; missing: clients {missing}; "
+            f"{len(found)} of {n} sites are online after {timeout:g} s; missing: {', '.join(missing)}; "
             "see `fedtail deploy status`, and the sites' logs"
         )
     return found

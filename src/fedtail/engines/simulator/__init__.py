@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
+from fedtail.core.device import check_device
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.data.federation import Federation
 from fedtail.engines.base import Engine, LocalSettings
@@ -19,16 +19,6 @@ from fedtail.methods.base import Method
 PATHS = ("auto", "reference", "batched", "graph")
 
 SWITCH = {"auto": None, "on": True, "off": False, None: None, True: True, False: False}
-
-
-def check_device(name: str) -> None:
-    """Raise for a device that torch does not know or that is not there."""
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise one_of("engine.device", name, ("cpu", "cuda", "cuda:0", "mps")) from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise FedtailError(f"engine.device = {name!r} but torch finds no CUDA device; use cpu")
 
 
 def simulator(
@@ -53,7 +43,7 @@ def simulator(
         raise one_of("engine.compile", compile, [k for k in SWITCH if isinstance(k, str)])
     if path not in PATHS:
         raise one_of("engine.path", path, PATHS)
-    check_device(options.get("device", "cpu"))
+    check_device("engine.device", options.get("device", "cpu"))
     if world_size() > 1:
         options["device"] = join_ranks(options.get("device", "cpu"))
     inner = _on_one_device(federation, module, method, settings, path, rounds, threads, SWITCH[compile], options)

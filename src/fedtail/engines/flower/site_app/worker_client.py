@@ -47,7 +47,7 @@ def connect(site_file: Path) -> socket.socket:
     found = _try(address)
     if found is not None:
         return found
-    with address.with_suffix(".lock").open("w") as lock:
+    with site_file.with_name("worker.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two messages at once, one starts the worker and both use it
         found = _try(address)
         if found is not None:
@@ -98,4 +98,4 @@ def _try(address: Path) -> socket.socket | None:
 
 def _last_line(site_file: Path) -> str:
     lines = log_path(site_file).read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "nothing in worker.log"
+    return lines[-1].rpartition(" error: ")[2] if lines else "nothing in worker.log"

@@ -1,0 +1,90 @@
+"""What ``fedtail deploy`` prints: rounds as they pass, where things stand, what came of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from fedtail.cli.progress import console
+from fedtail.report import load_run, write_report
+
+if TYPE_CHECKING:
+    from fedtail.deploy.layout import Deployment
+
+SHOWN = ("accuracy", "balanced_accuracy", "macro_f1")
+LAST_FAULTS = 5
+
+
+def follower() -> Callable[[dict[str, Any]], None]:
+    """Prints a line for each new round or state a run's status tells of."""
+    seen: tuple[Any, ...] = ()
+
+    def show(status: dict[str, Any]) -> None:
+        nonlocal seen
+        now = (status.get("state"), status.get("round"))
+        if now != seen:
+            seen = now
+            console.print(describe_round(status), soft_wrap=True)
+
+    return show
+
+
+def describe_round(status: dict[str, Any]) -> str:
+    """One line: state, round, seconds, loss, accuracy, faults."""
+    if not status.get("seconds"):
+        return str(status.get("state"))
+    parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
+    parts += [f"{name} {status[name]:.3f}" for name in ("loss", "accuracy") if name in status]
+    if status.get("errors"):
+        parts.append(f"{len(status['errors'])} faults so far")
+    return "  ".join(parts)
+
+
+def show_result(folder: Path, as_json: bool) -> None:
+    """Write the report of a run that ended, and tell its metrics and where it is."""
+    page = write_report([load_run(folder)], folder / "report.html", folder.name)
+    test = json.loads((folder / "result.json").read_text())["test"]
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder), **test}))
+        return
+    known = [f"{name.replace('_', ' ')} {test[name]:.4f}" for name in SHOWN if test.get(name) is not None]
+    typer.echo(f"test: {', '.join(known)}")
+    typer.echo(f"run folder {folder}; open {page} in a browser")
+
+
+def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
+    """Sites, run and last faults, from what ``status --json`` prints."""
+    typer.echo(f"SuperLink {about['superlink']} at {deployment.host}:{deployment.port}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("site", "status", "processes here"):
+        table.add_column(column)
+    for name in deployment.sites:
+        here = sum(p["role"] == f"site:{name}" for p in about["processes"])
+        table.add_row(name, about["sites"].get(name, "–"), str(here))
+    type(console)(highlight=False).print(table)
+    run = about["run"]
+    if not run:
+        typer.echo("no run yet")
+        return
+    age = time.time() - float(run["time"])
+    typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last sign {describe_age(age)} ago")
+    if run["state"] in ("stopped", "failed") and run["round"]:
+        typer.echo(f"go on with: fedtail deploy run {deployment.shown} --resume")
+    if run.get("error"):
+        typer.echo(f"error: {run['error']}")
+    for fault in run["errors"][-LAST_FAULTS:]:
+        typer.echo(f"  round {fault['round'] + 1}, {deployment.sites[fault['client']]}: {fault['reason']}")
+
+
+def describe_age(seconds: float) -> str:
+    """Seconds, minutes, hours or days, whichever reads best."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
