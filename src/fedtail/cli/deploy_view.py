@@ -64,9 +64,13 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("site", "status", "processes here"):
         table.add_column(column)
+    rehearsal = any(p["role"].startswith("site:") for p in about["processes"])
     for name in deployment.sites:
-        here = sum(p["role"] == f"site:{name}" for p in about["processes"])
-        table.add_row(name, about["sites"].get(name, "–"), str(here))
+        here = [p["program"] for p in about["processes"] if p["role"] == f"site:{name}"]
+        state = about["sites"].get(name, "–")
+        if rehearsal and "flower-supernode" not in here:
+            state = "ended" if state != "online" else "ended; Flower will notice within a minute"
+        table.add_row(name, state, str(len(here)))
     type(console)(highlight=False).print(table)
     run = about["run"]
     if not run:
