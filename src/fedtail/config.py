@@ -21,13 +21,13 @@ from fedtail.rates import RATES
 class Section(BaseModel):
     """A section with a closed list of keys."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
     """A section that names a registered entry; its further keys are that entry's options."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
     name: str
 
     @property
@@ -249,7 +249,8 @@ def first_difference(a: Config, b: Config) -> str | None:
     one, two = result_keys(a), result_keys(b)
     for key in sorted({*one, *two}):
         if one.get(key) != two.get(key):
-            return f"{key} ({one.get(key)!r} before, {two.get(key)!r} now)"
+            before, now = (repr(v[key]) if key in v else "not set" for v in (one, two))
+            return f"{key} ({before} before, {now} now)"
     return None
 
 
@@ -257,11 +258,12 @@ def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         path = path / "config.toml"
     if not path.is_file():
-        raise FedtailError(f"config file {str(path)!r} does not exist")
+        raise FedtailError(f"config file {str(path)!r} does not exist; give a TOML file or a run folder, e.g. runs/x")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}") from None
+        hint = "; a table of yours goes with --table" if path.suffix in (".csv", ".tsv", ".parquet") else ""
+        raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}{hint}") from None
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -295,6 +297,8 @@ def _explain(error: ValidationError, raw: Mapping[str, Any]) -> FedtailError:
     if first["type"] == "literal_error":
         allowed = [v.strip(" '") for v in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
         return one_of(key, first["input"], allowed)
+    if first["type"] == "model_type":
+        return FedtailError(f"config section {key!r} must be a table, got {first['input']!r}; e.g. [{key}]")
     return FedtailError(f"{key} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}")
 
 

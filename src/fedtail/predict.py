@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedtail.core.device import check_device
 from fedtail.core.errors import FedtailError
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.inputs import prepare_inputs
@@ -108,6 +109,7 @@ def load_model(
     A model of your own (``module:callable``) is code: pass ``allow_code=True`` to have it imported, or the
     ``module`` itself.
     """
+    check_device("--device", device)
     folder, about = read_description(path)
     architecture, classes = about["architecture"], tuple(str(c) for c in about["classes"])
     shape = tuple(int(n) for n in about["input_shape"])

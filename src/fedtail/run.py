@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.config import Config, check_config
 from fedtail.core.candidates import Candidates
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.core.metrics import majority_floor
 from fedtail.core.privacy import Privacy
 from fedtail.data.about import About, describe
@@ -316,10 +316,8 @@ def drive(
     if state is None:
         state = initial_state(problem)
     begin_search(problem, plan, state.round)
-    try:
+    with writing(folder):
         begin_folder(folder, config, about, state.history)
-    except OSError as error:
-        raise FedtailError(f"run folder {str(folder)!r} cannot be written: {error.strerror}") from None
     if on_start is not None:
         on_start(folder, state.round)
     tracked = build_trackers(config.run.trackers, folder, trackers)

@@ -40,7 +40,9 @@ def choose_folder(config: Config, resume: bool) -> Path:
     elif (folder / "config.toml").is_file():
         difference = first_difference(load_config(folder / "config.toml"), config)
         if difference is not None:
-            raise FedtailError(f"{str(folder)!r} was started with another config: {difference}; choose another --name")
+            raise FedtailError(
+                f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another --name"
+            )
     return folder
 
 

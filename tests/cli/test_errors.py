@@ -1,5 +1,6 @@
 """Every bad value: one line that names key, value, what is allowed and the nearest spelling; exit code 2."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -48,7 +49,43 @@ CASES = [
     (["run", "run.name='../up'"], ["run.name", "folder name"]),
     (["run", "engine.path=fast"], ["path", "reference"]),
     (["run", "--device", "gpu"], ["gpu", "cpu"]),
-    (["rum"], ["rum"]),
+    (["rum"], ["'rum'", "Did you mean 'run'?"]),
+    (["run", "--rates", "inf"], ["rates.rate = inf", "[0, inf)"]),
+    (["run", "--rates", "x.json"], ["'x.json'", "no table 'rates'"]),
+    (["run", "--rates", "gone.toml"], ["'gone.toml'", "No such file", "fedtail tune"]),
+    (["run", "local.lr=inf"], ["local.lr = inf", "finite"]),
+    (["run", "model.name=mlp", "model.hidden=[0]"], ["model.hidden = 0", "[1, inf)"]),
+    (["run", "list.toml"], ["'run' must be a table", "[run]"]),
+    (["run", "ok.csv"], ["not valid TOML", "--table"]),
+    (["run", "--table", "gone.csv", "--label", "y"], ["no table 'gone.csv'"]),
+    (["run", "--table", "empty.csv", "--label", "y"], ["'empty.csv' is empty"]),
+    (["run", "--table", "one.csv", "--label", "y"], ["only one class, 'no'"]),
+    (["run", "--table", "ok.csv", "--label", "z"], ["no label column 'z'", "a, b, y"]),
+    (["run", "--images", "empty"], ["no images", "empty"]),
+    (["run", *FAST, "--out", "ok.csv"], ["cannot write 'ok.csv/", "Not a directory"]),
+    (["run", "empty"], ["'empty/config.toml' does not exist", "runs/x"]),
+    (["tune", *FAST, "--save", "ok.csv/r.toml"], ["cannot write 'ok.csv/r.toml'"]),
+    (["demo", "--out", "ok.csv"], ["cannot write 'ok.csv'", "another place"]),
+    (["compare", "--table", "one.csv", "--label", "y"], ["only one class, 'no'"]),
+    (["compare", "--out", "ok.csv"], ["cannot write 'ok.csv'"]),
+    (["report"], ["RUN"]),
+    (["report", "gone"], ["'gone'"]),
+    (["report", "empty"], ["'empty' is not a run folder"]),
+    (["report", "ok.csv"], ["'ok.csv' is not a folder"]),
+    (["predict", "ok.csv", "--run", "empty"], ["'empty' has no model.json"]),
+    (["predict", "ok.csv", "--run", "empty", "--device", "tpu"], ["--device 'tpu'", "cpu"]),
+    (["export", "--run", "empty", "--torch", "m.pt2"], ["'empty' has no model.json"]),
+    (["reproduce", "table-idd"], ["did you mean 'table-iid'"]),
+    (["reproduce", "table-iid", "--scale", "cup"], ["did you mean 'cpu'"]),
+    (["reproduce", "convergence", "--scale", "cup"], ["--scale 'cup'", "did you mean 'cpu'"]),
+    (["reproduce", "table-iid", "--only", "zzz"], ["--only zzz", "Adult-10"]),
+    (["reproduce", "table-iid", "--scale", "smoke", "--out", "ok.csv"], ["cannot write 'ok.csv/cells'"]),
+    (["reproduce", "search", "--scale", "smoke", "--only", "fedavgg"], ["--only 'fedavgg'", "did you mean 'fedavg'"]),
+    (["data", "lst"], ["'lst'", "Did you mean 'list'?"]),
+    (["data", "get", "digits", "cifr10"], ["did you mean 'cifar10'"]),
+    (["data", "inspect", "ok.csv"], ["'ok.csv'", "--table ok.csv --label"]),
+    (["data", "schema", "ok.csv", "--label", "y", "--max-levels", "0"], ["--max-levels", "x>=2"]),
+    (["deploy", "status", "empty"], ["not a deployment folder", "fedtail deploy init"]),
     (["run", "--methd", "fedavg"], ["--methd"]),
 ]
 
@@ -59,12 +96,35 @@ def test_bad_input_is_one_line_and_exit_code_two(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.toml").write_text("[run]\nrounds = 2\n")
+    (tmp_path / "list.toml").write_text("run = 3\n")
+    (tmp_path / "x.json").write_text("[1]")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "one.csv").write_text("a,y\n" + "1,no\n" * 30)
+    (tmp_path / "ok.csv").write_text("a,b,y\n" + "1,2,no\n3,4,yes\n" * 30)
     code, out, err = call(capsys, monkeypatch, *arguments)
     assert code == 2 and out == ""
     assert err.count("\n") == 1 and err.startswith("error: ") and "Traceback" not in err
     for word in words:
         assert word in err
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["deploy"]], ids=["fedtail", "data", "deploy"])
+def test_a_bare_group_shows_its_commands(group: list[str], capsys, monkeypatch) -> None:
+    _, out, err = call(capsys, monkeypatch, *group)
+    assert "Commands" in out and "error" not in err
+
+
+def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/x/history.jsonl")
+
+    monkeypatch.setattr("fedtail.run.append_round", full)
+    code, _, err = call(capsys, monkeypatch, "run", *FAST, "-q")
+    assert code == 2 and err == "error: runs/x/history.jsonl: No space left on device\n"
 
 
 def test_broken_toml_names_file_and_line(capsys, monkeypatch, tmp_path: Path) -> None:

@@ -52,13 +52,25 @@ def main() -> None:
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = 130
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        if message := once(error.format_message()):  # a bare group has printed its help and has nothing to add
+            click.echo(f"error: {message}", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:  # a full disk, say; what the user named is checked where it is used
+        if debug:
+            raise
+        click.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        sys.exit(2)
     if code == 130:  # typer's way to say Ctrl-C
         click.echo("stopped", err=True)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def once(message: str) -> str:
+    """Both typer and click add a guess to an unknown command; one is enough."""
+    said, _, guess = message.partition(" Did you mean ")
+    return f"{said} Did you mean {guess.partition(' Did you mean ')[0]}" if guess else message
 
 
 @app.callback(invoke_without_command=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
 from fedtail.data.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
+from fedtail.data.registry import DATASETS
 from fedtail.data.skew_plot import save_skew_plot
 from fedtail.run import build_federation
 
@@ -53,6 +55,8 @@ def get_command(
 ) -> None:
     """Download public data sets once, with checksum and resume."""
     for name in names:
+        DATASETS[name]  # a misspelt name is known before the first download
+    for name in names:
         folder = datasets.get(name, data_dir)
         typer.echo(f"{name}  {folder}" if folder else f"{name}  needs no download")
 
@@ -81,6 +85,10 @@ def inspect_command(
         if "data.name" in flags:
             other = flags.get("data.path", flags["data.name"])
             raise FedtailError(f"{name!r} and {other!r} both name the data; give one")
+        if Path(name).exists() and name not in DATASETS:
+            raise FedtailError(
+                f"{name!r} is a file or folder, not a data set; use --table {name} --label COLUMN, --tables or --images"
+            )
         flags["data.name"] = name
     federation = build_federation(load_config(None, overrides, flags))
     found = inspect(federation, rate, groups)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.core.errors import one_of, writing
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.data.inputs import image_files, read_for
 from fedtail.data.tables.labels import label_codes, need_column
@@ -44,10 +44,8 @@ def predict(
     table["prediction"] = np.array(model.classes, dtype=object)[guess]
     for c, name in enumerate(model.classes):
         table[f"p({name})"] = probabilities[:, c].round(6)
-    try:
+    with writing(out):
         table.to_csv(sys.stdout if out is None else out, index=False, lineterminator="\n")
-    except OSError as error:
-        raise FedtailError(f"cannot write {str(out)!r}: {error.strerror}") from error
     if quiet:
         return
     for note in notes:

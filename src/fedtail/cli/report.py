@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.tables import print_table
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.report.arms import Problem, problems
 from fedtail.report.figures import write_figures
 from fedtail.report.page import render
@@ -53,7 +53,10 @@ def report(
             print_table(headline(problem, metric))
         typer.echo(f"report  {target}")
     else:
-        for path in write_figures(found, out or Path("figures"), form):
+        folder = out or Path("figures")
+        with writing(folder):
+            written = write_figures(found, folder, form)
+        for path in written:
             typer.echo(path)
 
 
@@ -73,8 +76,6 @@ def _title(found: list[Problem]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FedtailError(f"{str(path)!r} cannot be written: {error.strerror}") from None

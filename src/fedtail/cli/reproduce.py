@@ -17,10 +17,10 @@ from rich.table import Table as RichTable
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers
 from fedtail.config import check_config
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.experiments.cells import Cell, Outcome
 from fedtail.experiments.convergence import run_convergence
-from fedtail.experiments.grid import grid_names, load_grid, load_recipes
+from fedtail.experiments.grid import SCALES, grid_names, load_grid, load_recipes
 from fedtail.experiments.launchers import launcher_named
 from fedtail.experiments.search import search
 from fedtail.methods import METHODS
@@ -52,6 +52,8 @@ def reproduce(
         typer.echo(f"{'search':<22}Hyper-parameters on validation, as the paper searched them; see --tuned")
         typer.echo(f"{'convergence':<22}Gradient norm against T where rates settle, drift or oscillate")
         return
+    if scale not in SCALES:
+        raise one_of("--scale", scale, SCALES)
     if name == "convergence":
         convergence(scale, seeds, out / name / scale)
         return
@@ -89,10 +91,11 @@ def convergence(scale: str, seeds: int, folder: Path) -> None:
     """The theorem on a problem where smoothness and noise are known; needs no data."""
     horizons = (16, 64, 256) if scale == "smoke" else (16, 64, 256, 1024, 4096)
     points = run_convergence(horizons, seeds)
-    folder.mkdir(parents=True, exist_ok=True)
-    table = folder / "table.md"
-    table.write_text(convergence_markdown(points), encoding="utf-8")
-    figures = [draw_convergence(points, folder / f"figure.{suffix}") for suffix in ("svg", "png")]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        table = folder / "table.md"
+        table.write_text(convergence_markdown(points), encoding="utf-8")
+        figures = [draw_convergence(points, folder / f"figure.{suffix}") for suffix in ("svg", "png")]
     shown = RichTable(*HEADER, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in convergence_rows(points):
         shown.add_row(*row)
@@ -105,6 +108,9 @@ def search_settings(
 ) -> None:
     """Search every recipe and method that ``only`` names (all at cpu scale: adult); write ``search/tuned.toml``."""
     recipes = ["smoke"] if scale == "smoke" else [r for r in load_recipes() if r != "smoke" and r in only] or ["adult"]
+    for word in only:
+        if word not in METHODS and word not in load_recipes():
+            raise one_of("--only", word, [*METHODS, *(r for r in load_recipes() if r != "smoke")])
     named = [m for m in only if m in METHODS]
     extra = {"data.partition": "iid", **({"engine.device": device} if device else {})}
     extra |= {"data.dir": data_dir} if data_dir else {}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.progress import console
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.data.tables.pooled import names_option
 
@@ -19,7 +19,7 @@ def schema_command(
     site: Annotated[str | None, typer.Option(help="Column that names the site; not an input.")] = None,
     exclude: Annotated[str, typer.Option(help="Columns not to use, with commas.")] = "",
     categories: Annotated[str, typer.Option(help="Columns of codes that look like numbers, with commas.")] = "",
-    max_levels: Annotated[int, typer.Option(help="Categories with more levels are hashed.")] = 64,
+    max_levels: Annotated[int, typer.Option(min=2, help="Categories with more levels are hashed.")] = 64,
     out: Annotated[Path | None, typer.Option(help="File to write: .toml or .json; else standard output.")] = None,
 ) -> None:
     """Propose a schema from one table: columns, levels and classes, without any statistics.
@@ -37,9 +37,7 @@ def schema_command(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        try:
+        with writing(out):
             out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise FedtailError(f"cannot write {str(out)!r}: {error.strerror}") from error
     for note in notes:
         console.print(f"note: {note}", style="dim", soft_wrap=True)

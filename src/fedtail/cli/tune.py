@@ -25,7 +25,7 @@ from fedtail.cli.options import (
 )
 from fedtail.cli.progress import RoundProgress, console
 from fedtail.config import load_config
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.rates.fixed import fixed_section
 from fedtail.run import run
 
@@ -54,6 +54,9 @@ def tune(
     path, overrides = split_arguments(arguments)
     if save is not None and save.suffix not in (".toml", ".json"):
         raise FedtailError(f"--save {str(save)!r} must end in .toml or .json")
+    if save is not None:
+        with writing(save):  # known before the search, not after it
+            save.parent.mkdir(parents=True, exist_ok=True)
     if "rates.name" not in flags:
         flags |= rate_flags(_search(path, overrides))
     config = load_config(path, overrides, {**flags, **resume_flags(path, resume), "run.search_only": True})
@@ -63,11 +66,8 @@ def tune(
     section = fixed_section(last)
     target = save or folder / "rates.toml"
     text = tomli_w.dumps({"rates": section}) if target.suffix == ".toml" else json.dumps({"rates": section}, indent=1)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with writing(target):
         write_atomically(target, text)
-    except OSError as error:
-        raise FedtailError(f"--save {str(target)!r} cannot be written: {error.strerror}") from None
     sites = json.loads((folder / "clients.json").read_text())["sites"]
     finished = not last["searching"]
     if as_json:

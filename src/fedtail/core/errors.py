@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedtailError(Exception):
@@ -18,6 +20,17 @@ def one_of(kind: str, value: object, allowed: Iterable[str]) -> FedtailError:
     return FedtailError(f"{kind} {value!r} is unknown{hint} (allowed: {', '.join(names)})")
 
 
+@contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Around whatever makes a file or folder that the user named: if it cannot be made, one line says why."""
+    try:
+        yield
+    except BrokenPipeError:  # standard output that nobody reads any more
+        raise
+    except OSError as error:
+        raise FedtailError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
+
+
 def check_range(
     name: str,
     value: float,
@@ -27,9 +40,9 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
 ) -> None:
-    """Raise unless ``low <= value <= high`` (strict where open); NaN never passes."""
-    above = low is None or (value > low if open_low else value >= low)
-    below = high is None or (value < high if open_high else value <= high)
+    """Raise unless ``low <= value <= high`` (strict where open); NaN never passes, nor infinity without a bound."""
+    above = value > -math.inf if low is None else value > low if open_low else value >= low
+    below = value < math.inf if high is None else value < high if open_high else value <= high
     if not (above and below):
         left = "-inf" if low is None else f"{low:g}"
         right = "inf" if high is None else f"{high:g}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.data.inspection import Inspection, ratio
 
 INK, MUTED, RULE, BAR = "#1f2430", "#6b7280", "#d9dce3", "#4f6bb0"
@@ -26,11 +26,9 @@ def save_skew_plot(found: Inspection, path: str | Path) -> Path:
     if target.suffix.lower() not in FORMATS:
         raise FedtailError(f"--plot {str(path)!r} must end in {', '.join(FORMATS)}")
     figure = skew_figure(found)
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=150, bbox_inches="tight", facecolor="white")
-    except OSError as error:
-        raise FedtailError(f"cannot write {target}: {error.strerror}") from None
     return target
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.config import Config, check_config, result_keys
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.run import run
 
 
@@ -79,7 +79,8 @@ def run_cells(
     A cell that fails does not stop the others: its outcome carries the error. ``launcher`` replaces the process
     pool (a cluster, for instance): it yields the outcome of every cell it is given, in any order.
     """
-    base.mkdir(parents=True, exist_ok=True)
+    with writing(base):
+        base.mkdir(parents=True, exist_ok=True)
     found: dict[str, Outcome] = {}
 
     def note(outcome: Outcome) -> None:

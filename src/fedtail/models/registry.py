@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 from torch import nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, check_range
 from fedtail.core.random import torch_seed
 from fedtail.core.registry import Registry
 from fedtail.models.custom import custom_model, is_custom
 from fedtail.models.norm import batchnorm_note, treat_batchnorm
 
 MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"))
+
+WIDTHS = {"hidden", "channels", "width"}
+"""Options that hold layer widths, one or several."""
 
 
 def build_model(
@@ -37,6 +41,9 @@ def build_model(
         if is_custom(name):
             module = custom_model(name, tuple(input_shape), n_classes, **options)
         else:
+            for key in WIDTHS & set(options):
+                for width in np.atleast_1d(np.asarray(options[key])):
+                    check_range(f"model.{key}", width.item(), 1)
             module = MODELS.build(name, tuple(input_shape), n_classes, **options)
     module = treat_batchnorm(module, batchnorm)
     note = batchnorm_note(module)
