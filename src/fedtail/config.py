@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -229,6 +229,23 @@ def check_config(raw: Mapping[str, Any]) -> Config:
         checked = registry.check(part.name, part.options)
         config = config.model_copy(update={section: part.model_copy(update=checked)})
     return config
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The same config with other values, by dotted key."""
+    raw = config.model_dump()
+    for key, value in values.items():
+        set_key(raw, key, value)
+    return check_config(raw)
+
+
+def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Nested dictionaries from layers of dotted keys, later ones on top."""
+    raw: dict[str, Any] = {}
+    for layer in layers:
+        for key in sorted(layer, key=lambda k: not k.endswith(".name")):  # names first: they clear options
+            set_key(raw, key, layer[key])
+    return raw
 
 
 def parse_value(text: str) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.config import Config, check_config
+from fedtail.config import Config
 from fedtail.core.candidates import Candidates
 from fedtail.core.errors import FedtailError, writing
 from fedtail.core.metrics import majority_floor
@@ -352,10 +352,3 @@ def drive(
         problem.engine.close()
         tracked.on_end(outcome)
     return result
-
-
-def with_seed(config: Config, seed: int) -> Config:
-    """The same config under another seed."""
-    raw = config.model_dump()
-    raw["run"]["seed"] = seed
-    return check_config(raw)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtail.checkpoint import write_atomically
 from fedtail.config import Config, first_difference, load_config
 from fedtail.core.errors import FedtailError
-from fedtail.core.history import history_line, history_text, parse_history, plain
+from fedtail.core.history import history_line, history_text, parse_history, parse_timings, plain
 from fedtail.data.about import About
 from fedtail.models import FlatModel
 from fedtail.predict import SavedModel
@@ -149,5 +149,4 @@ def _append(path: Path, line: str) -> None:
 def read_timings(folder: Path) -> list[float]:
     """Seconds of each round done."""
     path = folder / "timings.csv"
-    lines = path.read_text().splitlines()[1:] if path.is_file() else []
-    return [float(line.split(",")[1]) for line in lines if line.count(",") == 1 and line.split(",")[1]]
+    return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.core.errors import FedtailError
-from fedtail.core.history import history_line, history_text, parse_history
+from fedtail.core.history import history_line, history_text, parse_history, parse_timings
 
 values = st.lists(st.sampled_from([0.4, 0.6, 0.8]), min_size=2, max_size=2)
 
@@ -48,3 +48,10 @@ def test_a_half_written_last_line_is_dropped_and_a_broken_one_before_it_is_named
     assert len(parse_history(whole + '{"round": 1, "ra', "f")) == 1
     with pytest.raises(FedtailError, match="f, line 1"):
         parse_history('{"rou\n' + whole, "f")
+
+
+def test_timings_are_read_up_to_a_half_written_line() -> None:
+    assert parse_timings("round,seconds\n0,0.5\n1,0.25\n2,", "t") == [0.5, 0.25]
+    assert parse_timings("", "t") == []
+    with pytest.raises(FedtailError, match="t, line 2"):
+        parse_timings("round,seconds\n0\n1,0.25\n", "t")

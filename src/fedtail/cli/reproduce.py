@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers
-from fedtail.config import check_config
+from fedtail.config import changed
 from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.experiments.cells import Cell, Outcome
 from fedtail.experiments.convergence import run_convergence
@@ -174,11 +174,5 @@ def _cell(text: str, paper: float | None) -> str:
 
 def _placed(cell: Cell, device: str | None, data_dir: str | None) -> Cell:
     """The same cell on another device or with another data folder; neither is part of its identity's result."""
-    if device is None and data_dir is None:
-        return cell
-    raw = cell.config.model_dump()
-    if device is not None:
-        raw["engine"]["device"] = device
-    if data_dir is not None:
-        raw["data"]["dir"] = data_dir
-    return Cell(cell.label, check_config(raw))
+    values = {"engine.device": device, "data.dir": data_dir}
+    return Cell(cell.label, changed(cell.config, {key: value for key, value in values.items() if value is not None}))

@@ -56,3 +56,15 @@ def parse_history(text: str, where: str) -> list[dict[str, Any]]:
         before = records[-1] if records else {}
         records.append({**{k: before[k] for k in OVER_CLIENTS if k in before}, **record})
     return records
+
+
+def parse_timings(text: str, where: str) -> list[float]:
+    """Seconds of each round, from the lines ``round,seconds`` below a header; a half-written last line is dropped."""
+    lines, out = text.splitlines()[1:], []
+    for number, line in enumerate(lines, start=2):
+        try:
+            out.append(float(line.partition(",")[2]))
+        except ValueError:
+            if number <= len(lines):
+                raise FedtailError(f"{where}, line {number}: {line!r} is not a round and its seconds") from None
+    return out

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fedtail.config import Config, check_config, result_keys
+from fedtail.config import Config, changed, check_config, result_keys
 from fedtail.core.errors import FedtailError, writing
 from fedtail.run import run
 
@@ -53,12 +53,7 @@ class Outcome:
 
 def seeds_of(config: Config, label: str, seeds: Iterable[int]) -> list[Cell]:
     """The same config under several seeds."""
-    cells = []
-    for seed in seeds:
-        raw = config.model_dump()
-        raw["run"]["seed"] = seed
-        cells.append(Cell(f"{label}-s{seed}", check_config(raw)))
-    return cells
+    return [Cell(f"{label}-s{seed}", changed(config, {"run.seed": seed})) for seed in seeds]
 
 
 def finished(folder: Path) -> bool:
@@ -163,10 +158,8 @@ def run_packed(label: str, raw: dict[str, Any], base: str) -> str | None:
 def run_cell(cell: Cell, base: Path) -> Outcome:
     """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
     folder = cell.folder(base)
-    raw = cell.config.model_dump()
-    raw["run"]["folder"], raw["run"]["name"] = str(base), folder.name
     try:
-        run(check_config(raw), resume=True)
+        run(changed(cell.config, {"run.folder": str(base), "run.name": folder.name}), resume=True)
     except FedtailError as error:
         return Outcome(cell, folder, error=str(error))
     return Outcome(cell, folder)

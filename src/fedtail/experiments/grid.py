@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from fedtail.config import check_config, set_key
+from fedtail.config import check_config, layered
 from fedtail.core.errors import FedtailError, one_of
-from fedtail.experiments.cells import Cell
+from fedtail.experiments.cells import Cell, seeds_of
 
 SCALES = ("smoke", "cpu", "full")
 PACKAGE = "fedtail.experiments"
@@ -79,7 +79,6 @@ class Grid:
         out = []
         for block, column, row in self._places(limits, tuple(only)):
             recipe = "smoke" if scale == "smoke" else column.recipe or block.recipe
-            raw: dict[str, Any] = {}
             layers: list[Mapping[str, Any]] = [{**self.base}]
             if recipe is not None:
                 if recipe not in recipes:
@@ -98,13 +97,9 @@ class Grid:
             if recipe is not None:
                 method = str(row.settings.get("method.name", self.base.get("method.name", "fedcgnm")))
                 layers.append(best.get(recipe, {}).get(method, {}))
-            for layer in layers:
-                for key in sorted(layer, key=lambda k: not k.endswith(".name")):  # names first: they clear options
-                    set_key(raw, key, layer[key])
-            for seed in seeds:
-                set_key(raw, "run.seed", int(seed))
-                label = slug(f"{block.name}-{column.name}-{row.name}-s{seed}")
-                out.append((Place(block.name, column.name, row.name, int(seed)), Cell(label, check_config(raw))))
+            label = slug(f"{block.name}-{column.name}-{row.name}")
+            for cell in seeds_of(check_config(layered(layers)), label, map(int, seeds)):
+                out.append((Place(block.name, column.name, row.name, cell.config.run.seed), cell))
         if not out:
             raise FedtailError(
                 f"nothing of {self.name!r} is left at scale {scale!r} with --only {' '.join(only) or '(all)'}; "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedtail.config import check_config, set_key
+from fedtail.config import check_config, layered
 from fedtail.experiments.cells import Cell, Outcome
 from fedtail.experiments.grid import load_recipes, load_toml, slug
 from fedtail.runfolder import read_history
@@ -56,12 +56,8 @@ def search(
 
 def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping[str, Any], seed: int) -> Cell:
     """The run of one trial."""
-    raw: dict[str, Any] = {}
-    layers: list[Mapping[str, Any]] = [base, {"method.name": method}, settings, {"run.seed": seed}]
-    for layer in layers:
-        for key in sorted(layer, key=lambda k: not k.endswith(".name")):
-            set_key(raw, key, layer[key])
-    return Cell(slug(f"search-{recipe}-{method}-s{seed}"), check_config(raw))
+    config = check_config(layered([base, {"method.name": method}, settings, {"run.seed": seed}]))
+    return Cell(slug(f"search-{recipe}-{method}-s{seed}"), config)
 
 
 def validation_score(outcome: Outcome) -> float:

@@ -94,7 +94,7 @@ class RateStrategy:
             reports: name -> (K, P) client scalars, NaN for clients that did not report.
             present: (K,) bool, clients whose update arrived; all if None.
         """
-        raise NotImplementedError
+        return 0
 
     @property
     def choice(self) -> np.ndarray:

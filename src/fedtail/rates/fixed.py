@@ -39,15 +39,6 @@ class Fixed(RateStrategy):
     def ask(self) -> np.ndarray:
         return self._rates[:, None].copy()
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
-        return 0
-
     @property
     def rates(self) -> np.ndarray:
         return self._rates.copy()

@@ -22,15 +22,6 @@ class Uniform(RateStrategy):
     def ask(self) -> np.ndarray:
         return np.full((self.n_clients, 1), self.rate)
 
-    def tell(
-        self,
-        rewards: np.ndarray | None = None,
-        *,
-        reports: dict[str, np.ndarray] | None = None,
-        present: np.ndarray | None = None,
-    ) -> int:
-        return 0
-
     @property
     def rates(self) -> np.ndarray:
         return self.ask()[:, 0]

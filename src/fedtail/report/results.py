@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import tomllib
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.errors import FedtailError
-from fedtail.core.history import parse_history
+from fedtail.core.history import parse_history, parse_timings
 
 
 @dataclass(frozen=True)
@@ -192,14 +191,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_timings(path: Path) -> list[float]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.reader(file) if len(row) == 2]
-    try:
-        return [float(seconds) for _, seconds in rows[1:]]
-    except ValueError as error:
-        raise FedtailError(f"{path}: {error}") from error
+    return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
 
 
 def _number(value: Any) -> float:
