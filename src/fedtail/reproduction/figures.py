@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ def draw(result: GridResult, path: Path) -> Path | None:
 
     with mpl.rc_context(STYLE):
         figure = kind(result, plt)
-        figure.suptitle(result.grid.title, x=0.01, ha="left", fontweight="bold")
+        title = textwrap.fill(result.grid.title, int(11 * figure.get_figwidth()))  # about 11 bold letters per inch
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, bbox_inches="tight", dpi=150)
         plt.close(figure)
