@@ -13,14 +13,17 @@ import time
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
-from fedtail.cli import app
+from fedtail.cli import app, deploy_view
+from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
-from fedtail.deploy import processes
+from fedtail.data.tables import propose_schema, schema_text
+from fedtail.deploy import processes, runs
 from fedtail.deploy.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
 from fedtail.deploy.create import create_deployment, move_port
 from fedtail.deploy.doctor import examine_site
@@ -261,6 +264,34 @@ def test_a_worker_is_started_on_demand_reused_replaced_when_killed_and_ends_when
     assert not frames.socket_path(site).exists()
 
 
+def test_a_worker_reads_its_files_anew_when_a_run_begins_and_not_in_the_middle_of_one(tmp_path: Path) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings(), rehearsal=False).site("north") / "site.toml"
+    pd.DataFrame({"age": [1.5, 2.5, 3.5, 4.5] * 10, "y": ["a", "b"] * 20}).to_csv(site.parent / "data.csv", index=False)
+    (site.parent / "schema.toml").write_text(schema_text(propose_schema(site.parent / "data.csv", "y")[0]))
+    hello, pid = pack(Parcel({})), site.parent / "worker.pid"
+    try:
+        assert unpack(worker_client.ask(site, "hello", hello)).meta["schema"]["classes"] == ["a", "b"]
+        first = int(pid.read_text())
+        later = (site.parent / "schema.toml").read_text().replace('"b",', '"b",\n    "c",')
+        (site.parent / "schema.toml").write_text(later)
+        worker_client.ask(site, "statistics", pack(Parcel({"request": {"client": 0, "seed": 0}})))
+        assert int(pid.read_text()) == first, "only a hello begins a run"
+        assert unpack(worker_client.ask(site, "hello", hello)).meta["schema"]["classes"] == ["a", "b", "c"]
+        assert int(pid.read_text()) != first
+    finally:
+        os.kill(int(pid.read_text()), 15)
+
+
+def test_overrides_of_the_data_are_refused_and_another_seed_keeps_the_sites_split(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings())
+    theirs = load_config(deployment.config)
+    with pytest.raises(FedtailError, match=r"data.\* is the sites' matter"):
+        runs.with_the_sites_data(deployment, load_config(deployment.config, ["data.n_max=50"]))
+    other = runs.with_the_sites_data(deployment, load_config(deployment.config, ["run.seed=9"]))
+    assert other.run.seed == 9 and other.data_seed == theirs.data_seed
+    assert runs.with_the_sites_data(deployment, theirs) == theirs
+
+
 def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Path) -> None:
     site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
     site.write_text(site.read_text().replace("memory_mb = 4096", "memory_mb = 256"))
@@ -277,3 +308,19 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     site.write_text('[site]\nname = "x"\n[data]\nkind = "tabel"\n')
     with pytest.raises(worker_client.WorkerError, match=r"did you mean 'table'"):
         worker_client.ask(site, "hello", pack(Parcel({})))
+
+
+def test_rounds_are_told_once_each_with_loss_accuracy_and_faults(capfd: pytest.CaptureFixture[str]) -> None:
+    show = deploy_view.follower()
+    status: dict[str, object] = {"state": "waiting for sites", "round": 0, "rounds": 2, "errors": []}
+    show(status)
+    show({**status, "time": 1.0})
+    done = {**status, "state": "training", "round": 1, "seconds": 12.3, "loss": 0.51, "accuracy": 0.8}
+    show(done)
+    show({**done, "state": "finished", "errors": []})
+    show({**done, "round": 2, "errors": [{}]})
+    assert capfd.readouterr().err.splitlines() == [
+        "waiting for sites",
+        "round 1/2  12.3 s  loss 0.510  accuracy 0.800",
+        "round 2/2  12.3 s  loss 0.510  accuracy 0.800  faults so far: 1",
+    ]

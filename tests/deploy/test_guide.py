@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +14,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
-from fedtail.deploy import processes
+from fedtail.deploy import local, processes
+from fedtail.deploy.layout import load_deployment
 from fedtail.deploy.ports import free_port
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy.md"
@@ -38,6 +40,11 @@ def test_the_guides_own_data_example_gives_a_model_a_report_and_predictions(tmp_
         done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert processes.find(tmp_path / "crash") == [], "down ends everything"
+        deployment = load_deployment(tmp_path / "crash")
+        local.up(deployment)
+        time.sleep(4)  # a site that Flower took for the one before it would be refused, and end
+        assert sum(p.program == "flower-supernode" for p in processes.find(deployment.folder)) == 3, "up after down"
+        local.down(deployment)
     finally:
         processes.stop(tmp_path / "crash")
     (folder,) = (tmp_path / "crash" / "runs").iterdir()

@@ -11,7 +11,7 @@ import typer
 
 from fedtail.cli import deploy_view
 from fedtail.cli.options import Arguments, Json, split_arguments
-from fedtail.cli.progress import console
+from fedtail.cli.progress import Stopped, console
 from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
 
@@ -114,10 +114,7 @@ def run(
         done = runs.wait(deployment, run_id, deploy_view.follower())
     except KeyboardInterrupt:
         runs.stop(deployment)
-        console.print(
-            "the run was ended; the same command with --resume goes on from the last checkpoint", soft_wrap=True
-        )
-        raise typer.Exit(130) from None
+        raise Stopped("the same command with --resume goes on from the last checkpoint") from None
     deploy_view.show_result(Path(done["folder"]), as_json)
 
 

@@ -23,14 +23,14 @@ LAST_FAULTS = 5
 
 def follower() -> Callable[[dict[str, Any]], None]:
     """Prints a line for each new round or state a run's status tells of."""
-    seen: tuple[Any, ...] = ()
+    last = ""
 
     def show(status: dict[str, Any]) -> None:
-        nonlocal seen
-        now = (status.get("state"), status.get("round"))
-        if now != seen:
-            seen = now
-            console.print(describe_round(status), soft_wrap=True)
+        nonlocal last
+        line = describe_round(status)
+        if line != last:
+            last = line
+            console.print(line, soft_wrap=True)
 
     return show
 
@@ -42,7 +42,7 @@ def describe_round(status: dict[str, Any]) -> str:
     parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
     parts += [f"{name} {status[name]:.3f}" for name in ("loss", "accuracy") if name in status]
     if status.get("errors"):
-        parts.append(f"{len(status['errors'])} faults so far")
+        parts.append(f"faults so far: {len(status['errors'])}")
     return "  ".join(parts)
 
 
