@@ -91,7 +91,9 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["init", "{full}", "--sites", "a,b"], "exists and is not empty"),
+        (["init", "{full}/file", "--sites", "a,b"], "exists and is not empty"),
         (["init", "{new}"], "at least one site"),
+        (["init", "{full}/file/fed", "--sites", "a,b"], "cannot write"),
         (["init", "{new}", "--sites", "a,a"], "must differ"),
         (["init", "{new}", "--sites", "a/b"], "is not allowed"),
         (["init", "{new}", "--sites", "a,b", "--public", "nowhere"], "host:port"),
@@ -193,6 +195,7 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
     assert "run: stopped, round 2 of 3" in shown and "--resume" in shown
     assert "round 2, east: no reply within 20 s" in shown
+    assert runs.last_config(deployment) is None, "no run was started with overrides"
 
 
 def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:

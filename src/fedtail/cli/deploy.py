@@ -98,7 +98,7 @@ def register(folder: Folder) -> None:
 def run(
     folder: Folder,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, from its checkpoint.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -106,7 +106,8 @@ def run(
     deployment = load(folder)
     from fedtail.deploy import runs
 
-    run_id = runs.start(deployment, load_config(deployment.config, overrides or []), resume=resume)
+    last = runs.last_config(deployment) if resume and not overrides else None
+    run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
     if detach:
         typer.echo(f"started; follow it with: fedtail deploy status {folder}")
         return
@@ -114,7 +115,7 @@ def run(
         done = runs.wait(deployment, run_id, deploy_view.follower())
     except KeyboardInterrupt:
         runs.stop(deployment)
-        raise Stopped("the same command with --resume goes on from the last checkpoint") from None
+        raise Stopped(f"go on from the last checkpoint with: fedtail deploy run {folder} --resume") from None
     deploy_view.show_result(Path(done["folder"]), as_json)
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedtail.config import Config, Data
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.deploy import templates
 from fedtail.deploy.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.deploy.commands import superlink_command, supernode_command
@@ -34,7 +34,7 @@ def create_deployment(
         rehearsal: sites play the clients of the config's data set instead of bringing data.
     """
     check_site_names(sites)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FedtailError(f"{str(folder)!r} exists and is not empty; choose another folder")
     if rehearsal and config.data.clients != len(sites):
         raise FedtailError(
@@ -43,8 +43,9 @@ def create_deployment(
     address = public or f"127.0.0.1:{check_port('--port', port)}"
     host, _ = split_address("--public", address)
     deployment = Deployment(folder.resolve(), folder.resolve().name, sites, "127.0.0.1", port, address)
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
     for path in (deployment.server, deployment.flwr_home, deployment.runs):
         path.mkdir(mode=0o700)
     deployment.save()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedtail.config import Config, load_config
@@ -12,6 +13,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.deploy.control import Control, is_healthy
 from fedtail.deploy.layout import Deployment
 
+LAST_CONFIG = "run.toml"
 ENDED = ("finished", "failed", "stopped")
 OVER = ("finished", "unknown")
 """How Flower's word for a run that is over begins; it forgets runs with its database."""
@@ -23,7 +25,7 @@ def start(deployment: Deployment, config: Config | None = None, *, resume: bool 
     with connect(deployment) as control:
         _end_previous(deployment, control, resume)
         if config is not None:
-            path = deployment.server / "run.toml"
+            path = deployment.server / LAST_CONFIG
             path.write_text(with_the_sites_data(deployment, config).to_toml())
         run_id = control.start_run(
             config=str(path), deployment=str(deployment.folder), sites=len(deployment.sites), resume=resume
@@ -125,6 +127,12 @@ def last_run(deployment: Deployment) -> int | None:
     """Flower's id of the last training run."""
     file = deployment.server / "run.id"
     return int(file.read_text()) if file.is_file() else None
+
+
+def last_config(deployment: Deployment) -> Path | None:
+    """The config of the last training run, overrides included."""
+    file = deployment.server / LAST_CONFIG
+    return file if file.is_file() else None
 
 
 def _end_previous(deployment: Deployment, control: Control, resume: bool) -> None:
