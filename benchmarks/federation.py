@@ -1,7 +1,7 @@
 """Round latency and payload on real federations, beside the simulator.
 
     python benchmarks/federation.py                  latency: two-phase rounds (FedCGNM + FedHOO), K = 5, tiny MLP
-    python benchmarks/federation.py --payload        payload: the same with a 45 MB model, K = 3
+    python benchmarks/federation.py --payload        payload: the same with a 44 MB model, K = 3
 
 Everything runs on this machine over loopback: Flower with TLS, authenticated sites and one process per message,
 NVFlare (where it is installed) with its POC system. The first round of each, which starts the sites' workers, is
@@ -85,7 +85,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--payload", action="store_true", help="45 MB model instead of a tiny one")
+    parser.add_argument("--payload", action="store_true", help="44 MB model instead of a tiny one")
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--engines", default="", help="only these, with commas: simulator, in process, flower, nvflare")
