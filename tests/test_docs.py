@@ -15,12 +15,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 import pytest
 import typer
 
 from fedtail.cli import app
+from fedtail.cli.options import FLAGS, config_values, split_arguments
+from fedtail.config import load_config
+from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
@@ -87,20 +91,30 @@ def test_every_command_shown_exists_with_its_options(page: Path) -> None:
     for line in commands(page, marked=False):
         arguments = shlex.split(line, comments=True)[1:]
         try:
-            _parse(typer.main.get_command(app), arguments)
-        except click.UsageError as error:
-            pytest.fail(f"{page.name}: {line}: {error.format_message()}")
+            context = _parse(typer.main.get_command(app), arguments)
+            if context is not None and context.info_name in ("run", "tune") and not page.name.startswith("deploy"):
+                _check_settings(context.params, "fedhoo" if context.info_name == "tune" else None)
+        except (click.UsageError, FedtailError) as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
 
 
-def _parse(command: click.Command, arguments: list[str]) -> None:
+def _check_settings(given: dict[str, Any], rates: str | None) -> None:
+    """Overrides name keys and values that the config takes; files that only a reader has are left out."""
+    path, overrides = split_arguments(given["arguments"])
+    flags = {name: given[name] for name in FLAGS if name in given}
+    if flags["rates"] is None or flags["rates"].endswith((".toml", ".json")):
+        flags["rates"] = rates
+    load_config(ROOT / path if path and (ROOT / path).is_file() else None, overrides, config_values(flags))
+
+
+def _parse(command: click.Command, arguments: list[str]) -> click.Context | None:
     """Parse without running: unknown commands, options and bad values raise."""
     if isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
         inner = command.get_command(click.Context(command), arguments[0])
         if inner is None:
             raise click.UsageError(f"no command {arguments[0]!r}")
-        _parse(inner, arguments[1:])
-    elif "--help" not in arguments:
-        command.make_context(command.name, list(arguments))
+        return _parse(inner, arguments[1:])
+    return None if "--help" in arguments else command.make_context(command.name, list(arguments))
 
 
 def test_drawings_are_what_the_code_draws() -> None:

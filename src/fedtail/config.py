@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.registry import Registry
@@ -138,6 +138,12 @@ class Run(Section):
     """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
     diagnostics: list[Literal["alignment", "losses", "sgd_alignment", "assumption"]] = ["alignment"]
     """What to log beside metrics; all but ``alignment`` (of client updates) cost time and need the simulator."""
+
+    @field_validator("trackers", "diagnostics", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """On the command line ``run.trackers=tensorboard,mlflow`` is easier to type than a TOML list."""
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 class Deploy(Section):

@@ -11,6 +11,7 @@ import pytest
 
 from fedtail.cli import main
 from fedtail.cli.progress import RoundProgress
+from fedtail.config import load_config
 from fedtail.fit import State
 
 FAST = ["--dataset", "blobs", "data.n_max=40", "--clients", "2", "--rounds", "2"]
@@ -56,6 +57,8 @@ CASES = [
     (["run", "local.lr=inf"], ["local.lr = inf", "finite"]),
     (["run", "model.name=mlp", "model.hidden=[0]"], ["model.hidden = 0", "[1, inf)"]),
     (["run", "list.toml"], ["'run' must be a table", "[run]"]),
+    (["run", "run.diagnostics=losses,x"], ["run.diagnostics", "'x'", "alignment"]),
+    (["run", "run.trackers=tensorbord"], ["did you mean 'tensorboard'"]),
     (["run", "ok.csv"], ["not valid TOML", "--table"]),
     (["run", "--table", "gone.csv", "--label", "y"], ["no table 'gone.csv'"]),
     (["run", "--table", "empty.csv", "--label", "y"], ["'empty.csv' is empty"]),
@@ -114,6 +117,12 @@ def test_bad_input_is_one_line_and_exit_code_two(
 def test_a_bare_group_shows_its_commands(group: list[str], capsys, monkeypatch) -> None:
     _, out, err = call(capsys, monkeypatch, *group)
     assert "Commands" in out and "error" not in err
+
+
+def test_a_list_of_names_may_be_typed_with_commas() -> None:
+    config = load_config(None, ["run.trackers=tensorboard,mlflow", "run.diagnostics=losses"])
+    assert config.run.trackers == ("tensorboard", "mlflow") and config.run.diagnostics == ["losses"]
+    assert load_config(None, ['run.trackers=["wandb"]']).run.trackers == ("wandb",)
 
 
 def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
