@@ -1,4 +1,4 @@
-"""``CGNM``: class-grouped normalized momentum as a torch optimizer, for anyone's training loop (SPEC 1.2)."""
+"""``CGNM``: class-grouped normalized momentum as a torch optimizer, for anyone's training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedCGNM's step by hand (SPEC 1.2), and over a whole local run."""
+"""FedCGNM's step by hand, and over a whole local run."""
 
 from __future__ import annotations
 

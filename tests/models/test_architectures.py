@@ -1,4 +1,4 @@
-"""Parameter counts of the paper's models (SPEC 7), shapes they accept, and the automatic choice."""
+"""Parameter counts of the paper's models, shapes they accept, and the automatic choice."""
 
 from __future__ import annotations
 

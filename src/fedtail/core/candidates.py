@@ -1,4 +1,4 @@
-"""Candidate global models as base + directions, never as 2^K models (SPEC 5.3).
+"""Candidate global models as base + directions, never as 2^K models.
 
     base = x + sum_k a_k delta_k^(0),   d_axis = sum_{k on axis} a_k (delta_k^(1) - delta_k^(0))
     x^(s) = base + sum_axis s_axis d_axis

@@ -1,4 +1,4 @@
-"""Every metric from one confusion matrix (SPEC 9)."""
+"""Every metric from one confusion matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class-grouped normalized momentum step on flat vectors (paper section 3.1; SPEC 1.2).
+"""The class-grouped normalized momentum step on flat vectors (paper section 3.1).
 
     m_h <- beta m_h + (1 - beta) g_h
     direction = sum_h m_h / (||m_h|| + delta)

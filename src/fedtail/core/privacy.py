@@ -1,6 +1,6 @@
 """Gaussian noise on updates, with CGNM's own norm bound as the sensitivity, and what it is worth.
 
-A CGNM round moves a client by less than lr * steps * H (SPEC 1.2), by construction: no update is clipped, and one
+A CGNM round moves a client by less than lr * steps * H, by construction: no update is clipped, and one
 beyond the bound is refused anyway. Two places for the noise:
 
 - ``central``: sites trust the server. It adds noise of z * max_k a_k B_k to the aggregate sum_k a_k delta_k, and

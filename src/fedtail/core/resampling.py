@@ -1,4 +1,4 @@
-"""Resampling of a client's data at rate r (paper section 3; SPEC 2).
+"""Resampling of a client's data at rate r (paper section 3).
 
 Class c is replicated by f_c = (max_s q_s / q_c)^r, which leaves proportions q_c^(1-r) / sum_s q_s^(1-r).
 Replication is fractional: every sample appears floor(f_c) times per epoch and a fresh random subset once

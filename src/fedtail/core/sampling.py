@@ -2,7 +2,7 @@
 
 - ``shuffled``: the resampled epoch in random order; a rare class may be absent from a batch.
 - ``stratified``: the same epoch, classes spread evenly, so that every batch has each class in proportion (PCN's own
-  sampler; SPEC 3).
+  sampler).
 - ``balanced``: equal numbers of every class in every batch, rare classes reshuffled as often as needed and the most
   frequent class seen once per epoch (PCN+O). The resampling rate has no part in it.
 """

@@ -1,4 +1,4 @@
-"""Adult census income at a chosen imbalance: 104 features, two classes (SPEC 7).
+"""Adult census income at a chosen imbalance: 104 features, two classes.
 
 6 numeric and 98 one-hot columns of the 45,222 rows without "?". The minority class is thinned in the whole pool, so
 that training, validation and test keep the same ratio; 15 % are the test set and a further 15 % (3/17 of the rest,

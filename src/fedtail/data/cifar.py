@@ -1,4 +1,4 @@
-"""CIFAR-10-LT and CIFAR-100-LT from the official binary files; nothing is ever unpickled (SPEC 7)."""
+"""CIFAR-10-LT and CIFAR-100-LT from the official binary files; nothing is ever unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make a balanced set long-tailed: N_c = int(N_max xi^(-c/(C-1))) (SPEC 7)."""
+"""Make a balanced set long-tailed: N_c = int(N_max xi^(-c/(C-1)))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split pooled samples over clients: IID, per-class Dirichlet, per-client Dirichlet, by column (SPEC 8)."""
+"""Split pooled samples over clients: IID, per-class Dirichlet, per-client Dirichlet, by column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UNSW-NB15 network flows: 196 features, ten classes from Normal to Worms (SPEC 7).
+"""UNSW-NB15 network flows: 196 features, ten classes from Normal to Worms.
 
 39 numeric columns and the union vocabulary of both official files (133 protocols, 13 services, 11 states). The
 training file alone lacks two states and would give 194 columns, the testing file alone lacks two protocols and four

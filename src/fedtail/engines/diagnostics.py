@@ -1,4 +1,4 @@
-"""Measurements of the paper's figures, taken beside a simulated run without changing it (SPEC 9)."""
+"""Measurements of the paper's figures, taken beside a simulated run without changing it."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ def plan_local_run(
 ) -> LocalPlan:
     """The batches of client and round at ``rate``; ``sampler`` is the method's.
 
-    Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow
-    (SPEC 5.2, 14)."""
+    Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow."""
     labels = client.labels
     positions = local_batches(
         labels,
@@ -277,7 +276,7 @@ def measure_client(model: FlatModel, client: Client, x: Tensor, what: str) -> Te
 
 
 def local_gain(model: FlatModel, client: Client, x: Tensor, delta: Tensor) -> np.ndarray:
-    """(P,) relative fall of the local loss, clipped to [0, 1]: FAST's reward (SPEC 6)."""
+    """(P,) relative fall of the local loss, clipped to [0, 1]: FAST's reward."""
     before = float(client_losses(model, client, x).mean())
     after = np.array([float(client_losses(model, client, x + d).mean()) for d in delta])
     return np.clip((before - after) / max(before, 1e-12), 0.0, 1.0)

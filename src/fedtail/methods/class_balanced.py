@@ -1,4 +1,4 @@
-"""Class-balanced loss (Cui et al., 2019; SPEC 4): weights by the effective number of samples.
+"""Class-balanced loss (Cui et al., 2019): weights by the effective number of samples.
 
     w_c = (1 - b) / (1 - b^{n_c}),  rescaled to sum to the number of classes present
 

@@ -1,4 +1,4 @@
-"""CLIMB (Shen et al., 2022; SPEC 4): keep clients' losses alike by reweighting clients on the server.
+"""CLIMB (Shen et al., 2022): keep clients' losses alike by reweighting clients on the server.
 
 min (1/K) sum_i f_i  s.t.  f_i - mean_j f_j <= eps, by primal-dual steps. Every ``primal_rounds`` rounds:
 

@@ -1,4 +1,4 @@
-"""FedCGN: class-grouped normalized gradients, i.e. FedCGNM without momentum (SPEC 3)."""
+"""FedCGN: class-grouped normalized gradients, i.e. FedCGNM without momentum."""
 
 from __future__ import annotations
 

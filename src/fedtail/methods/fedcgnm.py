@@ -1,4 +1,4 @@
-"""FedCGNM: class-grouped normalized momentum (paper section 3.1, algorithm 1; SPEC 1).
+"""FedCGNM: class-grouped normalized momentum (paper section 3.1, algorithm 1).
 
 At a client, for each group h of classes (grouped by least within-group variance of resampled proportions):
 

@@ -1,4 +1,4 @@
-"""Fed-GraB (Xiao et al., 2023; SPEC 4): a gradient balancer per class at each client, for tail classes only.
+"""Fed-GraB (Xiao et al., 2023): a gradient balancer per class at each client, for tail classes only.
 
 Sigmoid cross-entropy over C outputs. The gradient at output c is multiplied by a_c+ on samples of class c and by a_c-
 on all others. A PID controller per class drives the accumulated positive and negative gradients A+, A- together and

@@ -1,4 +1,4 @@
-"""FedNoRo (Wu et al., 2023; SPEC 4): long tails and clients with noisy labels.
+"""FedNoRo (Wu et al., 2023): long tails and clients with noisy labels.
 
 Clients train logit-adjusted cross-entropy (LA) with their own prior. After ``warmup`` rounds the server clusters the
 clients' per-class losses by a two-component Gaussian mixture (majority vote of 9 seeds) into clean and noisy. Noisy

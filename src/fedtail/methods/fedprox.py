@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020): a proximal term holds local models near the global one (SPEC 4).
+"""FedProx (Li et al., 2020): a proximal term holds local models near the global one.
 
     x_k <- x_k - lr (g + mu (x_k - x))
 

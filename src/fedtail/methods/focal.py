@@ -1,4 +1,4 @@
-"""Focal loss (Lin et al., 2017; SPEC 4): loss = -(1 - p_y)^gamma log p_y, so well-classified samples count less."""
+"""Focal loss (Lin et al., 2017): loss = -(1 - p_y)^gamma log p_y, so well-classified samples count less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generalized re-weighting (Zhang et al., 2021; SPEC 4): the weighting twin of logit adjustment.
+"""Generalized re-weighting (Zhang et al., 2021): the weighting twin of logit adjustment.
 
     w_c proportional to (1 / pi_c)^rho,  rescaled to sum to the number of classes present
 

@@ -1,4 +1,4 @@
-"""Logit adjustment (Menon et al., 2021) and balanced softmax (Ren et al., 2020); SPEC 4.
+"""Logit adjustment (Menon et al., 2021) and balanced softmax (Ren et al., 2020).
 
     loss = CE(z + tau log pi, y),      post hoc instead: argmax_c z_c - tau log pi_c
 

@@ -1,4 +1,4 @@
-"""PCN: per-class normalization, every class its own group (Francazi et al., 2023; SPEC 3).
+"""PCN: per-class normalization, every class its own group (Francazi et al., 2023).
 
     x <- x - lr sum_c g_c / (||g_c|| + 1e-6)
 

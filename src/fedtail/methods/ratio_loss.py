@@ -1,4 +1,4 @@
-"""Ratio Loss (Wang et al., 2021; SPEC 4): the server infers the imbalance from a small balanced auxiliary set.
+"""Ratio Loss (Wang et al., 2021): the server infers the imbalance from a small balanced auxiliary set.
 
 Each round from the second on, for every class p, dW_p = minus the output layer's gradient on the auxiliary samples
 of class p. A position of that layer belongs to class p where dW_p is the largest over classes and dominates: every

@@ -1,4 +1,4 @@
-"""Class-weighted cross-entropy (Aurelio et al., 2019; SPEC 4).
+"""Class-weighted cross-entropy (Aurelio et al., 2019).
 
     w_c = n / (C n_c) over the C classes present,   loss_i = w_{y_i} CE_i
 

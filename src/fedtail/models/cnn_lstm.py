@@ -1,4 +1,4 @@
-"""CNN-LSTM for long feature vectors: the paper's model for UNSW-NB15 (SPEC 7)."""
+"""CNN-LSTM for long feature vectors: the paper's model for UNSW-NB15."""
 
 from __future__ import annotations
 

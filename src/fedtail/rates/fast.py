@@ -1,4 +1,4 @@
-"""FAST-type local selection: every client runs its own bandit over a few rates (SPEC 6).
+"""FAST-type local selection: every client runs its own bandit over a few rates.
 
 The original paper (Wang et al., 2023) was not available to us; this follows its description: UCB1 over arms,
 rewarded by the relative fall of the client's own loss. Clients do not know of each other, the bandit never

@@ -1,4 +1,4 @@
-"""FedHOO: joint search of the clients' rates by hierarchical optimistic optimization (paper 3.4, B; SPEC 5).
+"""FedHOO: joint search of the clients' rates by hierarchical optimistic optimization (paper 3.4, B).
 
 Aggregation is linear in the clients' updates. So two local runs per client, at the two probes of a box, give
 the server all 2^K combinations, and one round evaluates the 2^K children of the box at their centres:
@@ -7,7 +7,7 @@ the server all 2^K combinations, and one round evaluates the 2^K children of the
 2. validate all candidates; the best, s*, becomes the global model and its probes the rates in force;
 3. halve the box along every axis; update the boxes on the path to the root.
 
-Where the paper is silent or contradicts itself, the decision is written where it is made ("SPEC 5.2, n").
+Where the paper is silent or contradicts itself, the decision is written where it is made.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class FedHOO(RateStrategy):
     # -- what the loop sees ---------------------------------------------------------------------------
 
     def begin(self, setting: Setting) -> None:
-        # SPEC 5.2, 15: the paper leaves partial participation undefined; a client that is usually absent would
+        # Decision 15: the paper leaves partial participation undefined; a client that is usually absent would
         # leave its axis unsearched, so this is refused here and solved by clusters.
         if setting.participation < 1:
             raise FedtailError(
@@ -150,7 +150,7 @@ class FedHOO(RateStrategy):
             here[self.axes[np.asarray(present, dtype=bool)]] = True
         if self.select == "main_effect":
             r = additive_fit(r, self.n_axes)
-        # SPEC 5.2, 12: ties go to the smallest s (argmax takes the first); bit a of s is axis a.
+        # Decision 12: ties go to the smallest s (argmax takes the first); bit a of s is axis a.
         winner = int(np.argmax(r))
         bits = (winner >> np.arange(self.n_axes)) & 1
         self._choice = bits[self.axes]
@@ -159,7 +159,7 @@ class FedHOO(RateStrategy):
         self._missing = sorted(set(self.axes.tolist()) - set(np.flatnonzero(here).tolist()))
         self._missing_rounds += bool(self._missing)
         self._count_stable(self._node)
-        # SPEC 5.2, 8: a cold round probes the root and adopts the best candidate, but creates and records nothing:
+        # Decision 8: a cold round probes the root and adopts the best candidate, but creates and records nothing:
         # rewards of a model that has learnt nothing yet would steer the tree for good.
         if self._round >= self.cold_rounds:
             self._learn(r, here)
@@ -237,11 +237,11 @@ class FedHOO(RateStrategy):
     def _learn(self, r: np.ndarray, here: np.ndarray) -> None:
         """Split the probed box and update every box around it. r: (2^A,) rewards; here: (A,) axes with clients."""
         tree, node, mean = self._tree, self._node, float(r.mean())
-        # SPEC 5.2, 7: accuracy rises over rounds, so with raw rewards an old leaf hardly ever beats a new one.
+        # Decision 7: accuracy rises over rounds, so with raw rewards an old leaf hardly ever beats a new one.
         # ``drift`` counts a child's reward from its round's mean, on top of the parent's value: leaves of
         # different rounds compare, and a constant added to a round changes nothing.
         shift = self._value[node] - mean if self.reward == "drift" else 0.0
-        # SPEC 5.2, 9: an axis at the depth cap is not halved any more; a box with all axes there stays a leaf,
+        # Decision 9: an axis at the depth cap is not halved any more; a box with all axes there stays a leaf,
         # is probed at its quarter points and only updates its own statistics. An axis whose clients are all
         # missing had a zero direction: the rewards say nothing about it, so its interval stays as it is.
         axes = np.flatnonzero(here & (tree.level[node] < self.max_depth))
@@ -254,7 +254,7 @@ class FedHOO(RateStrategy):
         n_rounds = self._round - self.cold_rounds + 1
         self._variance += (float(r.var()) - self._variance) / n_rounds
         for box in tree.path(node):
-            # SPEC 5.2, 6: the pseudocode has a running mean, the text an exponential one. A leaf's value is its
+            # Decision 6: the pseudocode has a running mean, the text an exponential one. A leaf's value is its
             # reward; boxes on the path move towards the round's mean by ``ema``, the first time all the way.
             rate = self.ema if self._visits[box] else 1.0
             self._value[box] += rate * (mean + shift - self._value[box])
@@ -264,7 +264,7 @@ class FedHOO(RateStrategy):
     def _bonus(self, boxes: np.ndarray, alpha: float) -> np.ndarray:
         """tau 2^-depth + sqrt(alpha ln(t+1) / N).
 
-        SPEC 5.2, 5: the paper's tau diam^depth vanishes below depth 1 (.2, .01, 1e-4 ...), and its loop uses the
+        Decision 5: the paper's tau diam^depth vanishes below depth 1 (.2, .01, 1e-4 ...), and its loop uses the
         selected node's diameter for every ancestor. This is HOO's nu rho^depth of each box's own depth.
         """
         depth = self._tree.level[boxes].min(axis=1)
@@ -274,10 +274,10 @@ class FedHOO(RateStrategy):
     def _best_leaf(self) -> int:
         """The leaf to probe next; ties go to the older one.
 
-        SPEC 5.2, 3: in the pseudocode a new leaf's score is its reward, and only the selected box and its
+        Decision 3: in the pseudocode a new leaf's score is its reward, and only the selected box and its
         ancestors get a bonus. That is a greedy descent in which the leaf at the depth cap stays selected: the
         only reading under which the stop rule fires and rates settle as reported, hence the default.
-        SPEC 5.2, 4: ``equation`` gives every leaf its bonus, anew each round. With alpha = 1 it would dwarf
+        Decision 4: ``equation`` gives every leaf its bonus, anew each round. With alpha = 1 it would dwarf
         differences of accuracy (1.2 against 0.01), so alpha is in units of the reward's variance there.
         """
         score = self._score
@@ -290,7 +290,7 @@ class FedHOO(RateStrategy):
     def _count_stable(self, node: int) -> None:
         """Count rounds in a row whose rates lie in the same cell of the finest grid for every axis.
 
-        SPEC 5.2, 10: nested boxes meet "the same search intervals" trivially during descent, the identical
+        Decision 10: nested boxes meet "the same search intervals" trivially during descent, the identical
         probes of the cold start too. So only rounds count whose box is at most one halving above the cap.
         """
         if self._round < self.cold_rounds or self._tree.depth(node) < self.max_depth - 1:

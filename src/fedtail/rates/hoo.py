@@ -1,4 +1,4 @@
-"""HOO (Bubeck et al., X-Armed Bandits, JMLR 2011), truncated: what FedHOO is compared with (SPEC 5.1).
+"""HOO (Bubeck et al., X-Armed Bandits, JMLR 2011), truncated: what FedHOO is compared with.
 
 One pull is one round at the centre of a box, so a round teaches about one point where FedHOO learns of 2^K:
 

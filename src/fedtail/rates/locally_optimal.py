@@ -20,7 +20,7 @@ from fedtail.rates.registry import RATES
 @RATES.add("locally_optimal")
 @dataclass(eq=False)
 class LocallyOptimal(RateStrategy):
-    """``cold_rounds`` at the middle arm, then one round with all arms, then each client's own best (SPEC 6).
+    """``cold_rounds`` at the middle arm, then one round with all arms, then each client's own best.
 
     A client that is absent from the round of trials tries its arms the next time it is there. The round of
     trials costs as many local runs as there are arms; ties go to the lowest rate.

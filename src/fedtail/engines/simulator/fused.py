@@ -3,7 +3,7 @@
 Samples do not influence each other in these networks, so the gradient with respect to activations is the same whether
 groups are run apart or together; only the weight gradients must be kept apart. One forward pass and one backward pass
 for activations over the whole batch, and per layer one weight gradient for each group's rows: the same gradients as
-H separate passes, at the cost of a plain step (SPEC 1.2), with larger and fewer kernels.
+H separate passes, at the cost of a plain step, with larger and fewer kernels.
 
 Works for networks that ``torch.fx`` can trace and whose parameters sit in Conv2d, Linear and GroupNorm layers.
 """
