@@ -115,7 +115,7 @@ class FedHOO(RateStrategy):
     # -- what the loop sees ---------------------------------------------------------------------------
 
     def begin(self, setting: Setting) -> None:
-        # Decision 15: the paper leaves partial participation undefined; a client that is usually absent would
+        # The paper leaves partial participation undefined; a client that is usually absent would
         # leave its axis unsearched, so this is refused here and solved by clusters.
         if setting.participation < 1:
             raise FedtailError(
@@ -150,7 +150,7 @@ class FedHOO(RateStrategy):
             here[self.axes[np.asarray(present, dtype=bool)]] = True
         if self.select == "main_effect":
             r = additive_fit(r, self.n_axes)
-        # Decision 12: ties go to the smallest s (argmax takes the first); bit a of s is axis a.
+        # Ties go to the smallest s (argmax takes the first); bit a of s is axis a.
         winner = int(np.argmax(r))
         bits = (winner >> np.arange(self.n_axes)) & 1
         self._choice = bits[self.axes]
@@ -159,7 +159,7 @@ class FedHOO(RateStrategy):
         self._missing = sorted(set(self.axes.tolist()) - set(np.flatnonzero(here).tolist()))
         self._missing_rounds += bool(self._missing)
         self._count_stable(self._node)
-        # Decision 8: a cold round probes the root and adopts the best candidate, but creates and records nothing:
+        # A cold round probes the root and adopts the best candidate, but creates and records nothing:
         # rewards of a model that has learnt nothing yet would steer the tree for good.
         if self._round >= self.cold_rounds:
             self._learn(r, here)
@@ -237,11 +237,11 @@ class FedHOO(RateStrategy):
     def _learn(self, r: np.ndarray, here: np.ndarray) -> None:
         """Split the probed box and update every box around it. r: (2^A,) rewards; here: (A,) axes with clients."""
         tree, node, mean = self._tree, self._node, float(r.mean())
-        # Decision 7: accuracy rises over rounds, so with raw rewards an old leaf hardly ever beats a new one.
+        # Accuracy rises over rounds, so with raw rewards an old leaf hardly ever beats a new one.
         # ``drift`` counts a child's reward from its round's mean, on top of the parent's value: leaves of
         # different rounds compare, and a constant added to a round changes nothing.
         shift = self._value[node] - mean if self.reward == "drift" else 0.0
-        # Decision 9: an axis at the depth cap is not halved any more; a box with all axes there stays a leaf,
+        # An axis at the depth cap is not halved any more; a box with all axes there stays a leaf,
         # is probed at its quarter points and only updates its own statistics. An axis whose clients are all
         # missing had a zero direction: the rewards say nothing about it, so its interval stays as it is.
         axes = np.flatnonzero(here & (tree.level[node] < self.max_depth))
@@ -254,7 +254,7 @@ class FedHOO(RateStrategy):
         n_rounds = self._round - self.cold_rounds + 1
         self._variance += (float(r.var()) - self._variance) / n_rounds
         for box in tree.path(node):
-            # Decision 6: the pseudocode has a running mean, the text an exponential one. A leaf's value is its
+            # The pseudocode has a running mean, the text an exponential one. A leaf's value is its
             # reward; boxes on the path move towards the round's mean by ``ema``, the first time all the way.
             rate = self.ema if self._visits[box] else 1.0
             self._value[box] += rate * (mean + shift - self._value[box])
@@ -264,7 +264,7 @@ class FedHOO(RateStrategy):
     def _bonus(self, boxes: np.ndarray, alpha: float) -> np.ndarray:
         """tau 2^-depth + sqrt(alpha ln(t+1) / N).
 
-        Decision 5: the paper's tau diam^depth vanishes below depth 1 (.2, .01, 1e-4 ...), and its loop uses the
+        The paper's tau diam^depth vanishes below depth 1 (.2, .01, 1e-4 ...), and its loop uses the
         selected node's diameter for every ancestor. This is HOO's nu rho^depth of each box's own depth.
         """
         depth = self._tree.level[boxes].min(axis=1)
@@ -274,10 +274,10 @@ class FedHOO(RateStrategy):
     def _best_leaf(self) -> int:
         """The leaf to probe next; ties go to the older one.
 
-        Decision 3: in the pseudocode a new leaf's score is its reward, and only the selected box and its
+        In the pseudocode a new leaf's score is its reward, and only the selected box and its
         ancestors get a bonus. That is a greedy descent in which the leaf at the depth cap stays selected: the
         only reading under which the stop rule fires and rates settle as reported, hence the default.
-        Decision 4: ``equation`` gives every leaf its bonus, anew each round. With alpha = 1 it would dwarf
+        ``equation`` gives every leaf its bonus, anew each round. With alpha = 1 it would dwarf
         differences of accuracy (1.2 against 0.01), so alpha is in units of the reward's variance there.
         """
         score = self._score
@@ -290,7 +290,7 @@ class FedHOO(RateStrategy):
     def _count_stable(self, node: int) -> None:
         """Count rounds in a row whose rates lie in the same cell of the finest grid for every axis.
 
-        Decision 10: nested boxes meet "the same search intervals" trivially during descent, the identical
+        Nested boxes meet "the same search intervals" trivially during descent, the identical
         probes of the cold start too. So only rounds count whose box is at most one halving above the cap.
         """
         if self._round < self.cold_rounds or self._tree.depth(node) < self.max_depth - 1:

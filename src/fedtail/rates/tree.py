@@ -65,7 +65,7 @@ class BoxTree:
     def split(self, node: int, axes: np.ndarray | tuple[int, ...]) -> np.ndarray:
         """Halve a leaf along ``axes`` (all others keep their interval); returns the 2^len(axes) children.
 
-        Decision 1: the paper's formula for the child box gives back the parent, reversed where s_k = 1. A child
+        The paper's formula for the child box gives back the parent, reversed where s_k = 1. A child
         takes the lower half [L, (L+U)/2] along axes with bit 0 and the upper half along axes with bit 1, as in
         the paper's worked example.
         """
