@@ -183,10 +183,13 @@ def doctor(
 def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] = Path("deployment")) -> None:
     """End everything `up` started, and everything that started."""
     deployment = load(folder)
+    from fedtail.deploy import runs
     from fedtail.deploy.local import down as end
 
+    in_a_run = runs.stop(deployment)
     ended = end(deployment)
-    typer.echo(f"ended {ended} processes" if ended else "nothing was running")
+    again = f"; after `up`, the run goes on with: fedtail deploy run {folder} --resume" if in_a_run else ""
+    typer.echo(f"ended {ended} processes{again}" if ended else "nothing was running")
 
 
 @app.command("nvflare")
