@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedtail.core.errors import FedtailError
 from fedtail.engines.flower.site_app.client_app import to_content
-from fedtail.engines.flower.transport import FlowerTransport, wait_for_nodes
+from fedtail.engines.flower.transport import FlowerTransport, describe, wait_for_nodes
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +82,10 @@ def test_an_offline_site_is_not_waited_for() -> None:
 
 def test_errors_and_foreign_replies_belong_to_the_message_replied_to() -> None:
     raised = "<class 'fedtail_app.worker_client.WorkerError'>:<'there is no table 'x.csv''>"
-    said = {11: Error(5, "gone\nfor good"), 22: RecordDict(), 33: Error(2, raised)}
+    said = {11: Error(8, "killed\nby signal 9"), 22: RecordDict(), 33: Error(2, raised)}
     replies, errors = exchange(Grid(lambda message: said[message.metadata.dst_node_id]))
     assert replies == {}
-    assert errors[0] == "the site went away: gone for good" and errors[1].startswith("malformed reply")
+    assert errors[0] == "the site's app crashed: killed by signal 9" and errors[1].startswith("malformed reply")
     assert errors[2] == "there is no table 'x.csv'", "our own words, unwrapped"
 
 
@@ -95,3 +95,8 @@ def test_sites_that_do_not_come_are_named() -> None:
     assert wait_for_nodes(grid, {0: b"a"}, 1, 0.0) == {0: 11}
     with pytest.raises(FedtailError, match=r"1 of 2 sites are online .* missing: south"):
         wait_for_nodes(grid, {0: b"a", 1: b"b"}, 2, 0.0, 0.01, names=("north", "south"))
+
+
+def test_flowers_words_are_left_out_where_ours_say_it_all() -> None:
+    assert describe(5, "Error: Node Unavailable - the destination node failed to report") == "the site went away"
+    assert describe(42, None) == "error 42"

@@ -27,6 +27,8 @@ ERRORS = {
     7: "the site refused the app bundle",
     8: "the site's app crashed",
 }
+SELF_EXPLAINING = (3, 4, 5)
+"""Where Flower's own text only says the same at length."""
 
 
 class FlowerTransport:
@@ -86,6 +88,8 @@ def describe(code: int, reason: str | None) -> str:
     worker = re.fullmatch(r"<class '[\w.]*WorkerError'>:<'(.*)'>", text)
     if worker:
         return worker[1][:500]  # our own words, as Flower wraps them
+    if code in SELF_EXPLAINING:
+        return ERRORS[code]
     return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
 
 
