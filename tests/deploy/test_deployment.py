@@ -195,6 +195,9 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
     assert "run: stopped, round 2 of 3" in shown and "--resume" in shown
     assert "round 2, east: no reply within 20 s" in shown
+    status.finish(deployment.runs / "digits")
+    shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
+    assert "run: finished" in shown and "for its page: fedtail report" in shown
     assert runs.last_config(deployment) is None, "no run was started with overrides"
 
 

@@ -80,6 +80,10 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
     typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last sign {describe_age(age)} ago")
     if run["state"] in ("stopped", "failed") and run["round"]:
         typer.echo(f"go on with: fedtail deploy run {deployment.shown} --resume")
+    if run["state"] == "finished":
+        page = Path(run["folder"]) / "report.html"
+        more = f"open {page} in a browser" if page.is_file() else f"for its page: fedtail report {run['folder']}"
+        typer.echo(f"run folder {run['folder']}; {more}")
     if run.get("error"):
         typer.echo(f"error: {run['error']}")
     for fault in run["errors"][-LAST_FAULTS:]:
