@@ -75,6 +75,14 @@ def test_finished_cells_are_kept_and_interrupted_ones_continue(tmp_path: Path) -
     assert (first[0].folder / "result.json").stat().st_mtime_ns == stamp
 
 
+def test_two_tables_that_share_a_cell_share_its_run(tmp_path: Path) -> None:
+    config = load_config(None, SMALL)
+    (first,) = run_cells([Cell("one-table", config)], tmp_path)
+    (second,) = run_cells([Cell("another", config)], tmp_path)
+    assert second.cached and second.folder == first.folder
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_cell_is_known_by_its_settings_and_not_by_where_it_ran(tmp_path: Path) -> None:
     cell = cells_of(seeds=1)[0]
     raw = cell.config.model_dump()

@@ -38,7 +38,10 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def folder(self, base: Path) -> Path:
-        return base / f"{self.label}-{self.digest}"
+        """Where this run is, under whatever label it was begun, or where it will be."""
+        own = base / f"{self.label}-{self.digest}"
+        begun = [] if own.exists() else sorted(base.glob(f"*-{self.digest}"))
+        return begun[0] if begun else own
 
 
 @dataclass(frozen=True)
