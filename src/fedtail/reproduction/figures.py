@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.core.grouping import group_classes
+from fedtail.core.resampling import resampled_counts
 from fedtail.report.figures import COLOURS, PAGE, STYLE
 from fedtail.report.results import RunRecord
 from fedtail.reproduction.tables import GridResult
@@ -26,7 +28,7 @@ def draw(result: GridResult, path: Path) -> Path | None:
 
     with mpl.rc_context(STYLE):
         figure = kind(result, plt)
-        title = textwrap.fill(result.grid.title, int(11 * figure.get_figwidth()))  # about 11 bold letters per inch
+        title = textwrap.fill(result.grid.title, int(13 * figure.get_figwidth()))  # about 13 bold letters per inch
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, bbox_inches="tight", dpi=150)
@@ -94,10 +96,23 @@ def _threshold(result: GridResult, plt: Any) -> Any:
         rule = result.entry(block, "rule", column)
         if rule is not None and rule.values:
             ax.axhline(rule.mean, color=COLOURS[2], linewidth=1, label=f"the rule, per client: {rule.mean:.3f}")
-            ax.legend()
+        chosen = [n for run in _runs(result, block, column, "rule") for n in minority_sizes(run)]
+        if chosen:
+            low, high = min(chosen), max(chosen)
+            ax.axvspan(low - 0.15, high + 0.15, color=COLOURS[2], alpha=0.15, linewidth=0, label="what it chooses")
+        ax.legend()
         ax.set_xlabel("classes in the minority group")
         ax.set_ylabel("test accuracy")
     return figure
+
+
+def minority_sizes(run: RunRecord) -> list[int]:
+    """How many classes the variance rule puts into each client's minority group, at the run's rates."""
+    rates = np.broadcast_to(run.rate_path()[-1], len(run.clients["label_map"]))
+    groups = [
+        group_classes(resampled_counts(counts, r)) for counts, r in zip(run.clients["label_map"], rates, strict=True)
+    ]
+    return [int((g == 1).sum()) for g in groups]
 
 
 def _rates(result: GridResult, plt: Any) -> Any:
