@@ -18,11 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/stat").e
 
 
 def start(out: Path, workers: int) -> subprocess.Popen[str]:
-    """The grid in a session of its own, so that whatever it leaves behind can be found."""
+    """The grid in a session of its own, so that whatever it leaves behind can be found.
+
+    It hears Ctrl-C even where the tests do not, being started in the background of a script.
+    """
     command = [sys.executable, "-m", "fedtail", *GRID, "--workers", str(workers), "--out", str(out)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=out.parent
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=out.parent,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def complete(out: Path, workers: int) -> tuple[list[str], str]:
