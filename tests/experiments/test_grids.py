@@ -99,6 +99,20 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_data_that_cannot_be_had_is_asked_for_once_and_stops_only_its_own_cells(tmp_path: Path, monkeypatch) -> None:
+    asked = []
+
+    def locate(name: str, folder: str | None) -> Path:
+        asked.append(name)
+        raise FedtailError(f"no {name} here")
+
+    monkeypatch.setattr("fedtail.experiments.cells.locate", locate)
+    adult = seeds_of(load_config(None, ["data.name=adult"]), "adult", range(3))
+    outcomes = run_cells([*adult, *cells_of(seeds=1)], tmp_path)
+    assert [o.error for o in outcomes] == ["no adult here"] * 3 + [None]
+    assert asked == ["adult"]
+
+
 def test_cells_in_parallel_processes_give_the_same_results(tmp_path: Path) -> None:
     one = run_cells(cells_of(), tmp_path / "a", workers=1)
     two = run_cells(cells_of(), tmp_path / "b", workers=2)

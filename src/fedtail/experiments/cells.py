@@ -22,6 +22,7 @@ from typing import Any
 
 from fedtail.config import Config, changed, check_config, result_keys
 from fedtail.core.errors import FedtailError, writing
+from fedtail.data.sources import SOURCES, locate
 from fedtail.run import run
 
 
@@ -92,11 +93,32 @@ def run_cells(
             note(Outcome(cell, cell.folder(base), cached=True))
         else:
             todo.setdefault(cell.digest, cell)
+    if launcher is None:
+        missing = fetch_data(todo.values())
+        for cell in [c for c in todo.values() if data_of(c) in missing]:
+            note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
     if todo:
         chosen = launcher or (one_by_one if workers <= 1 or len(todo) == 1 else in_processes(workers))
         for outcome in chosen(list(todo.values()), base):
             note(outcome)
     return [found[cell.digest] for cell in cells]
+
+
+def data_of(cell: Cell) -> tuple[str, str | None]:
+    """Which data a cell reads, and from where."""
+    return cell.config.data.name, cell.config.data.dir
+
+
+def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
+    """Have the public data of these cells, once, before their processes ask for it; why, for what cannot be had."""
+    missing = {}
+    for name, folder in dict.fromkeys(data_of(cell) for cell in cells):
+        if name in SOURCES:
+            try:
+                locate(name, folder)
+            except FedtailError as error:
+                missing[name, folder] = str(error)
+    return missing
 
 
 def one_by_one(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
