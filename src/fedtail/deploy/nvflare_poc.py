@@ -15,6 +15,7 @@ from typing import Any
 from fedtail.core.errors import FedtailError
 from fedtail.deploy import processes
 from fedtail.deploy.layout import Deployment
+from fedtail.deploy.status import has_finished
 
 WAIT_SECONDS = 120.0
 
@@ -56,10 +57,8 @@ def follow(
         if now != last and on_change is not None:
             on_change(now)
         last = now
-        if now.get("state") == "finished":
+        if has_finished(now):
             return now
-        if now.get("state") == "failed":
-            raise FedtailError(str(now["error"]))
         time.sleep(0.2)
     raise FedtailError(f"the run did not end within {timeout:g} s; see the logs under {home}")
 

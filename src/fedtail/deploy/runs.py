@@ -12,6 +12,7 @@ from fedtail.config import Config, load_config
 from fedtail.core.errors import FedtailError
 from fedtail.deploy.control import Control, is_healthy
 from fedtail.deploy.layout import Deployment
+from fedtail.deploy.status import has_finished
 
 LAST_CONFIG = "run.toml"
 ENDED = ("finished", "failed", "stopped")
@@ -83,10 +84,8 @@ def wait(
         if now and now != last and on_change is not None:
             on_change(now)
         last = now
-        if now.get("state") == "finished":
+        if has_finished(now):
             return now
-        if now.get("state") == "failed":
-            raise FedtailError(str(now["error"]))
         if time.monotonic() - asked > 5.0:  # the run may have ended without a word of ours
             asked = time.monotonic()
             with Control(deployment) as control:

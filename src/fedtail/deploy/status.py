@@ -6,6 +6,7 @@ import json
 import math
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,13 @@ def headline(record: dict[str, Any]) -> dict[str, float]:
     metrics = record.get("test") or record.get("validation") or {}
     found = {"loss": record.get("train_loss"), "accuracy": metrics.get("accuracy")}
     return {name: round(float(v), 4) for name, v in found.items() if v is not None and math.isfinite(v)}
+
+
+def has_finished(now: Mapping[str, Any]) -> bool:
+    """Whether a run's status says that it has ended well; ``FedtailError`` if it says that it failed."""
+    if now.get("state") == "failed":
+        raise FedtailError(str(now["error"]))
+    return now.get("state") == "finished"
 
 
 class Status:
