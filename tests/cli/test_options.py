@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +92,10 @@ def test_without_label_and_schema_one_line_says_what_is_missing(
     assert stop.value.code == 2 and out == "" and len(err.splitlines()) == 1
     assert "--label" in err and "--schema" in err
     assert not (tables / "runs").exists()
+
+
+def test_commands_that_do_not_need_heavy_packages_do_not_pay_for_them() -> None:
+    heavy = ("sklearn", "matplotlib", "scipy.stats", "flwr", "ray", "torch._dynamo", "tensorboard")
+    program = f"import fedtail.cli, sys; print([m for m in {heavy!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

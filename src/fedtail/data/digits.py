@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, Transform, stratified_holdout
@@ -15,6 +14,8 @@ from fedtail.data.registry import DATASETS, Pooled
 @DATASETS.add("digits")
 def digits(imbalance: float = 20.0, test_fraction: float = 0.3, seed: int = 0) -> Pooled:
     """1,797 images of ten digits; a balanced ``test_fraction`` is held out, the rest follows the long-tail profile."""
+    from sklearn.datasets import load_digits  # 1 s to import: not for commands that do not need it
+
     raw = load_digits()
     x = torch.as_tensor(raw.images, dtype=torch.float32).unsqueeze(1)
     y = np.asarray(raw.target, dtype=np.int64)

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -146,6 +144,9 @@ def noisy_clients(losses: np.ndarray) -> np.ndarray:
     table = (table - low) / np.where(high > low, high - low, 1.0)
     if not table.any():
         return np.zeros(len(losses), dtype=bool)
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture
+
     votes: Counter[tuple[bool, ...]] = Counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
