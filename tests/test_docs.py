@@ -1,7 +1,8 @@
 """What the documentation shows is run: Python blocks, marked commands, the site itself.
 
 All Python blocks of a page run in order in one namespace; ``<!-- skip: reason -->`` above a block leaves it out.
-Console blocks below ``<!-- test -->`` are run; every other ``$ fedtail ...`` line must at least parse.
+Console blocks below ``<!-- test -->`` are run; every other ``$ fedtail ...`` line must at least parse. A block below
+``<!-- file: name -->`` is a file that these commands find.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ ROOT = Path(__file__).parent.parent
 OWN_TEST = {"your-data.md", "models.md"}
 """Pages whose commands and Python depend on each other; they have a test of their own."""
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-BLOCK = re.compile(r"(?:<!-- (?P<mark>test|skip[^>]*?) -->\s*)?^```(?P<kind>\w+)\n(?P<body>.*?)^```", re.S | re.M)
+BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>test|(?:skip|file:)[^>]*?) -->\s*)?^```(?P<kind>\w+)\n(?P<body>.*?)^```", re.S | re.M
+)
 
 
 def blocks(page: Path, kind: str) -> list[tuple[str, str]]:
@@ -80,6 +83,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("page", named([p for p in PAGES if commands(p, marked=True)]))
 def test_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for mark, body in blocks(page, "toml"):
+        if mark.startswith("file:"):
+            (tmp_path / mark.removeprefix("file:").strip()).write_text(body, encoding="utf-8")
     for command in commands(page, marked=True):
         arguments = shlex.split(command, comments=True)[1:]
         code = app(arguments, standalone_mode=False)

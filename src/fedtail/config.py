@@ -212,12 +212,20 @@ def load_config(
     for key, value in (flags or {}).items():
         if value is not None:
             set_key(raw, key, value)
+    for key, value in parse_overrides(overrides).items():
+        set_key(raw, key, value)
+    return check_config(raw)
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """``["method.beta=0.7"]`` as ``{"method.beta": 0.7}``."""
+    found = {}
     for item in overrides:
         key, sign, text = item.partition("=")
         if not sign or "." not in key:
             raise FedtailError(f"override {item!r} is not of the form section.key=value, e.g. method.beta=0.7")
-        set_key(raw, key.strip(), parse_value(text.strip()))
-    return check_config(raw)
+        found[key.strip()] = parse_value(text.strip())
+    return found
 
 
 def check_config(raw: Mapping[str, Any]) -> Config:
@@ -243,6 +251,21 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     for key, value in values.items():
         set_key(raw, key, value)
     return check_config(raw)
+
+
+def takes(config: Config, key: str) -> bool:
+    """Whether a dotted key means anything to what a config names: ``rates.rate`` does to uniform, not to FedHOO."""
+    section = key.partition(".")[0]
+    part = getattr(config, section, None)
+    known = not isinstance(part, Named) or part.name not in REGISTRIES[section]  # other keys are checked when set
+    return known or key in options_of(config, section)
+
+
+def options_of(config: Config, section: str) -> list[str]:
+    """The dotted keys of a section that names a registered entry: its own and that entry's options."""
+    part = getattr(config, section)
+    own = REGISTRIES[section].options(part.name) if part.name in REGISTRIES[section] else {}
+    return [f"{section}.{name}" for name in (*type(part).model_fields, *own)]
 
 
 def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

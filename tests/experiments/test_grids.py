@@ -1,5 +1,7 @@
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -8,7 +10,9 @@ from fedtail.core.errors import FedtailError
 from fedtail.experiments import Cell, run_cells
 from fedtail.experiments.cells import seeds_of
 from fedtail.experiments.convergence import run_path
-from fedtail.experiments.grid import SCALES, grid_names, load_grid
+from fedtail.experiments.declared import GridFile, grid_names, load_grid
+from fedtail.experiments.grid import SCALES
+from fedtail.reproduction.figures import KINDS
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=2"]
 
@@ -146,3 +150,43 @@ def test_search_picks_the_best_value_of_each_coordinate_on_validation(tmp_path: 
     assert seen == [5, 2, 3]
     rates = {t.value: t.score for t in trials if t.key == "local.lr"}
     assert rates[best["fedavg"]["local.lr"]] == max(rates.values())
+
+
+def test_every_kind_of_figure_can_be_declared() -> None:
+    assert {"table", *KINDS} == set(get_args(GridFile.model_fields["kind"].annotation))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows = 1", "did you mean 'row'"),
+        ("[[row]]\nname = 'a'\nsett = {}", "key of row.0 'sett' is unknown; did you mean 'set'"),
+        ("title = 'x'", "row: field required"),
+        ("[[row]]\nset = {}", "row.0.name: field required"),
+        ("metric = 'f1'\n[[row]]\nname = 'a'", "metric 'f1' is unknown"),
+        ("kind = 'pie'\n[[row]]\nname = 'a'", "kind: input should be 'table'"),
+        ("[[row]]\nname = 'a'\n[paper.all]\na = [1.0, 2.0]", "2 numbers for 1 columns"),
+        ("[[row]]\nname = 'a'\n[paper.all]\nb = [1.0]", "'b' is unknown"),
+        ("[[row]]\nname = 'a'\n[[row]]\nname = 'a'", "two entries of row are named 'a'"),
+        ("[[row]", "not valid TOML"),
+    ],
+)
+def test_a_bad_grid_file_is_one_line_that_names_the_place(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FedtailError, match=re.escape(message)) as error:
+        load_grid(str(path))
+    assert "\n" not in str(error.value) and "mine.toml" in str(error.value)
+
+
+def test_a_missing_grid_file_is_named() -> None:
+    with pytest.raises(FedtailError, match=r"nowhere\.toml"):
+        load_grid("nowhere.toml")
+
+
+def test_tables_and_dotted_keys_are_the_same_settings(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[base.local]\nlr = 0.2\n[base]\n'run.rounds' = 3\n[[row]]\nname = 'a'\n", encoding="utf-8")
+    ((place, cell),) = load_grid(str(path)).cells("cpu", [0])
+    assert (cell.config.local.lr, cell.config.run.rounds) == (0.2, 3)
+    assert str(place) == "all, all, a, seed 0"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedtail.cli import main
-from fedtail.experiments.grid import grid_names
+from fedtail.config import load_config
+from fedtail.experiments.declared import grid_names
 
 FIGURES = {n for n in grid_names() if n.startswith("fig-")}
 
@@ -47,3 +48,30 @@ def test_without_a_name_it_lists_what_there_is(monkeypatch, capsys) -> None:
 def test_dry_run_lists_folders_and_runs_nothing(monkeypatch, capsys, tmp_path: Path) -> None:
     assert call(monkeypatch, "table-iid", "--only", "adult", "--dry-run", "--out", str(tmp_path)) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3 * 17 * 3 and not list(tmp_path.iterdir())
+
+
+def test_settings_change_the_cells_that_have_them(monkeypatch, capsys, tmp_path: Path) -> None:
+    table = ("table-iid", "--scale", "smoke", "--seeds", "1", "--workers", "1", "--out", str(tmp_path))
+    assert call(monkeypatch, *table, "--only", "K=5", "--only", "FedCGNM", "rates.rate=0.8", "run.rounds=1") == 0
+    assert "with rates.rate=0.8 run.rounds=1" in capsys.readouterr().out
+    assert (tmp_path / "table-iid" / "smoke-rates.rate-0.8-run.rounds-1" / "table.md").is_file()
+    uniform, fedhoo = (load_config(next(tmp_path.glob(f"cells/*-{row}-s0-*"))) for row in ("fedcgnm-u", "fedhoo"))
+    assert uniform.rates.options["rate"] == 0.8 and "rate" not in fedhoo.rates.options
+    assert uniform.run.rounds == fedhoo.run.rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table-iid", "method.name=fedavg"], "two cells would be the same run"),
+        (["table-iid", "method.betaa=0.5"], "did you mean 'method.beta'"),
+        (["table-iid", "local.lr=-1"], "greater than 0"),
+        (["table-iid", "run.seed=3"], "--seeds"),
+        (["convergence", "local.lr=1"], "takes no settings"),
+        (["local.lr=1"], "of what?"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(arguments, message, monkeypatch, capsys, tmp_path: Path) -> None:
+    assert call(monkeypatch, *arguments, "--scale", "smoke", "--out", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not list(tmp_path.iterdir())

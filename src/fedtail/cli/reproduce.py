@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from fedtail.cli.cells import run_with_progress
-from fedtail.cli.options import DataDir, Device, Workers
-from fedtail.config import changed
+from fedtail.cli.options import DataDir, Device, Workers, split_arguments
+from fedtail.config import changed, parse_overrides
 from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.experiments.cells import Cell, Outcome
 from fedtail.experiments.convergence import run_convergence
-from fedtail.experiments.grid import SCALES, grid_names, load_grid, load_recipes
+from fedtail.experiments.declared import grid_names, load_grid
+from fedtail.experiments.grid import SCALES, load_recipes, slug, with_overrides
 from fedtail.experiments.launchers import launcher_named
 from fedtail.experiments.search import search
 from fedtail.methods import METHODS
@@ -31,7 +33,14 @@ COMPARED = ("fedavg", "fedprox", "weighted_ce", "ratio_loss", "climb", "fedgrab"
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="What to reproduce; without it, a list.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] [SECTION.KEY=VALUE]...",
+            help="What to reproduce, or a grid of your own (grid.toml), then settings to change in all its cells "
+            "that have them; without a name, a list.",
+        ),
+    ] = None,
     scale: Annotated[
         str, typer.Option(help="smoke: seconds, no data needed; cpu: what a CPU can do; full: all.")
     ] = "cpu",
@@ -46,6 +55,12 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells.")] = False,
 ) -> None:
     """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
+    name, overrides = split_arguments(arguments)
+    if name is None and overrides:
+        raise FedtailError(
+            f"{overrides[0]!r} changes a setting, but of what? give a name first; `fedtail reproduce` lists them"
+        )
+    values = parse_overrides(overrides)
     if name is None:
         for entry in grid_names():
             typer.echo(f"{entry:<22}{load_grid(entry).title}")
@@ -54,6 +69,8 @@ def reproduce(
         return
     if scale not in SCALES:
         raise one_of("--scale", scale, SCALES)
+    if name in ("convergence", "search") and values:
+        raise FedtailError(f"{name!r} takes no settings, got {' '.join(overrides)}; tables and figures do")
     if name == "convergence":
         convergence(scale, seeds, out / name / scale)
         return
@@ -61,7 +78,9 @@ def reproduce(
         search_settings(scale, seeds, tuple(only or ()), out, workers or os.cpu_count() or 1, device, data_dir)
         return
     grid = load_grid(name)
-    found = grid.cells(scale, range(seeds), tuple(only or ()), tuned)
+    found = with_overrides(grid.cells(scale, range(seeds), tuple(only or ()), tuned), values)
+    if values:  # the declared table keeps its title and its folder
+        grid = replace(grid, title=f"{grid.title}, with {' '.join(overrides)}")
     found = [(place, _placed(cell, device, data_dir)) for place, cell in found]
     if dry_run:
         for _, cell in found:
@@ -76,7 +95,7 @@ def reproduce(
     result = collect(grid, [place for place, _ in found], outcomes, with_paper=scale != "smoke")
     if not result.runs:
         raise FedtailError(f"every run of {name!r} failed; the first: {next(o.error for o in outcomes if o.error)}")
-    folder = out / name / scale
+    folder = out / grid.name / "-".join([scale, *map(slug, overrides)])
     written = write_result(result, folder)
     show(result)
     failed = [o for o in outcomes if o.error]

@@ -7,12 +7,12 @@ each seed is one cell. Recipes hold what belongs to a data set: model, local epo
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from fedtail.config import check_config, layered
+from fedtail.config import changed, check_config, layered, options_of, takes
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.experiments.cells import Cell, seeds_of
 
@@ -39,6 +39,9 @@ class Place:
     column: str
     row: str
     seed: int
+
+    def __str__(self) -> str:
+        return f"{self.block}, {self.column}, {self.row}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ class Grid:
         best = load_tuned() if tuned else {}
         out = []
         for block, column, row in self._places(limits, tuple(only)):
-            recipe = "smoke" if scale == "smoke" else column.recipe or block.recipe
+            recipe = column.recipe or block.recipe
+            if recipe is not None and scale == "smoke":
+                recipe = "smoke"
             layers: list[Mapping[str, Any]] = [{**self.base}]
             if recipe is not None:
                 if recipe not in recipes:
@@ -123,30 +128,30 @@ class Grid:
         return found
 
 
-def load_grid(name: str) -> Grid:
-    """A declared grid by name."""
-    raw = load_toml(f"grids/{name}.toml") if name in grid_names() else None
-    if raw is None:
-        raise one_of("experiment", name, grid_names())
-    return Grid(
-        name,
-        raw["title"],
-        raw.get("kind", "table"),
-        raw.get("metric", "macro_f1"),
-        _axes(raw.get("block", [{"name": "all"}])),
-        _axes(raw["column"]),
-        _axes(raw["row"]),
-        raw.get("base", {}),
-        raw.get("scale", {}),
-        raw.get("paper", {}),
-        raw.get("notes", ""),
-    )
+def with_overrides(cells: Sequence[tuple[Place, Cell]], values: Mapping[str, Any]) -> list[tuple[Place, Cell]]:
+    """The same places with other settings, each where it means something: ``rates.rate`` leaves FedHOO's cells alone.
 
-
-def grid_names() -> list[str]:
-    """All declared grids."""
-    folder = files(PACKAGE) / "grids"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    What tells the cells of a grid apart cannot be set, since they would become one.
+    """
+    if "run.seed" in values:
+        raise FedtailError("run.seed is what the seeds of a cell differ in; --seeds says how many there are")
+    for key in values:
+        if not any(takes(cell.config, key) for _, cell in cells):
+            allowed = {name for _, cell in cells for name in options_of(cell.config, key.partition(".")[0])}
+            raise one_of("override", key, sorted(allowed))
+    out = []
+    for place, cell in cells:
+        mine = {key: value for key, value in values.items() if takes(cell.config, key)}
+        out.append((place, Cell(cell.label, changed(cell.config, mine))))
+    owner: dict[str, tuple[Place, str]] = {}
+    for (place, before), (_, after) in zip(cells, out, strict=True):
+        other, was = owner.setdefault(after.digest, (place, before.digest))
+        if was != before.digest:
+            raise FedtailError(
+                f"{' '.join(values)} cannot be set: two cells would be the same run ({other}; {place}); "
+                "set what this grid does not vary"
+            )
+    return out
 
 
 def load_recipes() -> dict[str, Any]:
@@ -168,10 +173,6 @@ def _without_data(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those of a data set that a scale replaced by another."""
     kept = ("data.clients", "data.partition", "data.alpha")
     return {k: v for k, v in settings.items() if not k.startswith("data.") or k in kept}
-
-
-def _axes(entries: Iterable[Mapping[str, Any]]) -> tuple[Axis, ...]:
-    return tuple(Axis(e["name"], e.get("set", {}), e.get("recipe"), tuple(e.get("only", ()))) for e in entries)
 
 
 def load_toml(path: str) -> dict[str, Any]:
