@@ -208,6 +208,13 @@ def test_naming_another_method_keeps_only_the_options_it_has(capsys, monkeypatch
     assert "beta = 0.9" not in saved and "weight_decay = 0.001" in saved
 
 
+def test_resume_says_when_there_was_nothing_to_go_on_from(capsys, monkeypatch, tmp_path: Path) -> None:
+    arguments = ("run", "--name", "new", "--out", str(tmp_path), "--rounds", "1", "--resume")
+    code, _, err = call(capsys, monkeypatch, *arguments)
+    assert code == 0 and f"nothing to go on from in {tmp_path / 'new'}" in err
+    assert "nothing to go on from" not in call(capsys, monkeypatch, *arguments)[2]
+
+
 def test_a_run_folder_is_a_config_and_resume_continues_it(capsys, monkeypatch, tmp_path: Path) -> None:
     assert call(capsys, monkeypatch, "run", *FAST, "--out", str(tmp_path), "--name", "a", "-q")[0] == 0
     code, out, _ = call(capsys, monkeypatch, "run", str(tmp_path / "a"), "--resume", "--json", "-q")

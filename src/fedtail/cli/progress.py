@@ -22,8 +22,8 @@ class Stopped(Exception):
 class RoundProgress:
     """Shows round, loss, macro F1, tail accuracy and the time left. Usable as ``on_round`` of a run."""
 
-    def __init__(self, title: str, rounds: int, command: str, *, quiet: bool = False) -> None:
-        self.title, self.rounds, self.command, self.quiet = title, rounds, command, quiet
+    def __init__(self, title: str, rounds: int, command: str, *, resume: bool = False, quiet: bool = False) -> None:
+        self.title, self.rounds, self.command, self.resume, self.quiet = title, rounds, command, resume, quiet
         self.folder: Path | None = None
         self.done = 0
         self.live = console.is_terminal and not quiet
@@ -53,6 +53,8 @@ class RoundProgress:
         self.folder, self.done = folder, done
         self.first, self.began = done, time.perf_counter()
         self._progress.update(self._task, completed=done)
+        if self.resume and not done and not self.quiet:
+            console.print(f"note: nothing to go on from in {folder}; starting at round 1", style="dim", soft_wrap=True)
 
     def __call__(self, state: State, record: dict[str, Any], seconds: float) -> None:
         self.done = state.round

@@ -41,7 +41,7 @@ def run_command(
     path, overrides = split_arguments(arguments)
     config = load_config(path, overrides, {**flags, **resume_flags(path, resume)})
     quiet = quiet or rank() > 0
-    with RoundProgress(config.method.name, config.run.rounds, "fedtail run", quiet=quiet) as progress:
+    with RoundProgress(config.method.name, config.run.rounds, "fedtail run", resume=resume, quiet=quiet) as progress:
 
         def begin(folder: Path, done: int) -> None:
             progress.start(folder, done)

@@ -60,7 +60,8 @@ def tune(
     if "rates.name" not in flags:
         flags |= rate_flags(_search(path, overrides))
     config = load_config(path, overrides, {**flags, **resume_flags(path, resume), "run.search_only": True})
-    with RoundProgress(f"tune {config.rates.name}", config.run.rounds, "fedtail tune", quiet=quiet) as progress:
+    title = f"tune {config.rates.name}"
+    with RoundProgress(title, config.run.rounds, "fedtail tune", resume=resume, quiet=quiet) as progress:
         result = run(config, resume=resume, on_round=progress, on_start=progress.start)
     folder, last = result.folder or Path(), result.history[-1]
     section = fixed_section(last)
