@@ -77,6 +77,11 @@ class Grid:
         if scale not in SCALES:
             raise one_of("scale", scale, SCALES)
         limits = self.scales.get(scale, {})
+        if limits.get("columns") == []:
+            raise FedtailError(
+                f"{self.name!r} has nothing for scale {scale!r}: its models need a GPU; use --scale full --device cuda "
+                "(or --scale smoke to see that it works)"
+            )
         recipes = load_recipes()
         best = load_tuned() if tuned else {}
         out = []
