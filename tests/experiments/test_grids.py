@@ -58,6 +58,12 @@ def test_images_train_longer_where_more_clients_are_sampled_less() -> None:
     assert (local["K=20"].local.epochs, local["K=20"].run.participation) == (5, 0.5)
 
 
+def test_tuned_settings_do_not_undo_what_a_row_sets() -> None:
+    cells = load_grid("table-beta").cells("cpu", [0], ["NB15", "K=5"], tuned=True)
+    assert [cell.config.method.options["beta"] for _, cell in cells] == [0.0, 0.1, 0.3, 0.5, 0.7, 0.9]
+    assert {cell.config.local.lr for _, cell in cells} == {0.4}
+
+
 def test_only_keeps_what_is_named_and_says_what_there_is() -> None:
     grid = load_grid("table-iid")
     kept = grid.cells("cpu", [0], ["adult-10", "K=5"])

@@ -106,7 +106,8 @@ class Grid:
             layers.append(limits.get("set", {}))
             if recipe is not None:
                 method = str(row.settings.get("method.name", self.base.get("method.name", "fedcgnm")))
-                layers.append(best.get(recipe, {}).get(method, {}))
+                found = best.get(recipe, {}).get(method, {})
+                layers.append({key: value for key, value in found.items() if key not in row.settings})
             label = slug(f"{block.name}-{column.name}-{row.name}")
             for cell in seeds_of(check_config(layered(layers)), label, map(int, seeds)):
                 out.append((Place(block.name, column.name, row.name, cell.config.run.seed), cell))
