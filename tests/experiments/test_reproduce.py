@@ -60,6 +60,15 @@ def test_settings_change_the_cells_that_have_them(monkeypatch, capsys, tmp_path:
     assert uniform.run.rounds == fedhoo.run.rounds == 1
 
 
+def test_a_table_made_row_by_row_is_whole_in_the_end(monkeypatch, capsys, tmp_path: Path) -> None:
+    table = ("table-iid", "--scale", "smoke", "--seeds", "1", "--workers", "1", "--out", str(tmp_path), "--only", "K=5")
+    for row in ("FedAvg", "FedProx"):
+        assert call(monkeypatch, *table, "--only", row) == 0
+    shown, written = capsys.readouterr().out, (tmp_path / "table-iid" / "smoke" / "table.md").read_text()
+    assert shown.count("FedAvg + U") == 1  # the second call shows what it was asked for
+    assert [line.split(" |")[0] for line in written.splitlines()[2:]] == ["| FedAvg + U", "| FedProx + U"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

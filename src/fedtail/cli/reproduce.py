@@ -19,10 +19,10 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers, split_arguments
 from fedtail.config import changed, parse_overrides
 from fedtail.core.errors import FedtailError, one_of, writing
-from fedtail.experiments.cells import Cell, Outcome
+from fedtail.experiments.cells import Cell, Outcome, finished
 from fedtail.experiments.convergence import run_convergence
 from fedtail.experiments.declared import grid_names, load_grid
-from fedtail.experiments.grid import SCALES, load_recipes, slug, with_overrides
+from fedtail.experiments.grid import SCALES, Place, load_recipes, slug, with_overrides
 from fedtail.experiments.launchers import launcher_named
 from fedtail.experiments.search import search
 from fedtail.methods import METHODS
@@ -78,10 +78,12 @@ def reproduce(
         search_settings(scale, seeds, tuple(only or ()), out, workers or os.cpu_count() or 1, device, data_dir)
         return
     grid = load_grid(name)
-    found = with_overrides(grid.cells(scale, range(seeds), tuple(only or ()), tuned), values)
-    if values:  # the declared table keeps its title and its folder
-        grid = replace(grid, title=f"{grid.title}, with {' '.join(overrides)}")
-    found = [(place, _placed(cell, device, data_dir)) for place, cell in found]
+
+    def chosen(words: Sequence[str]) -> list[tuple[Place, Cell]]:
+        cells = with_overrides(grid.cells(scale, range(seeds), words, tuned), values)
+        return [(place, _placed(cell, device, data_dir)) for place, cell in cells]
+
+    found = chosen(only or ())
     if dry_run:
         for _, cell in found:
             typer.echo(cell.folder(out / "cells"))
@@ -92,11 +94,21 @@ def reproduce(
     outcomes = run_with_progress(
         name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False, launcher=where
     )
-    result = collect(grid, [place for place, _ in found], outcomes, with_paper=scale != "smoke")
+    if values:  # the declared table keeps its title and its folder
+        grid = replace(grid, title=f"{grid.title}, with {' '.join(overrides)}")
+    places = [place for place, _ in found]
+    result = collect(grid, places, outcomes, with_paper=scale != "smoke")
     if not result.runs:
         raise FedtailError(f"every run of {name!r} failed; the first: {next(o.error for o in outcomes if o.error)}")
+    whole = result
+    if only and not values:  # what earlier calls finished stays in the declared table
+        known = dict(zip(places, outcomes, strict=True))
+        for place, cell in chosen(()):
+            if place not in known and finished(cell.folder(out / "cells")):
+                known[place] = Outcome(cell, cell.folder(out / "cells"), cached=True)
+        whole = collect(grid, list(known), list(known.values()), with_paper=scale != "smoke")
     folder = out / grid.name / "-".join([scale, *map(slug, overrides)])
-    written = write_result(result, folder)
+    written = write_result(whole, folder)
     show(result)
     failed = [o for o in outcomes if o.error]
     for outcome in failed[:3]:
