@@ -257,8 +257,9 @@ def takes(config: Config, key: str) -> bool:
     """Whether a dotted key means anything to what a config names: ``rates.rate`` does to uniform, not to FedHOO."""
     section = key.partition(".")[0]
     part = getattr(config, section, None)
-    known = not isinstance(part, Named) or part.name not in REGISTRIES[section]  # other keys are checked when set
-    return known or key in options_of(config, section)
+    if not isinstance(part, Named) or part.name not in REGISTRIES[section]:
+        return True  # nothing is chosen there; the key is checked when it is set
+    return key in options_of(config, section)
 
 
 def options_of(config: Config, section: str) -> list[str]:

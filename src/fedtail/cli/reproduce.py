@@ -102,11 +102,9 @@ def reproduce(
         raise FedtailError(f"every run of {name!r} failed; the first: {next(o.error for o in outcomes if o.error)}")
     whole = result
     if only and not values:  # what earlier calls finished stays in the declared table
-        known = dict(zip(places, outcomes, strict=True))
-        for place, cell in chosen(()):
-            if place not in known and finished(cell.folder(out / "cells")):
-                known[place] = Outcome(cell, cell.folder(out / "cells"), cached=True)
-        whole = collect(grid, list(known), list(known.values()), with_paper=scale != "smoke")
+        earlier = [(p, c) for p, c in chosen(()) if p not in places and finished(c.folder(out / "cells"))]
+        kept = [Outcome(cell, cell.folder(out / "cells"), cached=True) for _, cell in earlier]
+        whole = collect(grid, [*places, *(p for p, _ in earlier)], [*outcomes, *kept], with_paper=scale != "smoke")
     folder = out / grid.name / "-".join([scale, *map(slug, overrides)])
     written = write_result(whole, folder)
     show(result)

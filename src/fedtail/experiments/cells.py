@@ -95,11 +95,7 @@ def run_cells(
             todo.setdefault(cell.digest, cell)
     if launcher is None:
         missing = fetch_data(todo.values())
-        if (
-            missing
-            and len(todo) == len({c.digest for c in cells})
-            and all(data_of(c) in missing for c in todo.values())
-        ):
+        if not found and todo and all(data_of(c) in missing for c in todo.values()):
             raise FedtailError(next(iter(missing.values())))  # none can run: one reason, not one per cell
         for cell in [c for c in todo.values() if data_of(c) in missing]:
             note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
