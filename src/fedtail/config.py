@@ -236,9 +236,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
         raise _explain(error, raw) from None
     for section, registry in REGISTRIES.items():
         part: Named = getattr(config, section)
-        if part.name == "auto" and section == "model":
-            continue
-        if section == "model" and ":" in part.name:
+        if _settled_later(section, part.name):
             continue
         checked = registry.check(part.name, part.options)
         config = config.model_copy(update={section: part.model_copy(update=checked)})
@@ -257,9 +255,14 @@ def takes(config: Config, key: str) -> bool:
     """Whether a dotted key means anything to what a config names: ``rates.rate`` does to uniform, not to FedHOO."""
     section = key.partition(".")[0]
     part = getattr(config, section, None)
-    if not isinstance(part, Named) or part.name not in REGISTRIES[section]:
-        return True  # nothing is chosen there; the key is checked when it is set
+    if not isinstance(part, Named) or _settled_later(section, part.name) or part.name not in REGISTRIES[section]:
+        return True  # nothing is chosen there yet; the key is checked when it is set, or when the model is built
     return key in options_of(config, section)
+
+
+def _settled_later(section: str, name: str) -> bool:
+    """Whether options can only be checked once the data is there: a model chosen by its shape, or the user's own."""
+    return section == "model" and (name == "auto" or ":" in name)
 
 
 def options_of(config: Config, section: str) -> list[str]:

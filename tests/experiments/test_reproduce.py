@@ -60,6 +60,15 @@ def test_settings_change_the_cells_that_have_them(monkeypatch, capsys, tmp_path:
     assert uniform.run.rounds == fedhoo.run.rounds == 1
 
 
+def test_options_of_a_model_that_the_data_chooses_can_be_set(monkeypatch, capsys, tmp_path: Path) -> None:
+    table = ("table-iid", "--scale", "smoke", "--seeds", "1", "--workers", "1", "--out", str(tmp_path))
+    only = ("--only", "K=5", "--only", "FedAvg", "--only", "C10-20")
+    assert call(monkeypatch, *table, *only, "model.hidden=[8]") == 0
+    assert load_config(next(tmp_path.glob("cells/*"))).model.options == {"hidden": [8]}
+    assert call(monkeypatch, *table, *only, "model.stem=large") != 0  # not an option of the model it turns out to be
+    assert "stem" in capsys.readouterr().err
+
+
 def test_a_table_made_row_by_row_is_whole_in_the_end(monkeypatch, capsys, tmp_path: Path) -> None:
     table = ("table-iid", "--scale", "smoke", "--seeds", "1", "--workers", "1", "--out", str(tmp_path), "--only", "K=5")
     for row in ("FedAvg", "FedProx"):
