@@ -135,3 +135,12 @@ def test_bad_proportions_are_named(bad: list) -> None:
 def test_bad_group_count_is_named() -> None:
     with pytest.raises(FedtailError, match="n_groups = 0"):
         group_classes([0.5, 0.5], 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "groups"), [([3.0, 3.0, 1.0, 1.0], [0, 0, 1, 2]), ([1.0, 1.0, 1.0, 2.0, 1.0, 1.0], [1, 1, 1, 0, 2, 2])]
+)
+def test_rounding_does_not_decide_ties_of_the_standard_deviation(values: list[float], groups: list[int]) -> None:
+    """Every partition of few distinct values costs 0; the square root of a rounding error of 1e-16 is 1e-8."""
+    assert group_classes(values, 3, dispersion="std").tolist() == groups
+    assert group_classes(values, 3).tolist() == groups

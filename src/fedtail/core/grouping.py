@@ -71,7 +71,8 @@ def _cuts(values: np.ndarray, n_groups: int, dispersion: str) -> list[int]:
 
     # cost[i, j] of the group of classes i+1..j, for i < j
     i, j = np.triu_indices(n + 1, 1)
-    sums = np.maximum(s[j] - s[i] - (p[j] - p[i]) ** 2 / (j - i), 0.0)
+    sums = s[j] - s[i] - (p[j] - p[i]) ** 2 / (j - i)
+    sums[sums <= tol] = 0.0  # rounding, which a square root would lift above any tolerance
     cost = np.full((n + 1, n + 1), np.inf)
     cost[i, j] = sums if dispersion == "variance" else np.sqrt(sums * (j - i))
 
