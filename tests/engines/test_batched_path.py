@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -270,3 +271,14 @@ def test_threads_are_restored_after_training() -> None:
     assert torch.get_num_threads() == 1
     engine.train(make_task(method, engine))
     assert torch.get_num_threads() == 1
+
+
+def test_a_client_without_validation_samples_reports_none_as_on_the_reference_path() -> None:
+    """An accuracy of 0 at every probe would be a tie, and the lowest rate would win it."""
+    reference, fast = both("mlp", FedAvg(), LocalSettings(batch_size=8))
+    for engine in (reference, fast):
+        f = engine.federation
+        engine.federation = replace(f, validation=(f.validation[0][:0], *f.validation[1:]))
+    task = make_task(FedAvg(), reference)
+    assert_same_round(reference, fast, task)
+    assert np.isnan(fast.train(task)[0][0].reports["local_validation"]).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -199,3 +201,14 @@ def test_a_compiled_network_of_symbolic_batch_size_equals_the_reference() -> Non
     reference, fast = both(method, LocalSettings(batch_size=8), fused=False, compile=True)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
+
+
+def test_a_client_without_validation_samples_reports_none_as_on_the_reference_path() -> None:
+    method = METHODS.build("fedavg")
+    reference, fast = both(method, LocalSettings(batch_size=8))
+    for engine in (reference, fast):
+        f = engine.federation
+        engine.federation = replace(f, validation=(f.validation[0][:0], *f.validation[1:]))
+    task, _ = round_task(method, reference.model.vector.clone(), reference)
+    assert_same_round(reference, fast, task)
+    assert np.isnan(fast.train(task)[0][0].reports["local_validation"]).all()

@@ -98,3 +98,19 @@ def test_a_client_absent_from_the_trials_tries_when_it_is_back() -> None:
 def test_empty_arms_are_refused() -> None:
     with pytest.raises(FedtailError, match=r"rates\.arms is empty"):
         FAST(2, arms=[])
+
+
+def test_a_client_without_validation_samples_keeps_the_middle_arm_and_holds_nobody_up() -> None:
+    strategy = LocallyOptimal(2, arms=[0.2, 0.5, 0.8], cold_rounds=0)
+    strategy.tell(
+        reports={"local_validation": np.array([[0.1, 0.2, 0.9], [np.nan, np.nan, np.nan]])}, present=np.array([1, 1])
+    )
+    assert strategy.done
+    np.testing.assert_array_equal(strategy.choice, [2, 1])
+    np.testing.assert_allclose(strategy.rates, [0.8, 0.5])
+
+
+def test_nobody_with_validation_samples_is_an_error() -> None:
+    strategy = LocallyOptimal(2, cold_rounds=0)
+    with pytest.raises(FedtailError, match="no validation data"):
+        strategy.tell(reports={"local_validation": np.full((2, 5), np.nan)}, present=np.array([1, 1]))

@@ -230,7 +230,7 @@ def train_client(
         reports["local_gain"] = local_gain(model, client, task.x, delta)
     if "local_validation" in task.reports:
         reports["local_validation"] = np.array(
-            [_accuracy(client_confusion(model, client, task.x + d, client.validation)) for d in delta]
+            [accuracy(client_confusion(model, client, task.x + d, client.validation)) for d in delta]
         )
     update = Update(
         client.index, delta, len(client.train), tuple(steps), tuple(losses), reports,
@@ -282,5 +282,6 @@ def local_gain(model: FlatModel, client: Client, x: Tensor, delta: Tensor) -> np
     return np.clip((before - after) / max(before, 1e-12), 0.0, 1.0)
 
 
-def _accuracy(confusion: np.ndarray) -> float:
+def accuracy(confusion: np.ndarray) -> float:
+    """Share of the diagonal; NaN without samples: a client that cannot compare must not seem to have a tie."""
     return float(np.diag(confusion).sum() / confusion.sum()) if confusion.sum() else float("nan")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import check_range
+from fedtail.core.errors import FedtailError, check_range
 from fedtail.rates.arms import check_arms
 from fedtail.rates.base import RateStrategy
 from fedtail.rates.registry import RATES
@@ -22,8 +22,9 @@ from fedtail.rates.registry import RATES
 class LocallyOptimal(RateStrategy):
     """``cold_rounds`` at the middle arm, then one round with all arms, then each client's own best.
 
-    A client that is absent from the round of trials tries its arms the next time it is there. The round of
-    trials costs as many local runs as there are arms; ties go to the lowest rate.
+    A client that is absent from the round of trials tries its arms the next time it is there; one that is there but
+    has no validation samples keeps the middle arm. The round of trials costs as many local runs as there are arms;
+    ties go to the lowest rate.
     """
 
     name = "locally_optimal"
@@ -61,13 +62,18 @@ class LocallyOptimal(RateStrategy):
         if not self.done and self._round >= self.cold_rounds:
             blank = np.full((self.n_clients, len(self._arms)), np.nan)
             accuracy = (reports or {}).get("local_validation", blank)
-            heard = np.isfinite(accuracy).all(axis=1) & (self._best < 0)
-            if present is not None:
-                heard &= np.asarray(present, dtype=bool)
-            self._best[heard] = accuracy[heard].argmax(axis=1)
-            self._choice[heard] = self._best[heard]
-            # A client without a rate of its own was trained on all arms too; it keeps the middle one.
-            self._choice[self._best < 0] = len(self._arms) // 2
+            here = np.ones(self.n_clients, dtype=bool) if present is None else np.asarray(present, dtype=bool)
+            able = np.isfinite(accuracy).all(axis=1)
+            if here.all() and not able.any():
+                raise FedtailError(
+                    "rates 'locally_optimal' compares models, but there is no validation data at the clients; set "
+                    "data.validation"
+                )
+            trying = here & (self._best < 0)
+            middle = len(self._arms) // 2
+            self._choice[self._best < 0] = middle  # trained on all arms, like those that choose
+            self._best[trying] = np.where(able, np.where(able[:, None], accuracy, 0.0).argmax(axis=1), middle)[trying]
+            self._choice[trying] = self._best[trying]
         self._round += 1
         return 0
 

@@ -24,6 +24,7 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.augment import apply_augment
 from fedtail.data.federation import Federation, Transform
 from fedtail.engines.base import LocalSettings
+from fedtail.engines.local import accuracy
 from fedtail.engines.simulator.cohort import Cohort, Run, draw_runs, pack_cohort
 from fedtail.engines.simulator.compiling import compiled, pays
 from fedtail.engines.simulator.functional import FunctionalKernel
@@ -240,7 +241,7 @@ class BatchedSimulator(ReferenceSimulator):
             out["local_gain"] = np.clip((mean[0] - mean[1:]) / max(mean[0], 1e-12), 0.0, 1.0)
         if "local_validation" in task.reports:
             m = confusions(self.kernel, task.x + delta, f.pool, f.validation[k], f.transform, f.n_classes)
-            out["local_validation"] = m.diagonal(axis1=1, axis2=2).sum(1) / np.maximum(m.sum((1, 2)), 1)
+            out["local_validation"] = np.array([accuracy(each) for each in m])
         return out
 
     # -- evaluation -----------------------------------------------------------------------------------

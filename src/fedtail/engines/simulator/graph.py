@@ -22,7 +22,7 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Federation
 from fedtail.engines.base import LocalSettings
-from fedtail.engines.local import plan_local_run
+from fedtail.engines.local import accuracy, plan_local_run
 from fedtail.engines.simulator.evaluation import Evaluator
 from fedtail.engines.simulator.kernels import (
     Layout,
@@ -235,7 +235,7 @@ class GraphSimulator:
             reports["local_gain"] = np.clip((before - after) / max(before, 1e-12), 0.0, 1.0)
         if "local_validation" in task.reports:
             tables = [self.evaluator.confusion(x + d, self.federation.validation[k]) for d in delta]
-            reports["local_validation"] = np.array([np.diag(m).sum() / max(m.sum(), 1) for m in tables])
+            reports["local_validation"] = np.array([accuracy(m) for m in tables])
         return reports
 
     # -- evaluation -----------------------------------------------------------------------------------
