@@ -44,7 +44,7 @@ class Scaffold(Method):
         self, run: LocalRun, delta: Tensor, const: Tensors, state: Tensors, client_state: Tensors
     ) -> tuple[Tensors, Tensors]:
         own, common = self._controls(run, client_state)
-        if not run.steps:
+        if not run.steps or not run.lr:  # a model that did not move says nothing about its gradients
             return client_state, {"control_change": torch.zeros_like(own)}
         new = own - common - delta / (run.steps * run.lr)
         return {"control": new}, {"control_change": new - own}
