@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from fedtail.core.candidates import binary_candidates
 from fedtail.core.errors import FedtailError
+from fedtail.core.records import Task
+from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.engines import LocalSettings, simulator
 from fedtail.engines.job import Job
@@ -209,3 +214,38 @@ def test_order_of_arrival_does_not_change_the_model(federation: Federation) -> N
 
 def identity(parcel: Parcel) -> Parcel:
     return parcel
+
+
+class MissesOne(Faulty):
+    """Client 1 does not answer the second validation message of a round."""
+
+    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+        replies, errors = self.inner.exchange(phase, payloads, timeout)
+        self.rounds = 0 if phase != "validate" else self.rounds + 1
+        if self.rounds == 2:
+            replies.pop(1, None)
+        return replies, errors
+
+
+def test_candidates_are_compared_on_the_same_samples_when_a_site_misses_a_message(federation: Federation) -> None:
+    engine = remote(
+        federation, MissesOne(federation, ""), candidates="models", models_per_message=3, quorum=0.5, reveal="classes"
+    )
+    rng = torch.Generator().manual_seed(0)
+    x = engine.model.vector.clone()
+    deltas = [0.3 * torch.randn(2, x.numel(), generator=rng) for _ in range(K)]
+    made = binary_candidates(x, np.full(K, 1 / K), deltas, np.arange(K), K)
+    counts = engine.validate(made, [0, 1, 2])
+    np.testing.assert_array_equal(counts, remote(federation, reveal="classes").validate(made, [0, 2]))
+    assert [f.client for f in engine.drain()] == [1]
+
+
+def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Federation) -> None:
+    """PCN+O takes the largest class B // C at a time: more steps than an epoch of C times the data can have."""
+    engine = remote(federation, method="pcn_o")
+    engine.job = replace(engine.job, local=replace(SETTINGS, batch_size=7))
+    engine.sizes = np.array([1000, 1000, 1000])
+    labels = np.repeat(np.arange(4), [970, 10, 10, 10])
+    steps = len(local_batches(labels, 0.5, np.random.default_rng(0), sampler="balanced", batch_size=7, epochs=1))
+    task = Task(0, engine.model.vector, (0,), {"rate": np.full((1, 1), 0.5)}, 0.1)
+    assert steps <= engine._most_steps(0, task) <= 1000

@@ -63,6 +63,7 @@ class RemoteEngine:
             raise one_of("deploy.candidates", self.candidates, CANDIDATES)
         self.n_clients = self.transport.n_clients
         self.model = FlatModel(self.job.build_model())
+        self._sampler = self.job.build_method().sampler
         self._round = 0
         self._answered: tuple[Tensor, dict[str, np.ndarray]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
@@ -81,13 +82,17 @@ class RemoteEngine:
         return list(replies.values()), refusals
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        total = np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64)
+        shape = (len(candidates), 3, self.job.n_classes)
+        counts = {k: np.zeros(shape, dtype=np.int64) for k in clients}
         for rows, parcel in self._candidate_messages(candidates):
-            asked = {k: Parcel(self._meta(k), parcel.tensors) for k in clients}
+            # Candidates are compared on the same samples: who misses one message counts in none.
+            asked = {k: Parcel(self._meta(k), parcel.tensors) for k in counts}
             read = partial(read_counts, name="counts", shape=(len(rows), 3, self._revealed))
-            for counts in self._ask("validate", asked, read).values():
-                total[rows, :, : counts.shape[-1]] += counts
-        return total
+            replies = self._ask("validate", asked, read, len(clients))
+            counts = {k: v for k, v in counts.items() if k in replies}
+            for k, found in replies.items():
+                counts[k][rows, :, : found.shape[-1]] = found
+        return np.sum(list(counts.values()), axis=0)
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
@@ -144,9 +149,12 @@ class RemoteEngine:
     def _most_steps(self, client: int, task: Task) -> float:
         """Steps a client can possibly take; it says how many it took, and its norm bound grows with them.
 
-        Up to rate 1 an epoch is at most C times as long as the data; beyond, there is no such limit.
+        Up to rate 1 an epoch is at most C times as long as the data; beyond, there is no such limit. Balanced batches
+        hold B // C samples of the largest class, whatever the rate.
         """
         local, row = self.job.local, task.clients.index(client)
+        if self._sampler == "balanced":
+            return local.epochs * np.ceil(self.sizes[client] / max(local.batch_size // self.job.n_classes, 1))
         if float(task.probes["rate"][row].max()) > 1:
             return float("inf")
         return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
@@ -177,14 +185,17 @@ class RemoteEngine:
                 reasons[client] = str(error)
         return good, [Refusal(k, self._round, reasons[k]) for k in sorted(reasons)]
 
-    def _ask(self, phase: str, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T]) -> dict[int, T]:
-        """Replies of a quorum; who is missing goes into ``faults``."""
+    def _ask(
+        self, phase: str, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], of: int | None = None
+    ) -> dict[int, T]:
+        """Replies of a quorum (of ``of`` clients, else of those asked); who is missing goes into ``faults``."""
+        wanted = len(parcels) if of is None else of
         replies, refusals = self._exchange(phase, parcels, read)
         self.faults += [Refusal(r.client, r.round, f"{phase}: {r.reason}") for r in refusals]
-        if not replies or len(replies) < self.quorum * len(parcels):
+        if not replies or len(replies) < self.quorum * wanted:
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
             raise FedtailError(
-                f"round {self._round}: {len(replies)} of {len(parcels)} clients answered {phase!r}, fewer than the "
+                f"round {self._round}: {len(replies)} of {wanted} clients answered {phase!r}, fewer than the "
                 f"quorum of {self.quorum:g} ({first})"
             )
         return replies
