@@ -38,6 +38,16 @@ def test_group_gradients_over_the_epoch_sum_to_the_resampled_objectives_gradient
     torch.testing.assert_close(full.sum(0).float(), model.gradient(loss), atol=1e-5, rtol=1e-4)
 
 
+def test_the_full_gradient_is_full_whatever_the_epoch_length(federation, module) -> None:
+    model = FlatModel(module)
+    task = Task(2, model.vector.clone(), (1,), {"rate": np.full((1, 1), 0.8)}, 0.1)
+    found = [
+        full_group_gradient(model, federation, 1, FedCGNM(), 0.8, task, LocalSettings(epoch_length=length))
+        for length in ("inflated", "original")
+    ]
+    torch.testing.assert_close(found[0], found[1], atol=0.0, rtol=0.0)
+
+
 def test_monitors_measure_without_changing_the_run(tmp_path) -> None:
     small = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=3", f"run.folder='{tmp_path}'"]
     plain = run(load_config(None, [*small, "run.diagnostics=[]"]))

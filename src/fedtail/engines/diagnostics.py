@@ -100,16 +100,17 @@ def full_group_gradient(
 ) -> Tensor:
     """(H, d) gradient of f_{k,h} at the round's global model over one whole resampled epoch."""
     client = federation.client(k)
-    one_epoch = replace(settings, epochs=1, batch_size=EVAL_BATCH, scale="batch")
+    one_epoch = replace(settings, epochs=1, batch_size=EVAL_BATCH, epoch_length="inflated", scale="batch")
     plan = plan_local_run(client, rate, task.round, one_epoch, method.sampler)
     model.load(task.x)
     model.module.train()
-    groups = torch.as_tensor(method.groups(plan.resampled))
+    device = model.vector.device
+    groups = torch.as_tensor(method.groups(plan.resampled), device=device)
     n_groups = method.group_count(client.n_classes)
-    total = torch.zeros(n_groups, model.n_params, dtype=torch.float64)
+    total = torch.zeros(n_groups, model.n_params, dtype=torch.float64, device=device)
     size = sum(map(len, plan.batches))
     for index in plan.batches:
-        inputs, y = load_batch(client, index, None, model.vector.device)
+        inputs, y = load_batch(client, index, None, device)
         batch = Batch(y, torch.ones_like(y, dtype=torch.float32))
         grads, _, _ = group_gradients(model, method, inputs, batch, groups, n_groups, {}, {})
         total += grads.double() * (len(index) / size)
