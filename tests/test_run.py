@@ -127,6 +127,11 @@ def test_best_model_is_the_one_with_the_best_validation_metric(tmp_path: Path) -
     assert result.summary["selected_round"] == scores.index(max(scores)) + 1
 
 
+def test_the_best_model_cannot_be_chosen_without_validation_data(tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match="no validation data"):
+        run(small(tmp_path, "run.select='best'", "data.validation=0"))
+
+
 def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
     command = [
         sys.executable, "-m", "fedtail", "run", "--dataset", "blobs", "data.n_max=60", "--clients", "3",

@@ -7,7 +7,7 @@ import torch
 from fedtail.core.errors import FedtailError
 from fedtail.core.privacy import Privacy, noisy_limit
 from fedtail.core.records import Refusal, Task, Update
-from fedtail.methods.base import Method
+from fedtail.methods.base import Method, run_bound
 
 
 def accept(
@@ -29,14 +29,11 @@ def accept(
         reason = None
         if tuple(u.delta.shape) != expected:
             reason = f"update has shape {tuple(u.delta.shape)}, expected {expected}"
-        elif not bool(torch.isfinite(u.delta).all()):
+        elif not all(bool(torch.isfinite(t).all()) for t in (u.delta, *u.extras.values())):
             reason = "update is not finite"
         else:
-            lrs = task.probes.get("lr")
-            row = task.clients.index(u.client)
             for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
-                lr = float(lrs[row, i]) if lrs is not None else task.lr
-                bound = method.bound(lr, steps, n_classes)
+                bound = run_bound(method, task, u.client, i, steps, n_classes)
                 norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
                 if bound is not None and norm > noisy_limit(bound, noise, n_params):
                     reason = f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"

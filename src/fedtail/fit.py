@@ -154,7 +154,7 @@ def train_rounds(
         )
         choice = rates.choice[present]
         aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
-        aggregate, cost = privatize(plan.privacy, aggregate, weights, updates, task, problem)
+        aggregate, cost = privatize(plan.privacy, aggregate, weights, updates, task, problem, state.history)
         state.x = problem.server.step(state.x, aggregate, problem.model.n_params)
 
         state.method = method.after_round(server, updates, choice.tolist(), state.method)
@@ -182,6 +182,11 @@ def train_rounds(
         if plan.validate_every and (last or (t + 1) % plan.validate_every == 0):
             record["validation"] = problem.metrics(engine.confusion(state.x, "validation"))
             now = record["validation"][plan.metric]
+            if plan.keep_best and not np.isfinite(now):
+                raise FedtailError(
+                    "run.select = 'best' compares models, but there is no validation data at the clients; set "
+                    "data.validation"
+                )
             if plan.keep_best and (state.best is None or now > state.best.score):
                 state.best = Best(t + 1, now, state.x)
         state.history.append(record)
@@ -215,8 +220,12 @@ def privatize(
     updates: Sequence[Update],
     task: Task,
     problem: Problem,
+    history: Sequence[dict[str, Any]] = (),
 ) -> tuple[Tensor, dict[str, Any]]:
-    """The aggregate with central noise where asked, and what the rounds so far have cost, for history."""
+    """The aggregate with central noise where asked, and what the rounds so far have cost, for history.
+
+    Releases are counted up over the records: a search sends several updates a round and, once it is done, one.
+    """
     if privacy is None or privacy.mode == "none":
         return aggregate, {}
     record: dict[str, Any] = {"mode": privacy.mode, "noise": privacy.noise, "delta": privacy.delta}
@@ -225,7 +234,9 @@ def privatize(
         record["sensitivity"] = sensitivity(weights, bounds)
         noise = privacy.draw(aggregate.numel(), privacy.noise * record["sensitivity"], "privacy", 0, task.round)
         aggregate = aggregate + noise.to(aggregate.device)
-    record["epsilon"] = epsilon(privacy.noise, (task.round + 1) * task.n_probes, privacy.delta)
+    before = history[-1]["privacy"]["releases"] if history else 0
+    record["releases"] = before + task.n_probes
+    record["epsilon"] = epsilon(privacy.noise, record["releases"], privacy.delta)
     return aggregate, {"privacy": record}
 
 
@@ -237,7 +248,7 @@ def check_privacy(problem: Problem, plan: Plan) -> None:
     where = f"privacy.mode = {privacy.mode!r}"
     if has_batchnorm(problem.model.module):
         raise FedtailError(f"{where}: BatchNorm's statistics have no norm bound; use model.batchnorm='groupnorm'")
-    if method.bound(1.0, 1, problem.n_classes) is None:
+    if method.bound(1.0, 1, problem.n_classes) is None or rates.searches == "weight_decay":
         raise FedtailError(
             f"{where} needs a method whose updates are bounded, e.g. 'fedcgnm' with weight_decay = 0; {method.name!r} "
             "as set has no bound"

@@ -14,6 +14,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.core.privacy import Privacy, epsilon, limit, noisy_limit, sensitivity
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.methods import METHODS
+from fedtail.rates import RATES
 from fedtail.report import load_run, write_report
 from fedtail.run import run
 
@@ -68,6 +69,22 @@ def test_central_noise_has_the_deviation_it_claims(federation: Federation) -> No
 def test_two_probes_cost_two_releases(federation: Federation) -> None:
     result = fit(federation, rates="fedhoo", rounds=1, privacy=Privacy("local", noise=1.0, seed=0))
     assert result.history[0]["privacy"]["epsilon"] == epsilon(1.0, 2, 1e-5)
+
+
+def test_what_a_search_has_spent_stays_spent_when_it_is_over(federation: Federation) -> None:
+    search = RATES.build("fedhoo", 3, cold_rounds=0, max_rounds=2)
+    result = fit(federation, rates=search, rounds=4, privacy=Privacy("local", noise=1.0, seed=0))
+    assert [r["searching"] for r in result.history] == [True, False, False, False]
+    assert [r["privacy"]["releases"] for r in result.history] == [2, 4, 5, 6]
+    assert [r["privacy"]["epsilon"] for r in result.history] == [epsilon(1.0, n, 1e-5) for n in (2, 4, 5, 6)]
+
+
+def test_a_searched_weight_decay_leaves_no_bound_to_promise(federation: Federation) -> None:
+    decayed = RATES.build("fixed", 3, rates=[5.0] * 3, searches="weight_decay")
+    result = fit(federation, rates=decayed, rounds=2, lr=0.1)
+    assert all(r["refused"] == [] for r in result.history), "decay alone moves a model beyond lr * steps * H"
+    with pytest.raises(FedtailError, match="has no bound"):
+        fit(federation, rates=decayed, rounds=1, privacy=Privacy("local"))
 
 
 @pytest.mark.parametrize(

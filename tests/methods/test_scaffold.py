@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.core.records import Tensors, Update
+from fedtail.acceptance import accept
+from fedtail.core.records import Task, Tensors, Update
+from fedtail.fit import Plan, train_rounds
 from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
+from fedtail.run import initial_state
 from tests.methods.federations import problem, train
 
 
@@ -65,3 +68,22 @@ def test_it_reaches_the_optimum_where_local_steps_make_fedavg_drift_away() -> No
     # Karimireddy et al., section 1 and theorem III: no bias from heterogeneity
     assert float((run_on_quadratics(FedAvg()) - OPTIMUM).abs().max()) > 0.05
     torch.testing.assert_close(run_on_quadratics(Scaffold()), OPTIMUM, atol=1e-4, rtol=0)
+
+
+def test_a_round_at_learning_rate_zero_leaves_the_controls_alone() -> None:
+    """The last round of a cosine schedule down to lr_min = 0."""
+    made = problem(Scaffold())
+    begun = initial_state(made)
+    before = train_rounds(made, Plan(rounds=3, lr=0.05, lr_min=0.0, seed=11, validate_every=0), begun)
+    assert before.history[-1]["lr"] == 0.0
+    assert torch.isfinite(before.method["control"]).all()
+    assert before.history[-1]["method"] == before.history[-2]["method"]
+    assert all(torch.isfinite(kept["control"]).all() for kept in made.engine.state().values())
+
+
+def test_an_update_with_a_control_that_is_not_finite_is_refused() -> None:
+    task = Task(0, torch.zeros(2), (0, 1), {"rate": np.zeros((2, 1))}, 0.1)
+    good = Update(0, torch.zeros(1, 2), 1, (1,), (0.0,), {}, {"control_change": torch.zeros(1, 2)})
+    bad = Update(1, torch.zeros(1, 2), 1, (1,), (0.0,), {}, {"control_change": torch.full((1, 2), np.nan)})
+    taken, refused = accept([good, bad], [], Scaffold(), task, 0.5, 2, 2)
+    assert [u.client for u in taken] == [0] and [(r.client, r.reason) for r in refused] == [(1, "update is not finite")]

@@ -11,7 +11,7 @@ from fedtail.core.errors import FedtailError
 from fedtail.core.privacy import Privacy
 from fedtail.core.records import Refusal, Task, Update
 from fedtail.engines.base import Engine
-from fedtail.methods.base import Method
+from fedtail.methods.base import Method, run_bound
 
 
 class LocalNoise:
@@ -30,12 +30,9 @@ class LocalNoise:
 
 def add_noise(update: Update, task: Task, method: Method, privacy: Privacy, n_classes: int) -> Update:
     """The update as it leaves a site under local privacy. task: as the site got it, or the whole round's."""
-    rates = task.probes.get("lr")
-    row = task.clients.index(update.client)
     delta = update.delta.clone()
     for i, steps in enumerate(update.steps):
-        lr = task.lr if rates is None else float(rates[row, i])
-        bound = method.bound(lr, steps, n_classes)
+        bound = run_bound(method, task, update.client, i, steps, n_classes)
         if bound is None:
             raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as set has none")
         purpose = f"privacy/{i}"

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtail.core.momentum import Scalar
-from fedtail.core.records import Tensors, Update
+from fedtail.core.records import Task, Tensors, Update
 
 
 class Batch(NamedTuple):
@@ -193,6 +193,16 @@ class Method:
     def config(self) -> dict[str, Any]:
         """Constructor arguments that give this method again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+def run_bound(method: Method, task: Task, client: int, probe: int, steps: int, n_classes: int) -> float | None:
+    """``Method.bound`` of one local run of a task, at what the run tried. A weight decay that is searched moves the
+    model beyond any bound that the method knows of."""
+    if "weight_decay" in task.probes:
+        return None
+    tried = task.probes.get("lr")
+    lr = task.lr if tried is None else float(tried[task.clients.index(client), probe])
+    return method.bound(lr, steps, n_classes)
 
 
 def pick(values: Tensor, y: Tensor) -> Tensor:
