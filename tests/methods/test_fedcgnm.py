@@ -71,6 +71,11 @@ def test_a_threshold_makes_the_rarest_classes_the_minority() -> None:
         FedCGNM(threshold=2, n_groups=3)
 
 
+@pytest.mark.parametrize("threshold", [4, 5, 7])
+def test_a_threshold_beyond_the_classes_puts_all_of_them_into_the_minority(threshold: int) -> None:
+    assert FedCGNM(threshold=threshold).groups(np.array([5, 50, 7, 20])).tolist() == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("options", [{"beta": 1.0}, {"delta": -0.1}, {"n_groups": 0}])
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(FedtailError, match=next(iter(options))):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, one_of
 
+DISPERSIONS = ("variance", "std")
 TIE = 1e-12
 """Partitions whose costs differ by less than this, relative to the total scatter, are ties."""
 
@@ -39,8 +40,8 @@ def group_classes(proportions: ArrayLike, n_groups: int = 2, *, dispersion: str 
         raise FedtailError("proportions must be finite and not negative")
     if n_groups < 1:
         raise FedtailError(f"n_groups = {n_groups} is not allowed; use 1 or more")
-    if dispersion not in ("variance", "std"):
-        raise FedtailError(f"dispersion {dispersion!r} is unknown (allowed: std, variance)")
+    if dispersion not in DISPERSIONS:
+        raise one_of("dispersion", dispersion, DISPERSIONS)
 
     groups = np.full(q.size, n_groups - 1, dtype=np.int64)
     order = np.lexsort((np.arange(q.size), -q))

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError, check_range
-from fedtail.core.grouping import group_classes
+from fedtail.core.errors import FedtailError, check_range, one_of
+from fedtail.core.grouping import DISPERSIONS, group_classes
 from fedtail.core.momentum import Scalar, cgnm_direction
 from fedtail.core.records import Tensors
 from fedtail.methods.base import LocalRun, Method
@@ -46,12 +46,14 @@ class FedCGNM(Method):
     """If set (with H = 2): the minority group is the ``threshold`` locally rarest classes."""
 
     def __post_init__(self) -> None:
-        check_range("beta", self.beta, 0.0, 1.0, open_high=True)
-        check_range("delta", self.delta, 0.0)
+        check_range("method.beta", self.beta, 0.0, 1.0, open_high=True)
+        check_range("method.delta", self.delta, 0.0)
         if self.n_groups is not None:
-            check_range("n_groups", self.n_groups, 1)
+            check_range("method.n_groups", self.n_groups, 1)
+        if self.dispersion not in DISPERSIONS:
+            raise one_of("method.dispersion", self.dispersion, DISPERSIONS)
         if self.threshold is not None and (self.n_groups != 2 or self.threshold < 0):
-            raise FedtailError(f"threshold = {self.threshold} needs n_groups = 2 and a value of 0 or more")
+            raise FedtailError(f"method.threshold = {self.threshold} needs n_groups = 2 and a value of 0 or more")
 
     def group_count(self, n_classes: int) -> int:
         return n_classes if self.n_groups is None else self.n_groups
@@ -61,7 +63,7 @@ class FedCGNM(Method):
             return group_classes(resampled, self.group_count(len(resampled)), dispersion=self.dispersion)
         order = np.lexsort((np.arange(len(resampled)), -np.asarray(resampled)))
         out = np.zeros(len(resampled), dtype=np.int64)
-        out[order[len(order) - self.threshold :]] = 1
+        out[order[max(len(order) - self.threshold, 0) :]] = 1
         return out
 
     def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
