@@ -170,3 +170,25 @@ def test_fit_in_a_few_lines() -> None:
     result = ft.fit(federation, "mlp", "fedcgnm", 0.5, rounds=3, on_round=lambda s, r, t: seen.append(r["round"]))
     assert seen == [0, 1, 2] and 0 <= result.test["macro_f1"] <= 1
     assert result.module(federation.test.x[:2]).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("schedule", "cosin"), ("metric", "macrof1"), ("select", "beest"), ("scale", "groop"),
+        ("validate_on", "client"), ("epoch_length", "orignal"), ("replication", "celi"),
+    ],
+)  # fmt: skip
+def test_fit_refuses_a_misspelt_choice_instead_of_taking_another(option: str, value: str) -> None:
+    pool = ft.datasets.load("blobs", n_max=20)
+    with pytest.raises(FedtailError, match=f"{option} '{value}' is unknown; did you mean"):
+        ft.fit(ft.partition(pool, clients=2), rounds=1, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("rounds", 0), ("lr", 0.0), ("participation", 1.5), ("quorum", 0.0), ("batch_size", 0)]
+)
+def test_fit_refuses_numbers_out_of_range(option: str, value: float) -> None:
+    pool = ft.datasets.load("blobs", n_max=20)
+    with pytest.raises(FedtailError, match=rf"{option} = {value} is outside"):
+        ft.fit(ft.partition(pool, clients=2), **{"rounds": 1, option: value})

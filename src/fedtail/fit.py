@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fedtail.acceptance import accept
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
-from fedtail.core.errors import FedtailError, one_of
-from fedtail.core.metrics import gram_alignment, score, summarize
+from fedtail.core.errors import FedtailError, check_range, one_of
+from fedtail.core.metrics import SCORES, gram_alignment, score, summarize
 from fedtail.core.privacy import Privacy, epsilon, sensitivity
 from fedtail.core.random import generator
 from fedtail.core.records import Task, Tensors, Update
-from fedtail.core.schedule import round_rate
+from fedtail.core.schedule import SCHEDULES, round_rate
 from fedtail.engines.base import Engine
 from fedtail.methods.base import Method, Server
 from fedtail.models.flat import FlatModel, has_batchnorm
@@ -56,6 +56,19 @@ class Plan:
     """Stop after the round in which the rate search ends."""
     privacy: Privacy | None = None
     """Noise on updates; see ``core.privacy``."""
+
+    def __post_init__(self) -> None:
+        for key, value, allowed in (
+            ("local.schedule", self.schedule, SCHEDULES),
+            ("run.metric", self.metric, SCORES),
+            ("run.validate_on", self.validate_on, ("clients", "server")),
+        ):
+            if value not in allowed:
+                raise one_of(key, value, allowed)
+        check_range("run.rounds", self.rounds, 1)
+        check_range("local.lr", self.lr, 0.0, open_low=True)
+        check_range("run.participation", self.participation, 0.0, 1.0, open_low=True)
+        check_range("run.quorum", self.quorum, 0.0, 1.0, open_low=True)
 
 
 @dataclass(frozen=True)
@@ -290,8 +303,6 @@ def begin_search(problem: Problem, plan: Plan, round: int) -> None:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", searches, allowed)
     if plan.search_only and round == 0 and problem.rates.done:
         raise FedtailError(f"rates {problem.rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
-    if plan.validate_on not in ("clients", "server"):
-        raise one_of("run.validate_on", plan.validate_on, ("clients", "server"))
     if plan.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, plan)

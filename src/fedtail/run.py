@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.config import Config
 from fedtail.core.candidates import Candidates
-from fedtail.core.errors import FedtailError, writing
+from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.core.metrics import majority_floor
 from fedtail.core.privacy import Privacy
 from fedtail.data.about import About, describe
@@ -176,6 +176,8 @@ def fit(
     """
     if engine != "simulator":
         raise FedtailError(f"engine {engine!r} is not available in fit(); real federations start with `fedtail deploy`")
+    if select not in ("last", "best"):
+        raise one_of("select", select, ("last", "best"))
     module = model if isinstance(model, nn.Module) else build_model(
         model, federation.input_shape, federation.n_classes, seed=seed
     )  # fmt: skip

@@ -16,6 +16,8 @@ MANY, FEW = 100, 20
 HEADLINE = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "micro_f1")
 DEFECT = ("defect_score", "defect_recall", "background_precision", "false_alarm_rate")
 """Reported too where the data declare a background class."""
+SCORES = ("accuracy", "balanced_accuracy", "macro_f1")
+"""What rate searches and model selection may compare by: what ``score`` knows."""
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
@@ -140,7 +142,7 @@ def score(counts: ArrayLike, metric: str) -> np.ndarray:
     Args:
         counts: (..., 3, C) correctly classified, true and predicted samples per class: what clients
             return instead of a confusion matrix. Sums over clients are exact.
-        metric: ``accuracy``, ``balanced_accuracy`` or ``macro_f1``.
+        metric: one of ``SCORES``.
     """
     c = np.asarray(counts, dtype=np.float64)
     hit, support, predicted = c[..., 0, :], c[..., 1, :], c[..., 2, :]
@@ -152,7 +154,7 @@ def score(counts: ArrayLike, metric: str) -> np.ndarray:
         return np.where(seen, hit / np.maximum(support, 1), 0.0).sum(-1) / n_seen
     if metric == "macro_f1":
         return np.where(seen, 2 * hit / np.maximum(support + predicted, 1), 0.0).sum(-1) / n_seen
-    raise one_of("metric", metric, ("accuracy", "balanced_accuracy", "macro_f1"))
+    raise one_of("metric", metric, SCORES)
 
 
 def class_counts(confusion: np.ndarray) -> np.ndarray:

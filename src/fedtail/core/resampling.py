@@ -13,9 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, one_of
 
 REPLICATIONS = ("fractional", "round", "ceil")
+EPOCH_LENGTHS = ("inflated", "original")
 
 
 def replication_factors(counts: ArrayLike, rate: float, replication: str = "fractional") -> np.ndarray:
@@ -29,7 +30,7 @@ def replication_factors(counts: ArrayLike, rate: float, replication: str = "frac
     if not (math.isfinite(rate) and rate >= 0):
         raise FedtailError(f"resampling rate {rate!r} is outside [0, inf)")
     if replication not in REPLICATIONS:
-        raise FedtailError(f"replication {replication!r} is unknown (allowed: {', '.join(REPLICATIONS)})")
+        raise one_of("replication", replication, REPLICATIONS)
     present = n > 0
     factors = np.zeros_like(n)
     if present.any():
@@ -97,7 +98,7 @@ def resample_epoch(
     if epoch_length == "original":
         return epoch[: len(labels)]
     if epoch_length != "inflated":
-        raise FedtailError(f"epoch_length {epoch_length!r} is unknown (allowed: inflated, original)")
+        raise one_of("epoch_length", epoch_length, EPOCH_LENGTHS)
     return epoch
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+SCHEDULES = ("cosine", "constant")
+
 
 def cosine_rate(t: int, rounds: int, start: float, end: float = 1e-4) -> float:
     """eta_t = end + (start - end)(1 + cos(pi t / (T - 1))) / 2 for t = 0..T-1; ``start`` if T = 1."""
