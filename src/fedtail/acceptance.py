@@ -20,23 +20,11 @@ def accept(
     n_params: int,
     privacy: Privacy | None = None,
 ) -> tuple[list[Update], list[Refusal]]:
-    """Refuse updates that are not finite, of the wrong shape or beyond the method's norm bound, which holds for
-    the ``n_params`` parameters; BatchNorm's statistics behind them move as the data have it."""
+    """Refuse updates that ``fault`` finds fault with; raise where fewer than the quorum are left."""
     noise = privacy.noise if privacy is not None and privacy.mode == "local" else 0.0
     good, bad = [], list(refusals)
-    expected = (task.n_probes, task.x.numel())
     for u in sorted(updates, key=lambda u: u.client):
-        reason = None
-        if tuple(u.delta.shape) != expected:
-            reason = f"update has shape {tuple(u.delta.shape)}, expected {expected}"
-        elif not all(bool(torch.isfinite(t).all()) for t in (u.delta, *u.extras.values())):
-            reason = "update is not finite"
-        else:
-            for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
-                bound = run_bound(method, task, u.client, i, steps, n_classes)
-                norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
-                if bound is not None and norm > noisy_limit(bound, noise, n_params):
-                    reason = f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
+        reason = fault(u, method, task, n_classes, n_params, noise)
         if reason is None:
             good.append(u)
         else:
@@ -48,3 +36,29 @@ def accept(
             f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
         )
     return good, bad
+
+
+def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, noise: float) -> str | None:
+    """Why an update cannot be taken: it, or what the method sends beside it, is of the wrong shape or not finite, or it
+    is beyond the method's norm bound.
+
+    The bound holds for the ``n_params`` parameters; BatchNorm's statistics behind them move as the data have it. A
+    report may be undefined: a client without validation data has nothing to tell.
+    """
+    runs = (task.n_probes,)
+    if tuple(u.delta.shape) != (*runs, task.x.numel()):
+        return f"update has shape {tuple(u.delta.shape)}, expected {(*runs, task.x.numel())}"
+    for name, shape in [
+        *((k, v.shape[:1]) for k, v in u.extras.items()),
+        *((k, v.shape) for k, v in u.reports.items()),
+    ]:
+        if tuple(shape) != runs:
+            return f"update has {name!r} of shape {tuple(shape)}, expected {runs}"
+    if not all(bool(torch.isfinite(values).all()) for values in (u.delta, *u.extras.values())):
+        return "update is not finite"
+    for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
+        bound = run_bound(method, task, u.client, i, steps, n_classes)
+        norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
+        if bound is not None and norm > noisy_limit(bound, noise, n_params):
+            return f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
+    return None

@@ -245,8 +245,9 @@ def privatize(
     if privacy.mode == "central":
         bounds = [problem.method.bound(task.lr, u.steps[0], problem.n_classes) or 0.0 for u in updates]
         record["sensitivity"] = sensitivity(weights, bounds)
-        noise = privacy.draw(aggregate.numel(), privacy.noise * record["sensitivity"], "privacy", 0, task.round)
-        aggregate = aggregate + noise.to(aggregate.device)
+        n = problem.model.n_params
+        noise = privacy.draw(n, privacy.noise * record["sensitivity"], "privacy", 0, task.round)
+        aggregate = torch.cat([aggregate[:n] + noise.to(aggregate.device), aggregate[n:]])
     before = history[-1]["privacy"]["releases"] if history else 0
     record["releases"] = before + task.n_probes
     record["epsilon"] = epsilon(privacy.noise, record["releases"], privacy.delta)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedtail import fit
 from fedtail.config import check_config
@@ -77,6 +78,16 @@ def test_what_a_search_has_spent_stays_spent_when_it_is_over(federation: Federat
     assert [r["searching"] for r in result.history] == [True, False, False, False]
     assert [r["privacy"]["releases"] for r in result.history] == [2, 4, 5, 6]
     assert [r["privacy"]["epsilon"] for r in result.history] == [epsilon(1.0, n, 1e-5) for n in (2, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_only_trained_parameters_get_noise(federation: Federation, mode: str) -> None:
+    """A frozen layer does not move, so its noise would hide nothing and spoil the model."""
+    frozen = torch.nn.Linear(4, 8).requires_grad_(False)
+    before = frozen.weight.clone()
+    net = torch.nn.Sequential(frozen, torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    trained = fit(federation, net, rounds=1, privacy=Privacy(mode, noise=1.0, seed=0)).module
+    assert torch.equal(trained[0].weight, before)
 
 
 def test_a_searched_weight_decay_leaves_no_bound_to_promise(federation: Federation) -> None:

@@ -144,6 +144,19 @@ def stale(parcel: Parcel) -> Parcel:
     return Parcel({**parcel.meta, "round": parcel.meta["round"] - 1}, parcel.tensors)
 
 
+def no_runs(parcel: Parcel) -> Parcel:
+    fields = {**parcel.meta["update"], "steps": [], "loss": []}
+    return Parcel({**parcel.meta, "update": fields}, {**parcel.tensors, "delta": parcel.tensors["delta"][:0]})
+
+
+def short_extra(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {k: v[:0] if "extra/" in k else v for k, v in parcel.tensors.items()})
+
+
+def long_report(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {k: v.repeat(3) if "report/" in k else v for k, v in parcel.tensors.items()})
+
+
 class Faulty:
     """An in-process transport on which client 1 misbehaves in round 1."""
 
@@ -184,14 +197,17 @@ FAULTS = {
     "inflated_steps": "claims 1000000 local steps",
     "impostor": "reply is for client 0",
     "stale": "in round 0, expected client 1 in round 1",
+    "no_runs": "has shape (0, ",
+    "short_extra": "'control_change' of shape (0,), expected (1,)",
+    "long_report": "'local_gain' of shape (3,), expected (1,)",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_reply_is_refused_with_its_reason_and_the_round_goes_on(federation: Federation, fault: str) -> None:
-    state = run(
-        remote(federation, Faulty(federation, fault)), federation, "fedcgnm", RATES.build("uniform", K), quorum=0.5
-    )
+    method, rates = "scaffold" if "extra" in fault else "fedcgnm", "fast" if "report" in fault else "uniform"
+    engine = remote(federation, Faulty(federation, fault), method)
+    state = run(engine, federation, method, RATES.build(rates, K), quorum=0.5)
     assert [r["clients"] for r in state.history] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     (refused,) = state.history[1]["refused"]
     assert refused["client"] == 1 and FAULTS[fault] in refused["reason"]

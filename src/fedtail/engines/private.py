@@ -22,20 +22,23 @@ class LocalNoise:
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         updates, refusals = self.inner.train(task)
-        return [add_noise(u, task, self.method, self.privacy, self.n_classes) for u in updates], refusals
+        n = self.inner.model.n_params
+        return [add_noise(u, task, self.method, self.privacy, self.n_classes, n) for u in updates], refusals
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
-def add_noise(update: Update, task: Task, method: Method, privacy: Privacy, n_classes: int) -> Update:
-    """The update as it leaves a site under local privacy. task: as the site got it, or the whole round's."""
+def add_noise(update: Update, task: Task, method: Method, privacy: Privacy, n_classes: int, n_params: int) -> Update:
+    """The update as it leaves a site under local privacy. task: as the site got it, or the whole round's.
+
+    Noise goes to the ``n_params`` trained parameters: frozen ones do not move, and there is nothing to hide in them.
+    """
     delta = update.delta.clone()
     for i, steps in enumerate(update.steps):
         bound = run_bound(method, task, update.client, i, steps, n_classes)
         if bound is None:
             raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as set has none")
-        purpose = f"privacy/{i}"
-        noise = privacy.draw(delta.shape[1], privacy.noise * bound, purpose, update.client, task.round)
-        delta[i] += noise.to(delta.device)
+        noise = privacy.draw(n_params, privacy.noise * bound, f"privacy/{i}", update.client, task.round)
+        delta[i, :n_params] += noise.to(delta.device)
     return replace(update, delta=torch.as_tensor(delta))

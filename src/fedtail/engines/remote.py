@@ -223,7 +223,7 @@ def read_update(client: int, parcel: Parcel, task: Task, most: Mapping[int, floa
     runs = len(update.delta) if update.delta.ndim else 0
     if not runs == len(update.steps) == len(update.loss):
         raise WireError(f"malformed update: {runs} runs, {len(update.steps)} step counts, {len(update.loss)} losses")
-    if max(update.steps) > most[client]:
+    if max(update.steps, default=0) > most[client]:
         raise WireError(f"update claims {max(update.steps)} local steps, at most {most[client]:.0f} are possible")
     return update
 

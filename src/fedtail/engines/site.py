@@ -141,7 +141,7 @@ class Site:
         if here.job.noise:
             # From the system's entropy: whoever knows the run's seed could take keyed noise off again.
             secret = Privacy("local", here.job.noise)
-            update = add_noise(update, task, here.method, secret, here.job.n_classes)
+            update = add_noise(update, task, here.method, secret, here.job.n_classes, here.model.n_params)
         return pack_update(update, {"round": task.round})
 
     def validate(self, parcel: Parcel) -> Parcel:
