@@ -66,7 +66,10 @@ def _on_one_device(
         return GraphSimulator(federation, module, method, settings, compile=compile, **options)
     if (precision := options.pop("precision", "auto")) not in ("auto", "fp32"):
         raise FedtailError(f"engine.precision = {precision!r} needs the graph path; set engine.path to 'graph'")
-    if path in ("auto", "batched") and str(options.get("device", "cpu")) == "cpu":
+    on_cpu = str(options.get("device", "cpu")) == "cpu"
+    if path == "batched" and not on_cpu:
+        raise FedtailError(f"engine.path = 'batched' runs on the CPU, not on {options['device']}; set it to 'auto'")
+    if path in ("auto", "batched") and on_cpu:
         pays, reason = (True, "asked for") if path == "batched" else batched_pays(
             module, federation, method, settings.batch_size
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -43,8 +44,7 @@ class ReferenceSimulator:
         self.federation, self.method, self.settings = federation, method, settings
         self.device, self.reason = torch.device(device), reason
         # torch's CPU generator is one per process, so models that draw from it run one client at a time
-        draws = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
-        self.workers = 1 if draws else max(1, workers)
+        self.workers = 1 if workers <= 1 or draws_numbers(module, federation.input_shape) else workers
         model = FlatModel(module.to(self.device))
         self.models = [model, *(model.clone() for _ in range(self.workers - 1))]
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
@@ -134,3 +134,12 @@ class ReferenceSimulator:
             ]
             done = dict(pair for share in shares for pair in share.result())
         return [done[i] for i in items]
+
+
+def draws_numbers(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a training step takes random numbers from torch, by whatever layer or function: it is tried."""
+    trial = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        trial(torch.zeros(2, *input_shape, device=next(trial.parameters()).device))
+        return not torch.equal(before, torch.get_rng_state())
