@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from fedtail.config import check_config, load_config
+from fedtail.config import Config, check_config, load_config
 from fedtail.core.errors import FedtailError
 from fedtail.experiments import Cell, run_cells
 from fedtail.experiments.cells import seeds_of
@@ -13,6 +13,7 @@ from fedtail.experiments.convergence import run_path
 from fedtail.experiments.declared import GridFile, grid_names, load_grid
 from fedtail.experiments.grid import SCALES
 from fedtail.reproduction.figures import KINDS
+from fedtail.run import run
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=2"]
 
@@ -117,6 +118,17 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_error_nobody_foresaw_is_its_own_cells_too(tmp_path: Path, monkeypatch) -> None:
+    def fail_once(config: Config, **options: object) -> object:
+        if config.run.seed == 1:
+            raise RuntimeError("out of memory\nand a page about it")
+        return run(config, **options)
+
+    monkeypatch.setattr("fedtail.experiments.cells.run", fail_once)
+    outcomes = run_cells(cells_of(seeds=3), tmp_path)
+    assert [o.error for o in outcomes] == [None, "RuntimeError: out of memory", None]
+
+
 def test_data_that_cannot_be_had_is_asked_for_once_and_stops_only_its_own_cells(tmp_path: Path, monkeypatch) -> None:
     asked = []
 

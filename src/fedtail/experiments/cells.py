@@ -143,8 +143,7 @@ def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outc
                 for future in done:
                     cell = pending.pop(future)
                     error = future.exception()
-                    message = f"{type(error).__name__}: {error}" if error is not None else future.result()
-                    yield Outcome(cell, cell.folder(base), error=message)
+                    yield Outcome(cell, cell.folder(base), error=future.result() if error is None else in_words(error))
         except BaseException:  # Ctrl-C, or a caller that wants no more: cells in mid-run have their checkpoints
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
@@ -187,6 +186,13 @@ def run_cell(cell: Cell, base: Path) -> Outcome:
     folder = cell.folder(base)
     try:
         run(changed(cell.config, {"run.folder": str(base), "run.name": folder.name}), resume=True)
-    except FedtailError as error:
-        return Outcome(cell, folder, error=str(error))
+    except Exception as error:  # memory may run out in one cell and suffice for the rest
+        return Outcome(cell, folder, error=in_words(error))
     return Outcome(cell, folder)
+
+
+def in_words(error: BaseException) -> str:
+    """What stopped a cell, in one line."""
+    if isinstance(error, FedtailError):
+        return str(error)
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

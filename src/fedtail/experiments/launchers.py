@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedtail.core.errors import FedtailError, one_of
-from fedtail.experiments.cells import Cell, Outcome, run_packed
+from fedtail.experiments.cells import Cell, Outcome, in_words, run_packed
 
 Launcher = Callable[[Sequence[Cell], Path], Iterator[Outcome]]
 LAUNCHERS = ("processes", "ray")
@@ -38,7 +38,7 @@ def on_ray(address: str | None = None, *, cpus: float = 1.0, gpus: float = 0.0) 
                     try:
                         error = ray.get(reference)
                     except Exception as failure:  # a lost node or a crashed worker is that cell's outcome
-                        error = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                        error = in_words(failure)
                     yield Outcome(cell, cell.folder(base), error=error)
         finally:
             if ours:
