@@ -33,6 +33,12 @@ def test_an_interrupted_run_is_read_as_far_as_it_came(run_folder: Writer) -> Non
     assert run.metric("accuracy") == run.history[-1]["test"]["accuracy"]
 
 
+def test_a_search_that_ended_early_is_a_finished_run(run_folder: Writer) -> None:
+    """``fedtail tune`` stops when the rates are found; that is no run cut short."""
+    run = load_run(run_folder("a", n_rounds=4, more={"run": {"rounds": 50}}))
+    assert run.finished and (len(run.history), run.rounds) == (4, 50)
+
+
 def test_metrics_that_are_not_recorded_are_nan(run_folder: Writer) -> None:
     run = load_run(run_folder("a", label_map=False, confusion=False))
     assert np.isnan(run.metric("no_such_metric"))

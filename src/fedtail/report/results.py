@@ -53,7 +53,8 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        return len(self.history) >= self.rounds
+        """Whether the run came to its end: all rounds, or the end of the search it was for."""
+        return bool(self.result) or len(self.history) >= self.rounds
 
     @property
     def test(self) -> dict[str, Any]:
