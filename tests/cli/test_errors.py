@@ -85,6 +85,7 @@ CASES = [
     (["reproduce", "table-iid", "--only", "zzz"], ["--only zzz", "Adult-10"]),
     (["reproduce", "table-iid", "--scale", "smoke", "--out", "ok.csv"], ["cannot write 'ok.csv/cells'"]),
     (["reproduce", "search", "--scale", "smoke", "--only", "fedavgg"], ["--only 'fedavgg'", "did you mean 'fedavg'"]),
+    (["reproduce", "search", "--dry-run"], ["'search' takes no settings", "--dry-run"]),
     (["data", "lst"], ["'lst'", "Did you mean 'list'?"]),
     (["data", "get", "digits", "cifr10"], ["did you mean 'cifar10'"]),
     (["data", "inspect", "ok.csv"], ["'ok.csv'", "--table ok.csv --label"]),

@@ -69,8 +69,11 @@ def reproduce(
         return
     if scale not in SCALES:
         raise one_of("--scale", scale, SCALES)
-    if name in ("convergence", "search") and values:
-        raise FedtailError(f"{name!r} takes no settings, got {' '.join(overrides)}; tables and figures do")
+    if name in ("convergence", "search"):
+        ignored = {"--tuned": tuned, "--dry-run": dry_run, f"--launcher {launcher}": launcher != "processes"}
+        given = [*overrides, *(flag for flag, set_ in ignored.items() if set_)]
+        if given:
+            raise FedtailError(f"{name!r} takes no settings, got {' '.join(given)}; tables and figures do")
     if name == "convergence":
         convergence(scale, seeds, out / name / scale)
         return
