@@ -3,8 +3,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedtail import fit
+from fedtail.core.errors import FedtailError
 from fedtail.core.records import Task
-from fedtail.data.federation import Client, Samples, Transform
+from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.engines.base import LocalSettings
 from fedtail.engines.local import group_gradients, load_batch, plan_local_run, train_client, train_probe
 from fedtail.methods import PCN, Batch, FedAvg, FedCGN, FedCGNM, Method
@@ -152,3 +154,12 @@ def test_a_shifted_image_has_a_border_of_the_mean_colour() -> None:
     x, _ = load_batch(client, np.arange(2), np.array([[1, 4, 0], [4, 4, 0]]), torch.device("cpu"))
     assert torch.equal(x[0, :, :3], torch.zeros(3, 3, 8)) and (x[0, :, 3:] > 0).all()
     assert torch.equal(x[1], transform(images.x[1:])[0])
+
+
+@pytest.mark.parametrize("path", ["reference", "graph"])
+def test_batchnorm_on_a_batch_of_one_sample_is_one_clear_line(path: str) -> None:
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    one = Federation.from_arrays([(x, np.arange(9) % 2)], (x, np.arange(9) % 2), validation=0.0)
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(FedtailError, match="batch of one sample"):
+        fit(one, module, rates=0.0, rounds=1, batch_size=8, path=path)

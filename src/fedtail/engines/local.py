@@ -6,7 +6,8 @@ fast simulator paths are tested against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -31,6 +32,20 @@ EVAL_BATCH = 1024
 
 class DivergedError(FedtailError):
     """Local training met a loss that is not finite."""
+
+
+@contextmanager
+def lone_samples_named() -> Iterator[None]:
+    """Around local steps: torch's refusal to take BatchNorm statistics of one sample, in one line with the way out."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise FedtailError(
+            "BatchNorm cannot train on a batch of one sample, and a client has one; set model.batchnorm = 'groupnorm' "
+            "or change local.batch_size"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -196,9 +211,10 @@ def train_probe(
                 with torch.no_grad():
                     logits = teacher.module(x)
             batch = Batch(y, torch.ones_like(y, dtype=torch.float32), logits)
-            grads, loss, state = group_gradients(
-                model, method, x, batch, groups, n_groups, const, state, scale=settings.scale
-            )
+            with lone_samples_named():
+                grads, loss, state = group_gradients(
+                    model, method, x, batch, groups, n_groups, const, state, scale=settings.scale
+                )
             if not np.isfinite(loss):
                 raise DivergedError(f"loss became {loss} at step {i + 1} of {len(plan.batches)}")
             with torch.no_grad():

@@ -22,7 +22,7 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Federation
 from fedtail.engines.base import LocalSettings
-from fedtail.engines.local import accuracy, plan_local_run
+from fedtail.engines.local import accuracy, lone_samples_named, plan_local_run
 from fedtail.engines.simulator.evaluation import Evaluator
 from fedtail.engines.simulator.kernels import (
     Layout,
@@ -107,7 +107,8 @@ class GraphSimulator:
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self.settings.seed, "dropout", round=task.round))
-            self._run(slots, out)
+            with lone_samples_named():
+                self._run(slots, out)
         return self._collect(task, slots, out)
 
     def _slot(self, task: Task, row: int, probe: int) -> Slot:
