@@ -192,7 +192,7 @@ class RemoteEngine:
         wanted = len(parcels) if of is None else of
         replies, refusals = self._exchange(phase, parcels, read)
         self.faults += [Refusal(r.client, r.round, f"{phase}: {r.reason}") for r in refusals]
-        if not replies or len(replies) < self.quorum * wanted:
+        if not replies or len(replies) < self.quorum * wanted - 1e-9:
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
             raise FedtailError(
                 f"round {self._round}: {len(replies)} of {wanted} clients answered {phase!r}, fewer than the "
