@@ -7,6 +7,8 @@ Console blocks below ``<!-- test -->`` are run; every other ``$ fedtail ...`` li
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 import runpy
 import shlex
@@ -69,6 +71,17 @@ def registries() -> Iterator[None]:
     for registry, entries in kept:
         registry._entries.clear()
         registry._entries.update(entries)
+
+
+SOURCES = ROOT / "src"
+EXAMPLES = [p for p in sorted((SOURCES / "fedtail").rglob("*.py")) if ">>> " in p.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("file", named(EXAMPLES))
+def test_examples_in_docstrings_run(file: Path) -> None:
+    module = importlib.import_module(".".join(file.relative_to(SOURCES).with_suffix("").parts))
+    failed, tried = doctest.testmod(module)
+    assert tried and not failed
 
 
 @pytest.mark.parametrize("page", named([p for p in PAGES if p.name not in OWN_TEST and runnable(p)]))

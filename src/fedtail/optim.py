@@ -27,7 +27,7 @@ class CGNM(torch.optim.Optimizer):
     >>> opt = CGNM(model.parameters(), lr=0.1)
     >>> x, y = torch.randn(8, 4), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
     >>> losses = grouped_losses(torch.nn.functional.cross_entropy(model(x), y, reduction="none"), y, [0, 1, 1])
-    >>> opt.step(losses)
+    >>> loss = opt.step(losses)
 
     Args:
         params: parameters or parameter groups; ``lr``, ``beta``, ``delta`` and ``weight_decay`` may differ between
