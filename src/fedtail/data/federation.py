@@ -278,11 +278,6 @@ def take_auxiliary(
     return kept, np.flatnonzero(aux)
 
 
-def with_augment(federation: Federation, augment: str | None) -> Federation:
-    """The same federation under another augmentation."""
-    return replace(federation, augment=augment)
-
-
 def with_groups(federation: Federation, labels: np.ndarray) -> Federation:
     """Label each client by the most frequent of its samples' ``labels`` (N,), ties to the first in order."""
     names = []

@@ -29,7 +29,6 @@ class Hello:
     """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
     n_train: int = 0
     n_validation: int = 0
-    n_test: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def say_hello(
             ahead = 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
             hellos[client] = Hello(
                 client, str(answer["site"]), dict(answer["schema"]), dict(answer["versions"]), ahead,
-                int(answer.get("n_train", 0)), int(answer.get("n_validation", 0)), int(answer.get("n_test", 0)),
+                int(answer.get("n_train", 0)), int(answer.get("n_validation", 0)),
             )  # fmt: skip
         except (WireError, KeyError, TypeError, ValueError) as error:
             reasons[client] = f"malformed hello: {error}"

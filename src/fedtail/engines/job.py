@@ -6,8 +6,6 @@ its worker at any time without the server noticing more than a slower reply.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,11 +52,6 @@ class Job:
     @property
     def n_classes(self) -> int:
         return len(self.classes)
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal jobs: a site builds model and data once per fingerprint."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def build_model(self) -> nn.Module:
         """The architecture; its weights come with every task."""

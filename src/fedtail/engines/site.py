@@ -116,7 +116,6 @@ class Site:
             self.policy.check_size(here.model.size)
             self.policy.check_data(here.client.counts)
             meta |= {"n_train": len(here.client.train), "n_validation": len(here.client.validation)}
-            meta["n_test"] = len(here.test)
         return Parcel(meta)
 
     def statistics(self, parcel: Parcel) -> Parcel:

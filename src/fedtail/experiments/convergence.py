@@ -48,7 +48,6 @@ class Point:
     """Squared gradient norm, averaged over all rounds: what the theorem bounds."""
     late: float
     """The same over the last quarter of the rounds."""
-    least: float
     variation: float
     """V_T of the rates."""
 
@@ -91,7 +90,7 @@ def run_path(
         x = local.mean(0)
     variation = float(path_variation(np.array(rates), np.full(clients, 1 / clients))[-1])
     late = float(np.mean(squared[-max(1, rounds // 4) :]))
-    return Point(name, delta, rounds, seed, float(np.mean(squared)), late, float(np.min(squared)), variation)
+    return Point(name, delta, rounds, seed, float(np.mean(squared)), late, variation)
 
 
 def run_convergence(horizons: tuple[int, ...], seeds: int) -> list[Point]:

@@ -38,16 +38,14 @@ class Scale:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) inside [low, high].
+    """Round numbers inside [low, high], about ``count`` of them.
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return [low]
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    step = _step(low, high, count)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
@@ -62,13 +60,18 @@ def nice_range(
     if high - low < 1e-9:
         pad = abs(high) * 0.1 or 0.5
         low, high = low - pad, high + pad
-    raw = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    step = _step(low, high, 5)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     low = low if floor is None else max(low, floor)
     high = high if ceiling is None else min(high, ceiling)
     return round(low, 12), round(high, 12)
+
+
+def _step(low: float, high: float, count: int) -> float:
+    """The least round number (1, 2 or 5 times a power of ten) that takes at most ``count`` steps."""
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
 
 
 def number(value: float, digits: int = 3) -> str:
