@@ -67,7 +67,9 @@ def test_compare_prints_a_table_and_picks_learning_rates(capsys, monkeypatch, tm
     assert table.count("fedavg") == table.count("fedprox") == 1
     assert "lr0.2-" in table and "lr0.0001" not in table
     assert "chosen on validation splits: fedavg 0.2, fedprox 0.2" in out
-    assert json.loads((tmp_path / "comparison.json").read_text())["learning_rates"] == {"fedavg": 0.2, "fedprox": 0.2}
+    told = json.loads((tmp_path / "comparison.json").read_text())
+    assert told["learning_rates"] == {"fedavg": 0.2, "fedprox": 0.2}
+    assert {"p", "p_sign_flip", "difference"} <= told["problems"][0]["ranking"][0].keys()
 
 
 def test_overrides_reach_the_methods_they_are_meant_for() -> None:

@@ -153,6 +153,7 @@ def write_tables(
                         "spread": {c: cell[1] for c, cell in zip(table.columns, row.cells, strict=True)},
                         "difference": row.versus.difference if row.versus else None,
                         "p": row.p_holm if row.versus else None,
+                        "p_sign_flip": row.versus.p_sign_flip if row.versus else None,
                     }
                     for row in table.rows
                 ],

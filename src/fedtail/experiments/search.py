@@ -7,22 +7,21 @@ the search can be stopped and continued.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedtail.config import check_config, layered
 from fedtail.experiments.cells import Cell, Outcome
+from fedtail.experiments.compare import validation_score
 from fedtail.experiments.grid import load_recipes, load_toml, slug
-from fedtail.runfolder import read_history
 
 Runner = Callable[[Sequence[Cell]], list[Outcome]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of one coordinate: validation metric, averaged over seeds; NaN if a run failed."""
+    """One setting of one coordinate: validation metric, averaged over seeds; minus infinity if a run failed."""
 
     method: str
     key: str
@@ -45,11 +44,10 @@ def search(
         chosen: dict[str, Any] = {}
         for key, values in {**space["order"], **space.get("own", {}).get(method, {})}.items():
             cells = [cell_of(base, recipe, method, {**chosen, key: value}, seed) for value in values for seed in seeds]
-            scores = [validation_score(outcome) for outcome in run(cells)]
+            scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
             means = [sum(scores[i * len(seeds) : (i + 1) * len(seeds)]) / len(seeds) for i in range(len(values))]
             trials += [Trial(method, key, v, m) for v, m in zip(values, means, strict=True)]
-            ranked = [m if not math.isnan(m) else -math.inf for m in means]
-            chosen[key] = values[max(range(len(values)), key=lambda i: ranked[i])]
+            chosen[key] = values[max(range(len(values)), key=lambda i: means[i])]
         best[method] = chosen
     return best, trials
 
@@ -58,12 +56,3 @@ def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping
     """The run of one trial."""
     config = check_config(layered([base, {"method.name": method}, settings, {"run.seed": seed}]))
     return Cell(slug(f"search-{recipe}-{method}-s{seed}"), config)
-
-
-def validation_score(outcome: Outcome) -> float:
-    """The run's metric on the pooled private validation splits after its last round."""
-    if outcome.error is not None:
-        return math.nan
-    history = read_history(outcome.folder)
-    value = history[-1]["validation"][outcome.cell.config.run.metric]
-    return math.nan if value is None else float(value)
