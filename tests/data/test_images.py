@@ -136,6 +136,17 @@ def test_a_corrupt_file_is_named_or_skipped_on_request(tmp_path: Path) -> None:
         images(str(root))
 
 
+@pytest.mark.parametrize("allowed", [50, 100], ids=["error", "warning"])
+def test_an_image_too_large_to_be_honest_is_bad_and_not_a_crash(
+    allowed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow warns of more pixels than its limit and raises, an error of its own kind, at twice the limit."""
+    file = picture(tmp_path / "a.png", size=(12, 10))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", allowed)
+    found = decode_module.decode(tmp_path, [file], (10, 12), 1, cache=False)
+    assert "decompression bomb" in found.bad[0]
+
+
 def test_bad_folders_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match="is not a folder"):
         images(str(tmp_path / "nowhere"))

@@ -32,6 +32,11 @@ LARGEST = 224
 """Longest side that images get unless a size is given."""
 GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"})
 WORKERS = min(8, os.cpu_count() or 1)
+UNREADABLE = (
+    OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)  # fmt: skip
+"""What Pillow raises for files it cannot read or deems too large to."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def survey(root: Path, files: Sequence[Path], *, cache: bool = True) -> list[tup
                 turned = rotates and image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
                 width, height = image.size[::-1] if turned else image.size
                 return height, width, image.mode in GREY_MODES
-        except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             return _reason(error)
 
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -113,7 +118,7 @@ def decode(root: Path, files: Sequence[Path], size: tuple[int, int], channels: i
     def work(i: int) -> None:
         try:
             x[i] = read_image(files[i], size, channels)
-        except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombWarning) as error:
+        except UNREADABLE as error:
             bad[i] = _reason(error)
 
     with ThreadPoolExecutor(WORKERS) as pool:

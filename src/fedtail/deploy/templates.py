@@ -151,9 +151,10 @@ server knows you. Your data stays where it is; what leaves this machine is liste
 
 You open no port: the site connects to `{public}` over TLS and asks for work. `worker.log` says what it did.
 
-What leaves: model updates, the number of your training and validation samples, how many validation samples a model
-classifies correctly, mean training loss; before the first round, column names and class names and, for tables, sums
-of columns. With `policy.reveal = "classes"`, validation counts per class as well. Nothing else.
+What leaves: model updates, with their number of steps and mean training loss; the number of your training and
+validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail
+methods` lists it) or a search of rates asks for. Before the first round: column names and class names, and sums over
+the columns of a table or the pixels of images. With `policy.reveal = "classes"` also counts per class. Nothing else.
 
 To leave, stop the service. A run goes on without you, and takes you back when you return.
 """

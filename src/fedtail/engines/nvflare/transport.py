@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,7 +52,8 @@ class NVFlareTransport:
         for client in sorted(payloads):
             data = Shareable()
             data["parts"] = dict(payloads[client])
-            tasks[client] = Task(PREFIX + phase, data, timeout=int(timeout or 0), result_received_cb=received)
+            whole = math.ceil(timeout or 0)  # NVFlare takes whole seconds, and 0 for no limit at all
+            tasks[client] = Task(PREFIX + phase, data, timeout=whole, result_received_cb=received)
             self.controller.send(tasks[client], self.fl_ctx, targets=[self.names[client]])
         while pending := [k for k in tasks if k not in replies and k not in errors]:
             if self.abort.triggered:
