@@ -43,7 +43,9 @@ class Data(Named):
     partition: Literal["auto", "iid", "dirichlet", "per_client", "column"] = "auto"
     """``column`` takes the data's own sites; ``auto`` is ``column`` where there are sites, else ``dirichlet``."""
     alpha: float = Field(0.5, gt=0)
+    """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
+    """Least samples of a client; ``dirichlet`` draws again until all have them."""
     validation: float | None = Field(None, ge=0, lt=1)
     """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
     auxiliary: int | None = Field(None, ge=0)
@@ -79,13 +81,18 @@ class Local(Section):
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(64, ge=1)
     lr: float = Field(0.1, gt=0)
+    """Learning rate of the first round; it is constant inside a round."""
     lr_min: float = Field(1e-4, ge=0)
+    """Learning rate of the last round under ``cosine``."""
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: int = Field(0, ge=0)
     """Rounds over which the learning rate rises to its schedule."""
     epoch_length: Literal["inflated", "original"] = "inflated"
+    """``inflated``: a resampled epoch is longer the higher the rate; ``original``: as long as the client's data."""
     replication: Literal["fractional", "round", "ceil"] = "fractional"
+    """Whether a class is repeated exactly as often as the rate says, or a whole number of times."""
     scale: Literal["batch", "group"] = "batch"
+    """What a group's gradient is divided by: the samples of the batch, or those of the group."""
 
 
 class Server(Section):
@@ -96,6 +103,7 @@ class Server(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)
     tau: float = Field(1e-3, gt=0)
+    """Added to the root of the second moment (adaptive optimizers)."""
 
 
 class EngineSection(Section):
@@ -103,6 +111,7 @@ class EngineSection(Section):
 
     name: Literal["simulator"] = "simulator"
     path: str = "auto"
+    """``auto``, ``reference``, ``batched`` (CPU) or ``graph`` (GPU); ``auto`` is the fastest that takes the run."""
     device: str = "cpu"
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
     """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on CUDA, fp32 on the CPU."""
@@ -123,6 +132,7 @@ class Run(Section):
     rounds: int = Field(50, ge=1)
     seed: int = Field(0, ge=0)
     participation: float = Field(1.0, gt=0, le=1)
+    """Share of the clients sampled for a round."""
     metric: Literal["accuracy", "balanced_accuracy", "macro_f1"] = "accuracy"
     """What rate search and model selection compare by, on private validation splits."""
     validate_on: Literal["clients", "server"] = "clients"
@@ -132,8 +142,11 @@ class Run(Section):
     select: Literal["last", "best"] = "last"
     """Keep the last model, or the one with the best validation metric."""
     quorum: float = Field(1.0, gt=0, le=1)
+    """Least share of the sampled clients whose update must arrive and be valid; below it the run stops."""
     evaluate_every: int = Field(1, ge=1)
+    """Test the global model every so many rounds, and after the last."""
     checkpoint_every: int = Field(1, ge=1)
+    """What ``--resume`` goes on from is written every so many rounds."""
     trackers: tuple[str, ...] = ()
     """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
     diagnostics: list[Literal["alignment", "losses", "sgd_alignment", "assumption"]] = ["alignment"]
@@ -158,6 +171,7 @@ class Deploy(Section):
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server."""
     models_per_message: int = Field(8, ge=1)
+    """With ``models``: how many travel at a time."""
     validate_every: int = Field(1, ge=0)
     """Validate the global model at the sites every so many rounds, an exchange of its own; 0 is never."""
 
@@ -166,6 +180,7 @@ class PrivacySection(Section):
     """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
 
     mode: Literal["none", "central", "local"] = "none"
+    """Who adds it: nobody, the server to the aggregate, or every site to its updates."""
     noise: float = Field(1.0, gt=0)
     """Noise multiplier: standard deviation over sensitivity."""
     delta: float = Field(1e-5, gt=0, lt=1)

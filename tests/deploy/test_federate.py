@@ -107,6 +107,21 @@ def test_a_site_can_refuse_the_method_and_the_server_says_so(tables: Path) -> No
         federate(config(tables), sites(tables, table_data(tables), 'methods = ["fedavg"]'), NAMES)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"diagnostics": ["alignment", "losses"]}, "'losses' needs the simulator"),
+        ({"metric": "macro_f1"}, "needs per-class counts"),
+        ({"validate_on": "server"}, "needs a hold-out set"),
+    ],
+)
+def test_what_a_real_federation_cannot_do_is_refused_and_not_left_out(
+    settings: dict[str, Any], reason: str, tables: Path
+) -> None:
+    with pytest.raises(FedtailError, match=reason):
+        federate(config(tables, run=settings), sites(tables, table_data(tables)), NAMES)
+
+
 def test_a_site_folder_used_twice_is_noticed(tables: Path) -> None:
     transport = sites(tables, table_data(tables))
     transport.sites[1] = transport.sites[0]

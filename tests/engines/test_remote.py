@@ -99,8 +99,6 @@ def remote(federation: Federation, transport: object = None, method: str = "fedc
 @pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])
 @pytest.mark.parametrize("reveal", ["totals", "classes"])
 def test_simulator_and_transport_give_the_same_bits(federation: Federation, rates: str, reveal: str) -> None:
-    if rates not in RATES and rates != "two-probe":
-        pytest.skip(f"{rates} is not registered")
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS, path="reference")
     here = run(plain, federation, "fedcgnm", strategy(rates))

@@ -83,6 +83,9 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         )
     if config.run.select == "best" and not config.deploy.validate_every:
         raise FedtailError("run.select = 'best' needs validation; set deploy.validate_every to 1 or more")
+    beside = [name for name in config.run.diagnostics if name != "alignment"]
+    if beside:
+        raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
     name, options = config.model.name, config.model.options
     if name == "auto":
         name, options = schema["model"], {**schema["model_options"], **options}
