@@ -26,6 +26,19 @@ def test_plain_cross_entropy_is_compiled_only_when_asked() -> None:
     assert pays(True, fedavg, 1, 1, 1.0) and not pays(False, METHODS.build("focal"), 10**9, 100, 1e7)
 
 
+def test_a_resumed_run_compiles_where_the_uninterrupted_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled steps round differently, and a resumed run first sees another round: other clients, rates, probes."""
+    monkeypatch.setattr(torch, "compile", lambda step, **options: step)
+    method, settings = METHODS.build("focal"), LocalSettings(batch_size=8)
+    for rounds in (10_000, 100_000, 300_000, 1_000_000):
+        modes = set()
+        for clients, probes in (((0, 1, 2, 3, 4), 2), ((4,), 1)):
+            engine = BatchedSimulator(make_federation("mlp"), make_module("mlp"), method, settings, rounds=rounds)
+            engine.train(make_task(method, engine, clients=clients, probes=probes))
+            modes.add(engine.info()["steps"] == "compiled")
+        assert len(modes) == 1, rounds
+
+
 def test_compiled_steps_are_cached_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "fedtail" / "inductor"

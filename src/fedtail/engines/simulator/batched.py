@@ -73,7 +73,10 @@ class BatchedSimulator(ReferenceSimulator):
         self._labels = federation.pool.y.numpy()
         self._runners: OrderedDict[tuple[Signature, int], Runner] = OrderedDict()
         self._steps_made: dict[Signature, tuple[Step, Step | None]] = {}
-        self._compiles: bool | None = None
+        # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
+        longest, batch = int(federation.sizes.max()), settings.batch_size
+        flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
+        self._compiles = pays(compile, method, rounds, settings.epochs * -(-longest // batch), flops)
         self._validation_rows: np.ndarray | None = None
         self._fallbacks: dict[str, int] = {}
         self._pool_plain = (
@@ -106,9 +109,6 @@ class BatchedSimulator(ReferenceSimulator):
         """Train a cohort: writes final models (n, d) and method states, returns each run's losses step by step."""
         n_runs, start = len(cohort.runs), task.x[: self.model.n_params]
         signature = self._signature(cohort, task, const, state)
-        if self._compiles is None:
-            flops = 6.0 * self.model.n_params * signature.columns * n_runs
-            self._compiles = pays(self.compile, self.method, self.rounds, len(cohort), flops)
         rows = {
             "x0": start.unsqueeze(0),
             "lr": torch.tensor([r.hyper["lr"] for r in cohort.runs]).unsqueeze(1),
