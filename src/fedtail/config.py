@@ -133,8 +133,9 @@ class Run(Section):
     seed: int = Field(0, ge=0)
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the clients sampled for a round."""
-    metric: Literal["accuracy", "balanced_accuracy", "macro_f1"] = "accuracy"
-    """What rate search and model selection compare by, on private validation splits."""
+    metric: Literal["accuracy", "balanced_accuracy", "macro_f1", "defect_score"] = "accuracy"
+    """What rate search and model selection compare by, on private validation splits; ``defect_score`` where the data
+    name a class that means "nothing found"."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     search_only: bool = False

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtail.acceptance import accept
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.errors import FedtailError, check_range, one_of
-from fedtail.core.metrics import SCORES, gram_alignment, score, summarize
+from fedtail.core.metrics import NO_BACKGROUND, SCORES, gram_alignment, score, summarize
 from fedtail.core.privacy import Privacy, epsilon, sensitivity
 from fedtail.core.random import generator
 from fedtail.core.records import Task, Tensors, Update
@@ -41,7 +41,7 @@ class Plan:
     participation: float = 1.0
     seed: int = 0
     metric: str = "accuracy"
-    """What candidates are compared by: ``accuracy``, ``balanced_accuracy`` or ``macro_f1``."""
+    """What candidates are compared by: ``accuracy``, ``balanced_accuracy``, ``macro_f1`` or ``defect_score``."""
     validate_on: str = "clients"
     """Where candidates are validated: on the ``clients``' private splits, or on the ``server``'s own hold-out set."""
     quorum: float = 1.0
@@ -304,6 +304,8 @@ def begin_search(problem: Problem, plan: Plan, round: int) -> None:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", searches, allowed)
     if plan.search_only and round == 0 and problem.rates.done:
         raise FedtailError(f"rates {problem.rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
+    if plan.metric == "defect_score" and problem.background is None:
+        raise FedtailError(NO_BACKGROUND)
     if plan.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, plan)
@@ -341,7 +343,7 @@ def _rewards(problem: Problem, plan: Plan, candidates: Candidates, present: np.n
     if not counts[:, 1].sum(axis=-1).all():
         where = "at the clients; set data.validation" if plan.validate_on == "clients" else "at the server"
         raise FedtailError(f"rates {problem.rates.name!r} compares models, but there is no validation data {where}")
-    return score(counts, plan.metric)
+    return score(counts, plan.metric, problem.background)
 
 
 def _rates_in_force(rates: RateStrategy, state: State, p: np.ndarray, t: int) -> dict[str, Any]:

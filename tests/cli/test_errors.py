@@ -42,6 +42,7 @@ CASES = [
     (["run", "--rounds", "ten"], ["'ten'"]),
     (["run", "data.partition=dirichlett"], ["did you mean 'dirichlet'"]),
     (["run", "data.imbalance=0.5"], ["imbalance = 0.5", "[1, inf)"]),
+    (["run", "run.metric=defect_score"], ["defect_score", "data.background", "macro_f1"]),
     (["run", "rates.rate=-1"], ["rates.rate = -1", "[0, inf)"]),
     (["run", "data.augment=croop"], ["croop", "crop-flip"]),
     (["run", "no-such.toml"], ["'no-such.toml' does not exist"]),

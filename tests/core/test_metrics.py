@@ -110,3 +110,15 @@ def test_a_declared_background_adds_the_defect_score_to_summary_and_floor() -> N
     assert "defect_score" not in summarize(m)
     assert summarize(m, background=0)["defect_score"] == defect_score(m, 0)["defect_score"]
     assert majority_floor([98, 2], 0, background=0)["defect_recall"] == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(pairs, st.integers(0, 3))
+def test_a_search_by_the_defect_score_needs_counts_per_class_only(data: list[tuple[int, int]], background: int) -> None:
+    y, z = map(np.array, zip(*data, strict=True))
+    m = confusion_matrix(y, z, 4)
+    twice = np.stack([class_counts(m), class_counts(m.T)])
+    scores = score(twice, "defect_score", background)
+    assert scores.tolist() == [defect_score(v, background)["defect_score"] for v in (m, m.T)]
+    with pytest.raises(FedtailError, match="nothing found"):
+        score(twice, "defect_score")

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -18,20 +19,19 @@ from fedtail.run import run
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=2"]
 
 
-GPU_ONLY = {"chips"}
-
-
 @pytest.mark.parametrize("name", grid_names())
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_grid_gives_valid_distinct_cells_at_every_scale(name: str, scale: str) -> None:
-    if scale == "cpu" and name in GPU_ONLY:
-        with pytest.raises(FedtailError, match="--scale full --device cuda"):
-            load_grid(name).cells(scale)
-        return
     cells = load_grid(name).cells(scale, range(2))
     assert scale == "full" or {cell.config.engine.device for _, cell in cells} == {"cpu"}
     assert len({cell.digest for _, cell in cells}) >= len(cells) / 2
     assert len({place for place, _ in cells}) == len(cells)
+
+
+def test_a_grid_without_columns_at_a_scale_says_where_it_has_some() -> None:
+    grid = replace(load_grid("chips"), scales={"cpu": {"columns": []}})
+    with pytest.raises(FedtailError, match="--scale full --device cuda"):
+        grid.cells("cpu")
 
 
 @pytest.mark.parametrize("name", grid_names())

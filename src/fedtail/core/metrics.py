@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.errors import one_of
+from fedtail.core.errors import FedtailError, one_of
 
 MANY, FEW = 100, 20
 """Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""
@@ -16,8 +16,12 @@ MANY, FEW = 100, 20
 HEADLINE = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "micro_f1")
 DEFECT = ("defect_score", "defect_recall", "background_precision", "false_alarm_rate")
 """Reported too where the data declare a background class."""
-SCORES = ("accuracy", "balanced_accuracy", "macro_f1")
+SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "defect_score")
 """What rate searches and model selection may compare by: what ``score`` knows."""
+NO_BACKGROUND = (
+    "run.metric = 'defect_score' needs data with a class that means \"nothing found\" (data.background of an image "
+    f"folder); others: {', '.join(SCORES[:-1])}"
+)
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
@@ -56,20 +60,21 @@ def defect_score(confusion: ArrayLike, background: int, weight: float = 0.5) -> 
 
     Undefined shares (no defects, nothing passed) count as 0 in the score and are NaN by themselves.
     """
-    m = np.asarray(confusion, dtype=np.float64)
-    good, passed = m[background].sum(), m[:, background].sum()
-    defects = m.sum() - good
-    missed = passed - m[background, background]
-    recall = 1 - missed / defects if defects else float("nan")
-    precision = m[background, background] / passed if passed else float("nan")
-    alarm = 1 - m[background, background] / good if good else float("nan")
-    score = weight * np.nan_to_num(recall) + (1 - weight) * np.nan_to_num(precision)
-    return {
-        "defect_score": float(score),
-        "defect_recall": float(recall),
-        "background_precision": float(precision),
-        "false_alarm_rate": float(alarm),
-    }
+    shares = _defect_shares(class_counts(np.asarray(confusion)), background, weight)
+    return {name: float(value) for name, value in zip(DEFECT, shares, strict=True)}
+
+
+def _defect_shares(counts: ArrayLike, background: int, weight: float = 0.5) -> tuple[np.ndarray, ...]:
+    """``DEFECT`` from (..., 3, C) counts of correct, true and predicted samples per class."""
+    c = np.asarray(counts, dtype=np.float64)
+    kept, good, passed = (c[..., i, background] for i in range(3))
+    defects = c[..., 1, :].sum(-1) - good
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recall = np.where(defects > 0, 1 - (passed - kept) / defects, np.nan)
+        precision = np.where(passed > 0, kept / passed, np.nan)
+        alarm = np.where(good > 0, 1 - kept / good, np.nan)
+    total = weight * np.nan_to_num(recall) + (1 - weight) * np.nan_to_num(precision)
+    return total, recall, precision, alarm
 
 
 def summarize(
@@ -136,13 +141,14 @@ def majority_floor(
     return {name: summary[name] for name in (*HEADLINE, *DEFECT) if name in summary}
 
 
-def score(counts: ArrayLike, metric: str) -> np.ndarray:
+def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.ndarray:
     """A validation metric from per-class counts, for one model or many.
 
     Args:
         counts: (..., 3, C) correctly classified, true and predicted samples per class: what clients
             return instead of a confusion matrix. Sums over clients are exact.
         metric: one of ``SCORES``.
+        background: the class that means "nothing found"; ``defect_score`` needs it.
     """
     c = np.asarray(counts, dtype=np.float64)
     hit, support, predicted = c[..., 0, :], c[..., 1, :], c[..., 2, :]
@@ -154,6 +160,10 @@ def score(counts: ArrayLike, metric: str) -> np.ndarray:
         return np.where(seen, hit / np.maximum(support, 1), 0.0).sum(-1) / n_seen
     if metric == "macro_f1":
         return np.where(seen, 2 * hit / np.maximum(support + predicted, 1), 0.0).sum(-1) / n_seen
+    if metric == "defect_score":
+        if background is None:
+            raise FedtailError(NO_BACKGROUND)
+        return _defect_shares(c, background)[0]
     raise one_of("metric", metric, SCORES)
 
 
