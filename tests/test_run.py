@@ -132,6 +132,12 @@ def test_the_best_model_cannot_be_chosen_without_validation_data(tmp_path: Path)
         run(small(tmp_path, "run.select='best'", "data.validation=0"))
 
 
+def test_the_best_model_cannot_be_chosen_where_nothing_is_validated() -> None:
+    pool = ft.datasets.load("blobs", n_max=20)
+    with pytest.raises(FedtailError, match="needs validation"):
+        ft.fit(ft.partition(pool, clients=2), rounds=2, select="best", validate_every=0)
+
+
 def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
     command = [
         sys.executable, "-m", "fedtail", "run", "--dataset", "blobs", "data.n_max=60", "--clients", "3",
@@ -186,8 +192,12 @@ def test_fit_refuses_a_misspelt_choice_instead_of_taking_another(option: str, va
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("rounds", 0), ("lr", 0.0), ("participation", 1.5), ("quorum", 0.0), ("batch_size", 0)]
-)
+    ("option", "value"),
+    [
+        ("rounds", 0), ("lr", 0.0), ("participation", 1.5), ("quorum", 0.0), ("batch_size", 0), ("evaluate_every", 0),
+        ("validate_every", -1), ("warmup", -1), ("lr_min", -0.1),
+    ],
+)  # fmt: skip
 def test_fit_refuses_numbers_out_of_range(option: str, value: float) -> None:
     pool = ft.datasets.load("blobs", n_max=20)
     with pytest.raises(FedtailError, match=rf"{option} = {value} is outside"):

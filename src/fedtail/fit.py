@@ -69,6 +69,12 @@ class Plan:
         check_range("local.lr", self.lr, 0.0, open_low=True)
         check_range("run.participation", self.participation, 0.0, 1.0, open_low=True)
         check_range("run.quorum", self.quorum, 0.0, 1.0, open_low=True)
+        check_range("run.evaluate_every", self.evaluate_every, 1)
+        check_range("validate_every", self.validate_every, 0)
+        check_range("local.warmup", self.warmup, 0)
+        check_range("local.lr_min", self.lr_min, 0.0)
+        if self.keep_best and not self.validate_every:
+            raise FedtailError("run.select = 'best' needs validation; set validate_every to 1 or more")
 
 
 @dataclass(frozen=True)

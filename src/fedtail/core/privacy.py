@@ -7,7 +7,8 @@ beyond the bound is refused anyway. Two places for the noise:
   epsilon covers a site's whole contribution to the models: two runs that differ in whether one site's updates
   are there (or zero) are hard to tell apart from the sequence of global models.
 - ``local``: nobody is trusted. Every site adds noise of z * B_k to each update before it leaves, and epsilon covers
-  the update as seen by the server; a round with two probes costs two releases.
+  the update as seen by the server, again there or zero; a round with two probes costs two releases. Two updates can
+  be 2 B_k apart: which of two a site sent is hidden as well as epsilon at half the noise says.
 
 Epsilon covers updates and what is made of them. Sample counts, mean losses and validation counts are sent as they
 are; numbers of steps are taken as public. No gain from sampling of clients is claimed.
