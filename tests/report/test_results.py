@@ -39,6 +39,13 @@ def test_a_search_that_ended_early_is_a_finished_run(run_folder: Writer) -> None
     assert run.finished and (len(run.history), run.rounds) == (4, 50)
 
 
+def test_the_copies_that_other_processes_of_a_run_leave_are_not_runs(run_folder: Writer) -> None:
+    """Under torchrun every process writes a folder; the first one's is the run, the others' begin with a dot."""
+    folder = run_folder("runs/a")
+    run_folder("runs/.rank1/a")
+    assert [r.folder for r in load_runs([folder.parent])] == [folder]
+
+
 def test_metrics_that_are_not_recorded_are_nan(run_folder: Writer) -> None:
     run = load_run(run_folder("a", label_map=False, confusion=False))
     assert np.isnan(run.metric("no_such_metric"))

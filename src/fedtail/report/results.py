@@ -157,7 +157,12 @@ def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
     for path in map(Path, paths):
         below = [path]
         if path.is_dir() and not (path / "history.jsonl").exists():
-            below = sorted(f.parent for f in path.rglob("history.jsonl") if (f.parent / "config.toml").exists())
+            below = sorted(
+                f.parent
+                for f in path.rglob("history.jsonl")
+                if (f.parent / "config.toml").exists()
+                and not any(part.startswith(".") for part in f.relative_to(path).parts)  # copies of other processes
+            )
             if not below:
                 raise FedtailError(f"{str(path)!r} is not a run folder and has none below it; see 'fedtail run --help'")
         for folder in below:
