@@ -53,6 +53,7 @@ class Result:
     test: dict[str, Any]
     confusion: np.ndarray
     rates: np.ndarray
+    """(K,) the resampling rates in force; what else was searched is in the summary."""
     floor: dict[str, float]
     summary: dict[str, Any]
     folder: Path | None = None
@@ -218,22 +219,22 @@ def conclude(problem: Problem, state: State, about: About, select: str) -> Resul
     confusion = problem.engine.confusion(x, "test")
     problem.model.load(x)
     problem.model.module.eval()
-    last = state.history[-1] if state.history else {}
+    last, rates = state.history[-1] if state.history else {}, problem.rates
     floor = {}
     if about.test_counts is not None:
         counts = about.train_counts
         majority = None if counts is None else int(counts.argmax())
         floor = majority_floor(about.test_counts, majority, problem.background)
-    summary = {
+    summary: dict[str, Any] = {
         "rounds": state.round,
         "selected_round": state.best.round if select == "best" and state.best is not None else state.round,
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
-        **({"privacy": last["privacy"]} if "privacy" in last else {}),
+        **{key: last[key] for key in ("searched", "privacy") if key in last},
     }
     return Result(
         x, problem.model.module, state.history, problem.metrics(confusion), confusion,
-        problem.rates.rates, floor, summary,
+        rates.rates if rates.searches == "rate" else rates.base_rates, floor, summary,
     )  # fmt: skip
 
 
@@ -252,7 +253,7 @@ def run(
     check_trackers(config.run.trackers)
     if rank():  # every process runs the whole loop; the first one's folder is the result
         config = config.model_copy(deep=True)
-        config.run.folder = f"{config.run.folder}/.rank{rank()}"
+        config.run.folder, config.run.trackers = f"{config.run.folder}/.rank{rank()}", ()
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(config, resume)
     pooled = load_pooled(config)
