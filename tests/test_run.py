@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,9 +128,13 @@ def test_best_model_is_the_one_with_the_best_validation_metric(tmp_path: Path) -
     assert result.summary["selected_round"] == scores.index(max(scores)) + 1
 
 
-def test_the_best_model_cannot_be_chosen_without_validation_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", ["accuracy", "defect_score"])
+def test_the_best_model_cannot_be_chosen_without_validation_data(metric: str) -> None:
+    """A defect score without samples is 0, in every round."""
+    pool = ft.datasets.load("blobs", n_max=20)
+    federation = replace(ft.partition(pool, clients=2, validation=0.0), background=0)
     with pytest.raises(FedtailError, match="no validation data"):
-        run(small(tmp_path, "run.select='best'", "data.validation=0"))
+        ft.fit(federation, rounds=2, select="best", metric=metric)
 
 
 def test_the_best_model_cannot_be_chosen_where_nothing_is_validated() -> None:

@@ -201,7 +201,7 @@ def train_rounds(
         if plan.validate_every and (last or (t + 1) % plan.validate_every == 0):
             record["validation"] = problem.metrics(engine.confusion(state.x, "validation"))
             now = record["validation"][plan.metric]
-            if plan.keep_best and not np.isfinite(now):
+            if plan.keep_best and not np.isfinite(record["validation"]["accuracy"]):
                 raise FedtailError(
                     "run.select = 'best' compares models, but there is no validation data at the clients; set "
                     "data.validation"
