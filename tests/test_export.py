@@ -63,5 +63,11 @@ def test_bad_targets_are_named(tmp_path: Path) -> None:
     model = make(*MODELS[0])
     with pytest.raises(FedtailError, match=r"must end in '.pt2'"):
         export_torch(model, tmp_path / "m.onnx")
-    with pytest.raises(FedtailError, match="no folder"):
-        export_onnx(model, tmp_path / "none" / "m.onnx")
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_a_place_that_cannot_be_written_is_one_line(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    write = export_torch if suffix == "pt2" else export_onnx
+    with pytest.raises(FedtailError, match="cannot write"):
+        write(make(*MODELS[0]), tmp_path / "file" / f"m.{suffix}")

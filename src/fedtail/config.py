@@ -298,10 +298,12 @@ def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, or else the text itself."""
+    """A TOML value, or else the text itself; ``[a,b]`` is a list of names, since a shell takes the quotes away."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
+        if text.startswith("[") and text.endswith("]"):
+            return [parse_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
         return text
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.predict import SavedModel
 
 
@@ -44,8 +44,10 @@ class Classifier(nn.Module):
 def export_torch(model: SavedModel, path: str | Path) -> Path:
     """Write a ``torch.export`` program with a free batch size; ``torch.export.load(path).module()`` runs it."""
     path = _target(path, ".pt2")
+    content = io.BytesIO()
     with _quiet():
-        torch.export.save(_program(model), path, extra_files={"model.json": _description(model)})
+        torch.export.save(_program(model), content, extra_files={"model.json": _description(model)})
+    _write(path, content.getvalue())
     return path
 
 
@@ -66,7 +68,7 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
     entry = proto.metadata_props.add()
     entry.key, entry.value = "fedtail", _description(model)
     onnx.checker.check_model(proto)
-    onnx.save(proto, str(path))
+    _write(path, proto.SerializeToString())
     return path
 
 
@@ -91,9 +93,14 @@ def _target(path: str | Path, suffix: str) -> Path:
     path = Path(path)
     if path.suffix != suffix:
         raise FedtailError(f"{str(path)!r} must end in {suffix!r}")
-    if not path.parent.is_dir():
-        raise FedtailError(f"there is no folder {str(path.parent)!r}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    with writing(path):
+        path.write_bytes(content)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedtail.cli import main
 from fedtail.cli.progress import RoundProgress
@@ -58,6 +59,7 @@ CASES = [
     (["run", "--rates", "gone.toml"], ["'gone.toml'", "No such file", "fedtail tune"]),
     (["run", "local.lr=inf"], ["local.lr = inf", "finite"]),
     (["run", "model.name=mlp", "model.hidden=[0]"], ["model.hidden = 0", "[1, inf)"]),
+    (["run", "model.hidden=wide"], ["model.hidden = 'wide'", "give a list, such as [1,2]"]),
     (["run", "list.toml"], ["'run' must be a table", "[run]"]),
     (["run", "run.diagnostics=losses,x"], ["run.diagnostics", "'x'", "alignment"]),
     (["run", "run.trackers=tensorbord"], ["did you mean 'tensorboard'"]),
@@ -126,6 +128,8 @@ def test_a_list_of_names_may_be_typed_with_commas() -> None:
     config = load_config(None, ["run.trackers=tensorboard,mlflow", "run.diagnostics=losses"])
     assert config.run.trackers == ("tensorboard", "mlflow") and config.run.diagnostics == ["losses"]
     assert load_config(None, ['run.trackers=["wandb"]']).run.trackers == ("wandb",)
+    unquoted = load_config(None, ["run.trackers=[wandb, mlflow]"])  # what a shell leaves of ["wandb", "mlflow"]
+    assert unquoted.run.trackers == ("wandb", "mlflow")
 
 
 def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
@@ -222,3 +226,27 @@ def test_a_run_folder_is_a_config_and_resume_continues_it(capsys, monkeypatch, t
     assert call(capsys, monkeypatch, "run", *FAST, "--out", str(tmp_path), "--name", "a", "-q")[0] == 0
     code, out, _ = call(capsys, monkeypatch, "run", str(tmp_path / "a"), "--resume", "--json", "-q")
     assert code == 0 and json.loads(out.splitlines()[-1])["run"] == str(tmp_path / "a")
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(capsys, monkeypatch, tmp_path: Path) -> None:
+    cells = [(i % 7, i % 9 + 1, ("[/s]", ":smile:")[i % 2], ("ok", "[red]")[i % 7 > 0]) for i in range(90)]
+    rows = [f"{weight},2024-01-0{day},{site},{label}" for weight, day, site, label in cells]
+    (tmp_path / "t.csv").write_text("\n".join(["weight [kg],day [/utc],site,y [/a]", *rows]))
+    table = ("--table", str(tmp_path / "t.csv"), "--label", "y [/a]", "--site", "site")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, monkeypatch, "run", *table, "--rounds", "1", "--name", "r")
+    assert code == 0 and "left out: 'day [/utc]'" in err
+    code, out, _ = call(capsys, monkeypatch, "tune", *table, "--rounds", "1", "-q")
+    assert code == 0 and "[/s]" in out and ":smile:" in out
+    code, _, err = call(capsys, monkeypatch, "predict", "--run", "runs/r", "t.csv", "--out", "new/p.csv")
+    assert code == 0 and "[red]" in err and "y [/a]" in err and (tmp_path / "new" / "p.csv").is_file()
+    code, out, _ = call(capsys, monkeypatch, "data", "inspect", *table)
+    assert code == 0 and "[red]" in out and ":smile:" in out
+
+
+def test_progress_leaves_out_what_is_not_known(capsys) -> None:
+    progress = RoundProgress("t", 1, "fedtail run")
+    state = State(1, torch.zeros(1), {}, [])
+    record = {"train_loss": 0.5, "test": {"macro_f1": 0.25, "tail": float("nan")}, "searching": False, "refused": []}
+    progress(state, record, 0.1)
+    assert "loss 0.500  macro F1 0.250  ETA" in capsys.readouterr().err

@@ -52,7 +52,7 @@ def test_mistakes_are_one_clear_line(folder: Path) -> None:
         (["predict", "--run", folder / "none", folder / "t.csv"], "model.json"),
         (["predict", "--run", folder / "r", folder / "short.csv"], "lacks column"),
         (["predict", "--run", folder / "r", folder / "t.csv", "--keep", "kez"], "did you mean 'key'"),
-        (["predict", "--run", folder / "r", folder / "t.csv", "--out", folder / "no" / "p.csv"], "cannot write"),
+        (["predict", "--run", folder / "r", folder / "t.csv", "--out", folder / "t.csv" / "p.csv"], "cannot write"),
         (["export", "--run", folder / "r"], "nothing to write"),
     ]:
         with pytest.raises(FedtailError, match=words):

@@ -32,7 +32,7 @@ def run_with_progress(
     began = time.perf_counter()
     bar = Progress(
         SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=console, transient=True,
+        TextColumn("{task.fields[note]}", markup=False), TimeRemainingColumn(), console=console, transient=True,
         disable=not console.is_terminal,
     )  # fmt: skip
     task = bar.add_task(title, total=len(cells), note="")

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
+from fedtail.cli.progress import terminal
 from fedtail.cli.schema import schema_command
 from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
@@ -45,7 +45,7 @@ def list_command(
     for e in entries:
         lines = [e.about, *([f"terms: {e.terms}"] if e.terms else []), f"options: {', '.join(e.options)}"]
         table.add_row(e.name, e.state, Text("\n").join([Text(lines[0]), *(Text(v, style="dim") for v in lines[1:])]))
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 @app.command("get")
@@ -108,7 +108,7 @@ def inspect_command(
 
 def show(found: Inspection, width: int | None = None) -> None:
     """Print an inspection; ``*`` marks each site's rarest group, ``·`` a class it lacks."""
-    out = Console(highlight=False, markup=False, width=width)
+    out = terminal(width=width)
     k, c = found.table.shape
     shape = " x ".join(map(str, found.input_shape))
     out.print(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from fedtail.cli.progress import console
+from fedtail.cli.progress import console, terminal
 from fedtail.report import load_run, write_report
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
         if rehearsal and "flower-supernode" not in here:
             state = "ended" if state != "online" else "ended; Flower will notice within a minute"
         table.add_row(name, state, str(len(here)))
-    type(console)(highlight=False).print(table)
+    terminal().print(table)
     run = about["run"]
     if not run:
         typer.echo("no run yet")

@@ -6,12 +6,12 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from fedtail.cli.options import Json
+from fedtail.cli.progress import terminal
 from fedtail.methods.registry import describe_methods, methods_markdown, options_text
 
 
@@ -26,7 +26,7 @@ def methods_command(
     if markdown:
         typer.echo(methods_markdown(), nl=False)
         return
-    console = Console(highlight=False)
+    console = terminal()
     for m in describe_methods():
         table = Table.grid(padding=(0, 1))
         table.add_column(style="dim", min_width=9)

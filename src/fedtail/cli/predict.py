@@ -45,6 +45,8 @@ def predict(
     for c, name in enumerate(model.classes):
         table[f"p({name})"] = probabilities[:, c].round(6)
     with writing(out):
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(sys.stdout if out is None else out, index=False, lineterminator="\n")
     if quiet:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from fedtail.fit import State
 
-console = Console(stderr=True, highlight=False)
+
+def terminal(**options: Any) -> Console:
+    """A console that prints names as users wrote them: rich would read the [kg] of a column as markup."""
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+console = terminal(stderr=True)
 
 
 class Stopped(Exception):
@@ -30,7 +37,7 @@ class RoundProgress:
         self.began, self.first = time.perf_counter(), 0
         self._progress = Progress(
             SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=console, transient=True,
+            TextColumn("{task.fields[note]}", markup=False), TimeRemainingColumn(), console=console, transient=True,
         )  # fmt: skip
         self._task = self._progress.add_task(title, total=rounds, note="")
 
@@ -63,7 +70,11 @@ class RoundProgress:
         metrics = record.get("test") or record.get("validation") or {}
         note = f"loss {record['train_loss']:.3f}"
         if metrics:
-            note += f"  macro F1 {metrics['macro_f1']:.3f}  tail {metrics.get('tail', float('nan')):.3f}"
+            note += "".join(
+                f"  {name} {metrics[key]:.3f}"
+                for key, name in (("macro_f1", "macro F1"), ("tail", "tail"))
+                if metrics.get(key) is not None and not math.isnan(metrics[key])
+            )
         if record["searching"]:
             note += "  searching rates"
         if record["refused"]:

@@ -14,9 +14,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers, split_arguments
+from fedtail.cli.progress import terminal
 from fedtail.config import changed, parse_overrides
 from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.experiments.cells import Cell, Outcome, finished
@@ -131,7 +133,7 @@ def convergence(scale: str, seeds: int, folder: Path) -> None:
     shown = RichTable(*HEADER, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in convergence_rows(points):
         shown.add_row(*row)
-    Console(highlight=False).print(shown)
+    terminal().print(shown)
     typer.echo(f"wrote {table}, {', '.join(map(str, figures))}")
 
 
@@ -161,7 +163,7 @@ def search_settings(
     folder = out / "search"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tuned.toml").write_text(tomli_w.dumps(found), encoding="utf-8")
-    Console(highlight=False).print(shown)
+    terminal().print(shown)
     typer.echo(f"wrote {folder / 'tuned.toml'}")
 
 
@@ -181,10 +183,10 @@ def write_result(result: GridResult, folder: Path) -> list[Path]:
 
 def show(result: GridResult, console: Console | None = None) -> None:
     """A table per block in the terminal, the paper's numbers dimmed."""
-    out = console or Console(highlight=False)
+    out = console or terminal()
     for block in result.used("block"):
         title = result.grid.title if block == "all" else f"{result.grid.title}: {block}"
-        out.print(f"\n[bold]{title}[/bold] ({result.grid.metric.replace('_', ' ')})", soft_wrap=True)
+        out.print(Text.assemble("\n", (title, "bold"), f" ({result.grid.metric.replace('_', ' ')})"), soft_wrap=True)
         shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
         shown.add_column("", no_wrap=True)
         for column in result.used("column"):
@@ -195,13 +197,13 @@ def show(result: GridResult, console: Console | None = None) -> None:
                 shown.add_row(row, *(_cell(e.text(), e.paper) if e else "" for e in entries))
         out.print(shown)
     if any(e.paper is not None for e in result.entries):
-        out.print("[dim]in brackets: the paper[/dim]")
+        out.print("in brackets: the paper", style="dim")
     if result.grid.notes:
-        out.print(f"[dim]{' '.join(result.grid.notes.split())}[/dim]")
+        out.print(" ".join(result.grid.notes.split()), style="dim")
 
 
-def _cell(text: str, paper: float | None) -> str:
-    return text if paper is None else f"{text} [dim]({paper:.4g})[/dim]"
+def _cell(text: str, paper: float | None) -> Text:
+    return Text(text) if paper is None else Text.assemble(text, (f" ({paper:.4g})", "dim"))
 
 
 def _placed(cell: Cell, device: str | None, data_dir: str | None) -> Cell:

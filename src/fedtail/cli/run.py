@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table as RichTable
 
 from fedtail.cli.options import SOURCE, Arguments, Json, Quiet, Resume, config_flags, resume_flags, split_arguments
-from fedtail.cli.progress import RoundProgress, console
+from fedtail.cli.progress import RoundProgress, console, terminal
 from fedtail.config import load_config
 from fedtail.core.history import plain
 from fedtail.core.metrics import DEFECT
@@ -80,7 +80,7 @@ def console_table(result: Result) -> None:
             shown.add_column(key.replace("_", " "), justify="right")
         shown.add_row("model", *(_number(result.test.get(key)) for key in keys))
         shown.add_row("majority only", *(_number(result.floor.get(key)) for key in keys), style="dim")
-        type(console)(highlight=False).print(shown)
+        terminal().print(shown)
 
 
 def _number(value: float | None) -> str:

@@ -38,6 +38,7 @@ def schema_command(
         typer.echo(text, nl=False)
     else:
         with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(text, encoding="utf-8")
     for note in notes:
         console.print(f"note: {note}", style="dim", soft_wrap=True)

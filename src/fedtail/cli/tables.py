@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedtail.cli.progress import terminal
 from fedtail.report.tables import COLUMNS, Table, difference, footnote, mean_spread
 
 NARROW = ("balanced_accuracy", "weighted_f1", "accuracy", "head")
@@ -17,7 +18,7 @@ NARROW = ("balanced_accuracy", "weighted_f1", "accuracy", "head")
 
 def print_table(table: Table, console: Console | None = None) -> None:
     """One row per arm, mean ± spread over seeds, the best of each column in bold, the majority-only floor dimmed."""
-    out = console or Console(highlight=False)
+    out = console or terminal()
     kept = list(range(len(table.columns)))
     label = max(len(row.label) for row in table.rows)
     for name in NARROW:

@@ -23,7 +23,7 @@ from fedtail.cli.options import (
     resume_flags,
     split_arguments,
 )
-from fedtail.cli.progress import RoundProgress, console
+from fedtail.cli.progress import RoundProgress, terminal
 from fedtail.config import load_config
 from fedtail.core.errors import FedtailError, writing
 from fedtail.rates.fixed import fixed_section
@@ -40,7 +40,7 @@ def tune(
     *,
     flags: dict[str, Any],
     save: Annotated[
-        Path | None, typer.Option(help="File for the rates, .toml or .json; by default rates.toml in the run folder.")
+        Path | None, typer.Option(help="File for the rates, .toml or .json, beside rates.toml in the run folder.")
     ] = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -66,9 +66,10 @@ def tune(
     folder, last = result.folder or Path(), result.history[-1]
     section = fixed_section(last)
     target = save or folder / "rates.toml"
-    text = tomli_w.dumps({"rates": section}) if target.suffix == ".toml" else json.dumps({"rates": section}, indent=1)
-    with writing(target):
-        write_atomically(target, text)
+    for file in dict.fromkeys((folder / "rates.toml", target)):  # a search is too dear to be lost with a bad path
+        text = tomli_w.dumps({"rates": section}) if file.suffix == ".toml" else json.dumps({"rates": section}, indent=1)
+        with writing(file):
+            write_atomically(file, text)
     sites = json.loads((folder / "clients.json").read_text())["sites"]
     finished = not last["searching"]
     if as_json:
@@ -80,7 +81,7 @@ def tune(
     shown.add_column(section.get("searches", "rate"), justify="right")
     for where, value in zip(sites, section["rates"], strict=True):
         shown.add_row(where, f"{value:.4g}")
-    type(console)(highlight=False).print(shown)
+    terminal().print(shown)
     typer.echo(f"{'found' if finished else 'best so far, the search had not ended'} after {len(result.history)} rounds")
     typer.echo(f"saved to {target}; use them with: fedtail run --rates {target}")
 

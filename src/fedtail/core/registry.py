@@ -95,8 +95,9 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
         config = ConfigDict(arbitrary_types_allowed=True)
         return TypeAdapter(annotation, config=config).validate_python(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise FedtailError(f"{key} = {value!r} is not allowed: {first['msg'].lower()}") from None
+        said = error.errors()[0]["msg"].lower()
+        said = "give a list, such as [1,2]" if "sequence" in said else said
+        raise FedtailError(f"{key} = {value!r} is not allowed: {said}") from None
     except Exception:  # annotations that pydantic has no schema for are left to the entry itself
         return value
 

@@ -126,7 +126,7 @@ def from_listing(
     names, codes = np.unique([listing.classes[i] for i in kept], return_inverse=True)
     if len(names) < 2:
         raise FedtailError(
-            f"{listing.root} has only one class ({names[0]!r}); training needs at least two class folders"
+            f"{listing.root} has only one class ({str(names[0])!r}); training needs at least two class folders"
         )
     if background is not None and background not in names:
         raise one_of("data.background", background, [str(v) for v in names])

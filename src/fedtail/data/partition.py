@@ -45,7 +45,7 @@ def split(
     if n_clients < 1:
         raise FedtailError(f"clients = {n_clients} is not allowed; use 1 or more")
     if n_clients > len(y):
-        raise FedtailError(f"clients = {n_clients} is more than the {len(y)} samples there are")
+        raise FedtailError(f"clients = {n_clients} is more than the {len(y)} samples there are; use {len(y)} or fewer")
     rng = generator(seed, f"partition/{scheme}")
     if scheme == "iid":
         return _iid(y, n_clients, rng), None

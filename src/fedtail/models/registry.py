@@ -41,6 +41,7 @@ def build_model(
         if is_custom(name):
             module = custom_model(name, tuple(input_shape), n_classes, **options)
         else:
+            options = MODELS.check(name, options)
             for key in WIDTHS & set(options):
                 for width in np.atleast_1d(np.asarray(options[key])):
                     check_range(f"model.{key}", width.item(), 1)

@@ -107,7 +107,7 @@ def test_a_column_that_gives_the_label_away_is_warned_about() -> None:
     pool = table_from_frame(frame, "severity", "state")
     warned = [n for n in pool.notes if n.startswith("warning")]
     assert len(warned) == 2
-    assert "'code' alone gives away the severity" in warned[0] and 'data.exclude=["code"]' in warned[0]
+    assert "'code' alone gives away the severity" in warned[0] and """'data.exclude=["code"]'""" in warned[0]
     assert "'funeral' alone gives away severity = fatal" in warned[1]
 
 
@@ -183,3 +183,28 @@ def test_numeric_labels_are_names_in_numeric_order(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("x,severity\n" + "".join(f"{i % 13},{(10, 9, 2)[i % 3]}\n" for i in range(60)))
     assert load(path).classes == ("2", "9", "10")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_misspelt_column_to_leave_out_is_an_error_and_not_an_input(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t{suffix}"
+    crashes().to_csv(path, index=False) if suffix == ".csv" else crashes().to_parquet(path)
+    with pytest.raises(FedtailError, match="no exclude column 'sped'; did you mean 'speed'"):
+        load(path, exclude=["road", "sped"])
+    used = {c["name"] for c in load(path, exclude=["road", "speed"]).preprocessing["columns"]}
+    assert not used & {"road", "speed"}
+
+
+def test_columns_may_be_named_with_the_spaces_they_have_in_the_file(tmp_path: Path) -> None:
+    frame = crashes().rename(columns={"severity": " severity ", "state": "state "})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    pool = load(tmp_path / "t.csv", label=" severity ", site="state ", exclude=[" speed"])
+    assert (
+        pool.preprocessing["label"] == "severity" and pool.sites is not None and set(pool.sites) == {"CA", "NY", "TX"}
+    )
+    assert table_from_frame(frame, " severity ", "state ").classes == pool.classes
+
+
+def test_a_table_without_rows_to_test_says_so() -> None:
+    frame = crashes().assign(state=lambda f: f["case"])  # one row per site: none can be held out
+    assert any("no rows to test with" in n for n in table_from_frame(frame, "severity", "state").notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def table(
     """
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
     declared = load_schema(schema) if schema else None
-    label = agreed_label(label, declared)
+    label, site = agreed_label(label.strip(), declared), site and site.strip()
     reading: dict[str, Any] = {
         "text": {*categories, *((c.name for c in declared.columns if c.kind != "numeric") if declared else ())},
         "plain": {label, site} - {None, ""},
@@ -96,8 +97,8 @@ def table_from_frame(
     group: str | None = None,
     test: pd.DataFrame | Table | None = None,
     test_fraction: float = 0.2,
-    exclude: Sequence[str] = (),
-    categories: Sequence[str] = (),
+    exclude: Sequence[str] | str = (),
+    categories: Sequence[str] | str = (),
     schema: TableSchema | None = None,
     max_levels: int = 64,
     hash_buckets: int = 64,
@@ -110,7 +111,9 @@ def table_from_frame(
     source = frame if isinstance(frame, Table) else from_frame(frame)
     where, notes = f"table {source.name!r}", list(source.notes)
     data = source.frame.copy(deep=False)
-    _check_columns(data, label, site, exclude, categories, where)
+    label, site, group = label.strip(), site and site.strip(), group and group.strip()
+    exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
+    _check_columns(source.columns, label, site, exclude, categories, where)
     if group is not None:
         need_column("group", group, list(data.columns), where)
     labels = None if group is None else data[group].astype(str).to_numpy()
@@ -234,23 +237,22 @@ def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str)
     what = f"the {label}" if len(found) == len(classes) else f"{label} = {listing(found, 3)}"
     return (
         f"warning: column {name!r} alone gives away {what}; if it is known only afterwards, leave it out: "
-        f'data.exclude=["{name}"]'
+        + shlex.quote(f'data.exclude=["{name}"]')
     )
 
 
 def names_option(key: str, value: Any) -> tuple[str, ...]:
-    """A list of column names, or one string with commas."""
+    """A list of column names, or one string with commas; without the spaces around them, as tables are read."""
     if isinstance(value, str):
-        return tuple(v.strip() for v in value.split(",") if v.strip())
+        value = value.split(",")
     if not isinstance(value, Collection) or not all(isinstance(v, str) for v in value):
         raise FedtailError(f"data.{key} = {value!r} must be a list of column names")
-    return tuple(value)
+    return tuple(v.strip() for v in value if v.strip())
 
 
 def _check_columns(
-    data: pd.DataFrame, label: str, site: str | None, exclude: Sequence[str], categories: Sequence[str], where: str
+    names: list[str], label: str, site: str | None, exclude: Sequence[str], categories: Sequence[str], where: str
 ) -> None:
-    names = list(data.columns)
     if not label:
         raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
     need_column("label", label, names, where)
@@ -263,6 +265,8 @@ def _check_columns(
         raise FedtailError(f"{where} has more than one column called {label!r}; rename all but the label")
     for name in categories:
         need_column("categories", name, names, where)
+    for name in exclude:  # a misspelt one would stay an input, unseen
+        need_column("exclude", name, names, where)
 
 
 def _labelled_rows(y: np.ndarray, sites: np.ndarray, label: str, site: str | None, notes: list[str]) -> np.ndarray:
@@ -292,7 +296,7 @@ def _split(
 
 def _class_notes(y: np.ndarray, test: Samples, classes: tuple[str, ...]) -> list[str]:
     counts, tested = np.bincount(y, minlength=len(classes)), test.counts(len(classes))
-    notes = []
+    notes = [] if len(test) else ["warning: no rows to test with, so nothing is scored; give some with data.test=FILE"]
     absent = [classes[c] for c in np.flatnonzero(counts == 0)]
     if absent:
         notes.append(f"warning: no training rows of class {listing(absent)}")

@@ -7,7 +7,7 @@ import io
 import re
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,13 @@ class Table:
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     name: str = "table"
+    left_out: tuple[str, ...] = ()
+    """Columns of the file that were not read, as asked."""
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns of the file, read or not."""
+        return [*self.frame.columns, *self.left_out]
 
 
 def read_table(
@@ -92,7 +99,7 @@ def read_table(
         raise broken(path, error) from error
     if frame.empty:
         raise FedtailError(f"{str(path)!r} has a header ({len(names)} columns) but no rows")
-    return Table(frame, notes, table_name(path))
+    return Table(frame, notes, table_name(path), tuple(n for n in names if n in exclude))
 
 
 def is_parquet(path: Path) -> bool:
@@ -186,13 +193,14 @@ def _read_parquet(path: Path, exclude: Collection[str]) -> Table:
     except ImportError:
         raise FedtailError("reading Parquet needs pyarrow: pip install 'fedtail[parquet]'") from None
     try:
-        columns = [n for n in parquet.read_schema(path).names if n not in exclude]
-        frame = pd.read_parquet(path, columns=columns)
+        names = parquet.read_schema(path).names
+        frame = pd.read_parquet(path, columns=[n for n in names if n.strip() not in exclude])
     except Exception as error:  # pyarrow raises its own kinds, depending on what is wrong inside the file
         raise FedtailError(f"{str(path)!r} is not a readable Parquet file: {_one_line(error)}") from error
     if isinstance(frame.index, pd.MultiIndex) or frame.index.name is not None:
         frame = frame.reset_index()
-    return from_frame(frame, table_name(path))
+    left_out = tuple(n.strip() for n in names if n.strip() in exclude)
+    return replace(from_frame(frame, table_name(path)), left_out=left_out)
 
 
 def from_frame(frame: pd.DataFrame, name: str = "table") -> Table:

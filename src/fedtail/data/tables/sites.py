@@ -94,12 +94,13 @@ def propose_schema(
 ) -> tuple[TableSchema, list[str]]:
     """(schema without scaling, notes) inferred from one file: a proposal for people to complete, since other sites
     may have levels and classes that this one lacks. Every category gets a place for missing values."""
+    label, site = label.strip(), site and site.strip()
     plain = {label} | ({site} if site else set())
     source = read_table(path, text=set(categories), plain=plain, exclude=set(exclude) - plain, **reading)
     where = f"table {source.name!r}"
-    names = list(source.frame.columns)
-    for role, name in [("label", label), *([("site", site)] if site else []), *(("categories", c) for c in categories)]:
-        need_column(role, str(name), names, where)
+    named = [("label", label), *([("site", site)] if site else [])]
+    for role, name in [*named, *(("categories", c) for c in categories), *(("exclude", c) for c in exclude)]:
+        need_column(role, str(name), source.columns, where)
     y, classes = label_codes(source.frame[label], label, where)
     kinds = _kinds(source, {label, site}, categories, max_levels)
     schema = infer_schema(kinds, np.flatnonzero(y >= 0), label, classes, site, max_levels, hash_buckets, where)
@@ -155,7 +156,7 @@ def site_tables(
     notes: list[str] = []
     if schema:
         agreed = load_schema(schema)
-        agreed_label(label, agreed)
+        agreed_label(label.strip(), agreed)
     else:
         agreed, notes = _first_site_schema(
             files, label, exclude=names_option("exclude", exclude), categories=names_option("categories", categories),
