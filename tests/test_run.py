@@ -18,6 +18,7 @@ import fedtail as ft
 from fedtail.config import load_config
 from fedtail.core.errors import FedtailError
 from fedtail.run import run
+from fedtail.runfolder import choose_folder, claimed
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=6", "local.batch_size=16"]
 
@@ -93,6 +94,50 @@ def test_resume_refuses_another_config_and_names_the_difference(tmp_path: Path) 
     run(small(tmp_path, "run.name='mine'"))
     with pytest.raises(FedtailError, match=r"local\.lr \(0\.1 before, 0\.2 now\)"):
         run(small(tmp_path, "run.name='mine'", "local.lr=0.2"), resume=True)
+
+
+def test_a_run_whose_name_was_taken_meanwhile_gets_the_next_one(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    folder = choose_folder(config, resume=False)
+    with claimed(config, folder, resume=False) as first, claimed(config, folder, resume=False) as second:
+        assert first == folder and second.name == f"{folder.name}-2"
+    named = small(tmp_path, "run.name=x")
+    with claimed(named, tmp_path / "x", resume=False), pytest.raises(FedtailError, match="exists; continue it"):
+        run(named)
+
+
+def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
+    config = small(tmp_path, "run.name=x")
+    with claimed(config, tmp_path / "x", resume=True), pytest.raises(FedtailError, match="by another process; wait"):
+        run(config, resume=True)
+    assert run(config, resume=True).folder == tmp_path / "x"
+
+
+def test_a_config_edited_in_the_run_folder_is_refused(tmp_path: Path) -> None:
+    folder = run(small(tmp_path, "run.name=x")).folder
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("clients = 3", "clients = 2"))
+    with pytest.raises(FedtailError, match=r"another config: data.clients \(3 before, 2 now\)"):
+        run(load_config(folder), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("history.jsonl", "", "is of round 6, but history.jsonl has 0 rounds; put the whole file back"),
+        ("history.jsonl", "{}\n{}\n", "line 1: not a record of a round; the file is damaged"),
+        ("checkpoint/round-000006/state.json", "[]", "cannot be read .*; delete it to start over"),
+        ("checkpoint/round-000006/state.json", '{"format": 1}', "it lacks 'round'"),
+        ("checkpoint/round-000006/state.json", '{"format": 9}', "has format 9, this version reads 1"),
+        ("checkpoint/round-000006/tensors.safetensors", "x", "cannot be read .*; delete it to start over"),
+    ],
+)
+def test_a_damaged_run_folder_is_one_clear_line(tmp_path: Path, file: str, content: str, words: str) -> None:
+    config = small(tmp_path, "run.name=x")
+    run(config)
+    (tmp_path / "x" / file).write_text(content)
+    with pytest.raises(FedtailError, match=words):
+        run(config, resume=True)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

@@ -111,9 +111,17 @@ def load_model(
     """
     check_device("--device", device)
     folder, about = read_description(path)
-    architecture, classes = about["architecture"], tuple(str(c) for c in about["classes"])
-    shape = tuple(int(n) for n in about["input_shape"])
     where = str(folder / "model.json")
+    try:
+        architecture, classes = dict(about["architecture"]), tuple(str(c) for c in about["classes"])
+        shape = tuple(int(n) for n in about["input_shape"])
+        scaling = about.get("transform", {})
+        transform = Transform(
+            float(scaling.get("scale", 1.0)), tuple(scaling.get("mean", ())), tuple(scaling.get("std", ()))
+        )
+        preprocessing = dict(about.get("preprocessing", {}))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
     if module is None:
         if not architecture.get("name"):
             raise FedtailError(f"{where!r} does not say how its model is built; pass load_model(..., module=...)")
@@ -126,18 +134,15 @@ def load_model(
             warnings.simplefilter("ignore")  # what BatchNorm means for training is no news here
             module = build_model(name, shape, len(classes), **architecture.get("options", {}))
     _load_weights(module, folder / "model.safetensors")
-    transform = about.get("transform", {})
     return SavedModel(
         module.to(device).eval(),
         classes,
         shape,
-        Transform(
-            float(transform.get("scale", 1.0)), tuple(transform.get("mean", ())), tuple(transform.get("std", ()))
-        ),
-        dict(about.get("preprocessing", {})),
+        transform,
+        preprocessing,
         str(about.get("data", "model")),
         torch.device(device),
-        dict(architecture),
+        architecture,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.config import Config
+from fedtail.config import Config, result_keys
 from fedtail.core.candidates import Candidates
 from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.core.metrics import majority_floor
@@ -31,7 +31,7 @@ from fedtail.fit import Plan, Problem, State, begin_search, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.models import FlatModel, build_model, choose_model
 from fedtail.rates import RATES, RateStrategy
-from fedtail.runfolder import append_round, begin_folder, choose_folder, end_folder, read_history, save_model
+from fedtail.runfolder import append_round, begin_folder, choose_folder, claimed, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer
 from fedtail.tracking import Tracker, build_trackers, check_trackers
 
@@ -268,7 +268,8 @@ def run(
         rounds=config.run.rounds,
     )  # fmt: skip
     with_local_noise(problem, round_plan(config).privacy)
-    return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start, trackers)
+    with claimed(config, folder, resume) as folder:
+        return drive(config, folder, problem, describe(federation), architecture, resume, on_round, on_start, trackers)
 
 
 def local_settings(config: Config) -> LocalSettings:
@@ -314,8 +315,9 @@ def drive(
     ``amend`` may add to a round's record before it is written.
     """
     plan = plan or round_plan(config)
+    settings = result_keys(config)
     history = read_history(folder) if resume else []
-    state = load_checkpoint(folder / "checkpoint", problem, history) if resume else None
+    state = load_checkpoint(folder / "checkpoint", problem, history, settings) if resume else None
     if state is None:
         state = initial_state(problem)
     begin_search(problem, plan, state.round)
@@ -332,7 +334,7 @@ def drive(
             amend(record)
         append_round(folder, now.history, seconds)
         if now.round % config.run.checkpoint_every == 0 or now.round == config.run.rounds:
-            save_checkpoint(folder / "checkpoint", now, problem)
+            save_checkpoint(folder / "checkpoint", now, problem, settings)
         tracked.on_round({**record, "seconds": seconds})
         if on_round is not None:
             on_round(now, record, seconds)

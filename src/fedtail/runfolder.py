@@ -8,7 +8,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ from torch import Tensor
 
 from fedtail.checkpoint import write_atomically
 from fedtail.config import Config, first_difference, load_config
-from fedtail.core.errors import FedtailError
+from fedtail.core.errors import FedtailError, writing
 from fedtail.core.history import history_line, history_text, parse_history, parse_timings, plain
 from fedtail.data.about import About
 from fedtail.models import FlatModel
 from fedtail.predict import SavedModel
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def choose_folder(config: Config, resume: bool) -> Path:
@@ -44,6 +50,48 @@ def choose_folder(config: Config, resume: bool) -> Path:
                 f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another --name"
             )
     return folder
+
+
+@contextmanager
+def claimed(config: Config, folder: Path, resume: bool) -> Iterator[Path]:
+    """Make the chosen folder and keep other processes out of it: two that append to one history would spoil it.
+
+    Where another run took the name meanwhile, a run without a name of its own gets the next one.
+    """
+    with writing(folder):
+        while True:
+            new = [p for p in (folder, *folder.parents) if not p.exists()]
+            try:
+                folder.mkdir(parents=True, exist_ok=resume)
+                break
+            except FileExistsError:
+                folder = choose_folder(config, resume=False)
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        for made in new:  # a run that came to nothing leaves nothing
+            with suppress(OSError):
+                made.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if fcntl is None:
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FedtailError(
+                    f"{str(folder)!r} is being written by another process; wait for it, or choose another --name"
+                ) from None
+        yield
+    finally:
+        os.close(lock)  # which lets go of it, as the end of the process does
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -250,3 +251,20 @@ def test_progress_leaves_out_what_is_not_known(capsys) -> None:
     record = {"train_loss": 0.5, "test": {"macro_f1": 0.25, "tail": float("nan")}, "searching": False, "refused": []}
     progress(state, record, 0.1)
     assert "loss 0.500  macro F1 0.250  ETA" in capsys.readouterr().err
+
+
+def test_a_narrow_terminal_shows_a_row_per_metric(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, _ = call(capsys, monkeypatch, "run", *FAST, "--out", str(tmp_path), "-q")
+    assert code == 0 and "balanced accuracy" in out and "…" not in out
+
+
+def test_an_output_without_unicode_does_not_end_a_finished_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedtail", "run", *FAST, "--out", str(tmp_path), "-q"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "majority only" in done.stdout and done.stderr == ""

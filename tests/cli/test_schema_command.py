@@ -52,7 +52,7 @@ def test_mistakes_are_one_clear_line(folder: Path) -> None:
     for arguments, words in [
         (["--label", "falt"], "did you mean 'fault'"),
         (["--label", "fault", "--out", folder / "s.yaml"], "must end in .toml or .json"),
-        (["--label", "fault", "--out", folder / "no" / "s.toml"], "cannot write"),
+        (["--label", "fault", "--out", folder / "austin.csv" / "s.toml"], "cannot write"),
         (["--label", "fault", "--categories", "codes"], "did you mean 'code'"),
     ]:
         with pytest.raises(FedtailError, match=words):

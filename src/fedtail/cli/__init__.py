@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 
@@ -38,6 +39,9 @@ def main() -> None:
     """Entry point: bad input is one line and exit code 2; ``--debug`` anywhere shows the traceback."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):  # an output that has no "–" shall get a "?" and not end a finished run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
     try:
         code = app([a for a in arguments if a != "--debug"], standalone_mode=False)

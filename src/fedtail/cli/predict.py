@@ -44,7 +44,7 @@ def predict(
     table["prediction"] = np.array(model.classes, dtype=object)[guess]
     for c, name in enumerate(model.classes):
         table[f"p({name})"] = probabilities[:, c].round(6)
-    with writing(out):
+    with writing(out or "standard output"):
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
         table.to_csv(sys.stdout if out is None else out, index=False, lineterminator="\n")

@@ -19,6 +19,8 @@ from fedtail.engines.simulator.sharded import rank
 from fedtail.report import load_run, write_report
 from fedtail.run import Result, run
 
+NARROW = 78
+"""Columns of the terminal that a row of all metrics needs."""
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "tail")
 
 
@@ -74,13 +76,21 @@ def console_table(result: Result) -> None:
     for keys in (SHOWN, tuple(key for key in DEFECT if key in result.test)):
         if not keys:
             continue
+        out = terminal()
         shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
         shown.add_column("test", no_wrap=True)
-        for key in keys:
-            shown.add_column(key.replace("_", " "), justify="right")
-        shown.add_row("model", *(_number(result.test.get(key)) for key in keys))
-        shown.add_row("majority only", *(_number(result.floor.get(key)) for key in keys), style="dim")
-        terminal().print(shown)
+        model, floor = ([_number(of.get(key)) for key in keys] for of in (result.test, result.floor))
+        if out.width < NARROW:  # a row per metric
+            shown.add_column("model", justify="right")
+            shown.add_column("majority only", justify="right", style="dim")
+            for row in zip((key.replace("_", " ") for key in keys), model, floor, strict=True):
+                shown.add_row(*row)
+        else:
+            for key in keys:
+                shown.add_column(key.replace("_", " "), justify="right")
+            shown.add_row("model", *model)
+            shown.add_row("majority only", *floor, style="dim")
+        out.print(shown)
 
 
 def _number(value: float | None) -> str:

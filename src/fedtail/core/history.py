@@ -52,7 +52,7 @@ def parse_history(text: str, where: str) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):  # a run killed while it wrote its last line
                 break
-            raise FedtailError(f"{where}, line {number}: {error}") from None
+            raise FedtailError(f"{where}, line {number}: {error}; the file is damaged, put a whole one back") from None
         before = records[-1] if records else {}
         records.append({**{k: before[k] for k in OVER_CLIENTS if k in before}, **record})
     return records

@@ -25,7 +25,7 @@ from fedtail.models import build_model
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
 from fedtail.run import Result, RoundHook, drive, load_pooled, local_settings, round_plan, server_optimizer
-from fedtail.runfolder import choose_folder
+from fedtail.runfolder import choose_folder, claimed
 
 
 def federate(
@@ -71,7 +71,8 @@ def federate(
         traffic, engine.traffic = engine.traffic, type(engine.traffic)()
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
-    return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend, plan=plan)
+    with claimed(config, folder, resume) as folder:
+        return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend, plan=plan)
 
 
 def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
