@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import fedtail_command
 from fedtail.cli import main
 from fedtail.cli.progress import RoundProgress
 from fedtail.config import load_config
@@ -268,3 +270,14 @@ def test_an_output_without_unicode_does_not_end_a_finished_run(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0 and "majority only" in done.stdout and done.stderr == ""
+
+
+def test_ctrl_c_while_torch_is_imported_shows_no_traceback(capsys, monkeypatch) -> None:
+    class Slow(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "fedtail.cli", Slow("fedtail.cli"))
+    with pytest.raises(SystemExit) as stop:
+        fedtail_command.main()
+    assert stop.value.code == 130 and capsys.readouterr().err == "stopped\n"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from fedtail.core.errors import writing
 from fedtail.report import federation, rates, sections
 from fedtail.report.arms import Problem, problems, require_runs
 from fedtail.report.chart import esc
@@ -41,9 +42,10 @@ def write_report(
         metric: the one that is tested against the baseline.
     """
     require_runs(runs)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(problems(runs, baseline), title, metric), encoding="utf-8")
+    path, text = Path(path), render(problems(runs, baseline), title, metric)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return path
 
 
