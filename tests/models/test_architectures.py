@@ -81,7 +81,7 @@ def test_the_automatic_choice_follows_the_shape() -> None:
         ("resnet18", (8,), {}, "takes images"),
         ("resnet18", (3, 8, 8), {"stem": "tiny"}, "allowed: auto, large, small"),
         ("resnet18", (3, 8, 8), {"init": "zero"}, "allowed: he, torch"),
-        ("resnet18", (3, 8, 8), {"norm_groups": 7}, "does not divide 64"),
+        ("resnet18", (3, 8, 8), {"norm_groups": 7}, "does not divide 64 channels; these do: 1, 2, 4, 8, 16, 32, 64"),
         ("mlp", (8,), {"hiden": [3]}, "did you mean 'hidden'"),
         ("mlp", (8,), {"norm_groups": 5}, "does not divide"),
         ("small_cnn", (8,), {}, "takes images"),

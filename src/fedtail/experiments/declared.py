@@ -54,7 +54,7 @@ class GridFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     title: str | None = None
-    kind: Literal["table", "losses", "threshold", "rates", "alignment", "per-class", "assumption"] = "table"
+    kind: Literal["table", "curves", "losses", "threshold", "rates", "alignment", "per-class", "assumption"] = "table"
     metric: str = "macro_f1"
     notes: str = ""
     base: dict[str, Any] = {}

@@ -14,7 +14,10 @@ BATCHNORM = ("keep", "groupnorm")
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
     """GroupNorm, or a clear error where ``groups`` does not divide the channels."""
     if groups < 1 or channels % groups:
-        raise FedtailError(f"model.norm_groups = {groups} does not divide {channels} channels; use e.g. 1, 2, 4 or 8")
+        fits = [str(g) for g in range(1, channels + 1) if channels % g == 0]
+        raise FedtailError(
+            f"model.norm_groups = {groups} does not divide {channels} channels; these do: {', '.join(fits)}"
+        )
     return nn.GroupNorm(groups, channels)
 
 

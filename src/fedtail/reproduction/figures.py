@@ -67,6 +67,23 @@ def _band(ax: Any, runs: list[RunRecord], curve: str, label: str, colour: str, s
         ax.fill_between(x, table.mean(0) - spread, table.mean(0) + spread, color=colour, alpha=0.15, linewidth=0)
 
 
+def _curves(result: GridResult, plt: Any) -> Any:
+    figure, panels = _panels(result, plt)
+    metric = result.grid.metric
+    first = None
+    for (block, column), (ax,) in panels.items():
+        for i, row in enumerate(result.used("row")):
+            _band(ax, _runs(result, block, column, row), f"test.{metric}", row, COLOURS[i])
+        ax.set_xlabel("round")
+        if first is None:
+            first = ax
+            ax.set_ylabel(f"test {metric.replace('_', ' ')}")
+            ax.legend()
+        else:
+            ax.sharey(first)
+    return figure
+
+
 def _losses(result: GridResult, plt: Any) -> Any:
     figure, panels = _panels(result, plt, rows=2)
     for (block, column), axes in panels.items():
@@ -183,6 +200,7 @@ def _assumption(result: GridResult, plt: Any) -> Any:
 
 
 KINDS: dict[str, Callable[[GridResult, Any], Any]] = {
+    "curves": _curves,
     "losses": _losses,
     "threshold": _threshold,
     "rates": _rates,
