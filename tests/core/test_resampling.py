@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from fedtail.core.errors import FedtailError
 from fedtail.core.resampling import (
-    batch_plan,
     replication_factors,
     resample_epoch,
     resampled_counts,
@@ -83,16 +82,6 @@ def test_original_epoch_length_takes_as_many_steps_at_every_rate() -> None:
     for rate in (0.0, 0.5, 1.0):
         epoch = resample_epoch(labels, rate, np.random.default_rng(0), epoch_length="original")
         assert len(epoch) == 100
-
-
-def test_batches_cover_every_epoch_and_only_the_last_is_short() -> None:
-    labels = np.repeat([0, 1], [50, 5])
-    plan = batch_plan(labels, 0.5, np.random.default_rng(3), batch_size=16, epochs=2)
-    per_epoch = resampled_counts([50, 5], 0.5).sum()
-    assert sum(map(len, plan)) == 2 * per_epoch
-    sizes = [len(b) for b in plan]
-    assert sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]
-    assert all(s == 16 for s in sizes[: len(sizes) // 2 - 1])
 
 
 @pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf")])

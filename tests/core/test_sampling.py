@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.core.errors import FedtailError
-from fedtail.core.resampling import batch_plan
+from fedtail.core.resampling import resample_epoch, resampled_counts
 from fedtail.core.sampling import SAMPLERS, epoch_counts, local_batches
 
 counts_st = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda c: sum(c) > 0)
@@ -21,10 +21,13 @@ def plan(counts: list[int], sampler: str, *, rate: float = 0.0, batch_size: int 
     return labels, batches
 
 
-def test_shuffled_is_the_ordinary_plan() -> None:
-    labels, batches = plan([30, 7, 2], "shuffled", rate=0.5, epochs=2)
-    want = batch_plan(labels, 0.5, np.random.default_rng(0), batch_size=12, epochs=2, n_classes=3)
-    assert [b.tolist() for b in batches] == [b.tolist() for b in want]
+def test_shuffled_batches_are_the_resampled_epochs_cut_up_and_only_the_last_is_short() -> None:
+    labels, batches = plan([50, 5, 2], "shuffled", rate=0.5, batch_size=16, epochs=2)
+    rng = np.random.default_rng(0)
+    epochs = [resample_epoch(labels, 0.5, rng, n_classes=3) for _ in range(2)]
+    assert np.concatenate(batches).tolist() == np.concatenate(epochs).tolist()
+    sizes, n = [len(b) for b in batches], int(resampled_counts([50, 5, 2], 0.5).sum())
+    assert sizes == 2 * [*[16] * (n // 16), n % 16]
 
 
 @given(counts_st, st.floats(0.0, 1.0), st.integers(1, 20))

@@ -100,24 +100,3 @@ def resample_epoch(
     if epoch_length != "inflated":
         raise one_of("epoch_length", epoch_length, EPOCH_LENGTHS)
     return epoch
-
-
-def batch_plan(
-    labels: np.ndarray,
-    rate: float,
-    rng: np.random.Generator,
-    *,
-    batch_size: int,
-    epochs: int,
-    n_classes: int | None = None,
-    replication: str = "fractional",
-    epoch_length: str = "inflated",
-) -> list[np.ndarray]:
-    """The batches of a whole local run: positions into ``labels``, epoch after epoch, last batch short."""
-    batches: list[np.ndarray] = []
-    for _ in range(epochs):
-        epoch = resample_epoch(
-            labels, rate, rng, n_classes=n_classes, replication=replication, epoch_length=epoch_length
-        )
-        batches += [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
-    return batches

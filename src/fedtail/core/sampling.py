@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from fedtail.core.errors import one_of
-from fedtail.core.resampling import batch_plan, resample_epoch, resampled_counts
+from fedtail.core.resampling import resample_epoch, resampled_counts
 
 SAMPLERS = ("shuffled", "stratified", "balanced")
 
@@ -31,14 +31,9 @@ def local_batches(
     replication: str = "fractional",
     epoch_length: str = "inflated",
 ) -> list[np.ndarray]:
-    """The batches of a whole local run: positions into ``labels``, epoch after epoch."""
+    """The batches of a whole local run: positions into ``labels``, epoch after epoch, each epoch's last one short."""
     if sampler not in SAMPLERS:
         raise one_of("sampler", sampler, SAMPLERS)
-    if sampler == "shuffled":
-        return batch_plan(
-            labels, rate, rng, batch_size=batch_size, epochs=epochs, n_classes=n_classes,
-            replication=replication, epoch_length=epoch_length,
-        )  # fmt: skip
     batches: list[np.ndarray] = []
     for _ in range(epochs):
         if sampler == "balanced":
@@ -47,7 +42,8 @@ def local_batches(
         epoch = resample_epoch(
             labels, rate, rng, n_classes=n_classes, replication=replication, epoch_length=epoch_length
         )
-        epoch = spread_classes(np.asarray(labels), epoch, rng)
+        if sampler == "stratified":
+            epoch = spread_classes(np.asarray(labels), epoch, rng)
         batches += [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
     return batches
 
