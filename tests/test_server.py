@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedtail as ft
 from fedtail.core.errors import FedtailError
+from fedtail.data import Federation
 from fedtail.methods import FedAvg
 from fedtail.server import SERVER_OPTIMIZERS, ServerOptimizer
 from tests.methods.federations import problem, train
@@ -105,3 +107,9 @@ def test_a_bad_kind_or_rate_is_one_clear_line() -> None:
         ServerOptimizer("momentun")
     with pytest.raises(FedtailError, match=r"server\.lr"):
         ServerOptimizer(lr=0.0)
+
+
+def test_an_optimizer_that_served_one_run_starts_the_next_anew(federation: Federation) -> None:
+    server = ServerOptimizer("adam", lr=0.05)
+    first, second = (ft.fit(federation, rounds=2, server=server).x for _ in range(2))
+    assert torch.equal(first, second)

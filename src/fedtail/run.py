@@ -171,8 +171,9 @@ def fit(
 
     Args:
         federation: see ``Federation.from_arrays`` and ``fedtail.partition``.
-        model: an ``nn.Module`` that maps a batch of inputs to logits, or a registered name.
-        method: a ``Method`` or its name. rates: a strategy, its name, or one rate for all clients.
+        model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a registered name.
+        method: a ``Method`` or its name. rates: a strategy (a new one for every run: a search remembers), its name, or
+            one rate for all clients.
         local: further ``LocalSettings`` (``epoch_length``, ``scale`` ...) and ``Plan`` settings.
     """
     if engine != "simulator":
@@ -208,7 +209,8 @@ def with_local_noise(problem: Problem, privacy: Privacy | None) -> None:
 
 
 def initial_state(problem: Problem) -> State:
-    """Round 0 from the model's own initial weights."""
+    """Round 0 from the model's own initial weights; a server optimizer that served another run starts anew."""
+    problem.server.state = {}
     method = problem.method.init_server(problem.engine.n_clients, problem.n_classes, problem.model.n_params)
     return State(0, problem.model.vector.clone(), method)
 
