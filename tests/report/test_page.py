@@ -6,12 +6,14 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedtail.core.errors import FedtailError
 from fedtail.report import load_runs, write_report
 from fedtail.report.arms import problems
 from fedtail.report.figures import write_figures
+from fedtail.report.heatmap import heatmap
 from fedtail.report.page import PARTS
 from fedtail.report.tables import headline, to_csv, to_latex
 
@@ -160,3 +162,21 @@ def test_runs_with_little_in_them_are_still_reported(
 def test_no_runs_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match="at least one run"):
         write_report([], tmp_path / "r.html", "x")
+
+
+@pytest.mark.parametrize("n", [2, 4, 9])
+def test_every_class_of_a_small_heat_map_has_its_name(n: int) -> None:
+    names = [f"serious injury {c}" for c in range(n)]
+    drawn = heatmap("t", np.eye(n), names, names, row_label="true", column_label="predicted").partition("<details>")[0]
+    assert all(drawn.count(f">{name}</text>") == 2 for name in names)
+
+
+def test_a_run_without_test_samples_says_so_and_draws_nothing_empty(run_folder: Writer, tmp_path: Path) -> None:
+    folder = run_folder("a", n_rounds=1, n_clients=1)
+    for name in ("result.json", "history.jsonl"):
+        about = json.loads((folder / name).read_text())
+        kept = {k: v for k, v in about.items() if k not in ("test", "confusion", "floor")}
+        (folder / name).write_text(json.dumps(kept) + "\n")
+    html = page([folder], tmp_path)
+    assert "No run was scored on test samples." in html and "Accuracy of each class" not in html
+    assert "1 round<" in html and "1 client " in html

@@ -183,7 +183,7 @@ def _rates(run: RunRecord) -> str:
 def _data_title(run: RunRecord, common: set[str]) -> str:
     parts = [str(run.setting("data", "name", "data"))]
     n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
-    parts.append(f"{n_clients} clients")
+    parts.append(f"{n_clients} client{'s' if n_clients != 1 else ''}")
     scheme, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
     if scheme == "auto":  # the data's own sites where it has some, else Dirichlet
         own = any(not str(s).startswith("client ") for s in run.clients.get("sites") or [])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT = 480, 290
-LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 44
 
 
 def esc(text: object) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 from fedtail.report.chart import Scale, cut, esc, figure, html_table, number
 
 LEVELS = 10
+MOST_LETTERS = 16
+"""Longer names of columns are cut."""
 
 
 def heatmap(
@@ -37,8 +39,9 @@ def heatmap(
     width = 960 if wide else 480
     cell = min((width - left - 12) / n_columns, 84 if wide else 46 if n_columns > 6 else 70)
     tall = min(cell, 30) if n_rows > 1 else 30
-    turned = max(len(c) for c in columns) * 7 > cell * 2.2
-    deep = min(20 + 6 * max(len(c) for c in columns), 110) if turned else 22
+    long = min(max(len(c) for c in columns), MOST_LETTERS)
+    turned = 7.5 * long > cell  # every class shall have its name
+    deep = 20 + 6 * long if turned else 22
     height = 8 + tall * n_rows + deep + 24
     x = Scale(0, n_columns, left, left + cell * n_columns)
     y = Scale(0, n_rows, 8, 8 + tall * n_rows)
@@ -69,9 +72,9 @@ def heatmap(
     for r in range(0, n_rows, every):
         name = esc(cut(rows[r], 22))
         out.append(f'<text class="tick" x="{left - 7}" y="{y(r + 0.5)}" dy=".33em" text-anchor="end">{name}</text>')
-    every = max(1, math.ceil((17 if turned else 7.5 * max(len(c) for c in columns)) / cell))
+    every = max(1, math.ceil(17 / cell)) if turned else 1
     for c in range(0, n_columns, every):
-        at, name = x(c + 0.5), esc(cut(columns[c], 18))
+        at, name = x(c + 0.5), esc(cut(columns[c], MOST_LETTERS))
         if turned:
             spot = f'transform="translate({at + 3} {y.stop + 8}) rotate(-60)" text-anchor="end"'
         else:

@@ -68,7 +68,7 @@ def curves(problem: Problem) -> str:
 def classes(problem: Problem) -> str:
     """Per-class accuracy by training frequency, and head / middle / tail."""
     colours = palette(problem)
-    first = next((r for r in problem.runs if r.per_class().size), None)
+    first = next((r for r in problem.runs if np.isfinite(r.per_class()).any()), None)
     if first is None:
         return ""
     counts = first.train_counts
@@ -114,7 +114,7 @@ def confusion(problem: Problem) -> str:
     """Where each arm sends the samples of each class."""
     panels = []
     for arm in problem.arms[:MOST_PANELS]:
-        found = [r.confusion for r in arm.runs if r.confusion is not None]
+        found = [r.confusion for r in arm.runs if r.confusion is not None and r.confusion.any()]
         if not found:
             continue
         run = arm.runs[0]

@@ -227,7 +227,7 @@ def summary(problem: Problem, metric: str = "macro_f1") -> str:
     """What the table says, in a sentence or two of plain text."""
     scored = [a for a in problem.arms if math.isfinite(a.mean(metric))]
     if not scored:
-        return ""
+        return "No run was scored on test samples."
     best = max(scored, key=lambda a: a.mean(metric))
     name = METRIC_NAMES.get(metric, metric)
     seeds = len(best.runs)
