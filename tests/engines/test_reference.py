@@ -40,13 +40,21 @@ def test_a_model_that_draws_in_a_function_gives_the_same_bits_with_several_worke
     assert torch.equal(*found)
 
 
+def rectified_at_random() -> nn.Module:
+    """RReLU draws for negative values only, and this one sees none where all inputs are 0."""
+    first = nn.Linear(4, 8)
+    nn.init.ones_(first.bias)
+    nn.init.constant_(first.weight, -1.0)
+    return nn.Sequential(first, nn.RReLU(), nn.Linear(8, 2))
+
+
 @pytest.mark.parametrize(
     ("module", "draws"),
     [
         (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), False),
         (nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 2)), False),
         (nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 2)), True),
-        (nn.Sequential(nn.Linear(4, 8), nn.RReLU(), nn.Linear(8, 2)), True),
+        (rectified_at_random(), True),
     ],
 )
 def test_whether_a_model_draws_is_tried_without_a_trace(module: nn.Module, draws: bool) -> None:

@@ -137,9 +137,14 @@ class ReferenceSimulator:
 
 
 def draws_numbers(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
-    """Whether a training step takes random numbers from torch, by whatever layer or function: it is tried."""
+    """Whether a training step takes random numbers from torch, by whatever layer or function: it is tried.
+
+    On inputs that differ: a layer may draw for some values only, as RReLU does for negative ones.
+    """
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        x = torch.rand(16, *input_shape).to(next(trial.parameters()).device)
         before = torch.get_rng_state()
-        trial(torch.zeros(2, *input_shape, device=next(trial.parameters()).device))
+        trial(x)
         return not torch.equal(before, torch.get_rng_state())
