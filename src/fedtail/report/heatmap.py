@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -46,40 +46,10 @@ def heatmap(
     x = Scale(0, n_columns, left, left + cell * n_columns)
     y = Scale(0, n_rows, 8, 8 + tall * n_rows)
     levels = np.where(values > 0, np.clip(np.ceil(shade * LEVELS), 1, LEVELS), 0).astype(int)
-    out = []
-    for level in range(LEVELS + 1):
-        cells = np.argwhere(levels == level)
-        if len(cells):
-            gap = 1 if cell > 8 else 0
-            path = "".join(
-                f"M{x(float(c)):g} {y(float(r)):g}h{cell - gap:.2f}v{tall - gap:.2f}h-{cell - gap:.2f}z"
-                for r, c in cells
-            )
-            out.append(f'<path class="h{level}" d="{path}"/>')
+    out = [*_cells(levels, x, y, cell, tall)]
     if cell >= 24 and tall >= 16 and values.size <= 400:
-        for r in range(n_rows):
-            for c in range(n_columns):
-                if values[r, c] > 0:
-                    ink = "on-dark" if levels[r, c] > LEVELS * 0.55 else "on-light"
-                    text = (
-                        f"{values[r, c]:g}" if float(values[r, c]).is_integer() else f"{values[r, c]:.2f}".lstrip("0")
-                    )
-                    out.append(
-                        f'<text class="cell {ink}" x="{x(c + 0.5)}" y="{y(r + 0.5)}" dy=".34em" '
-                        f'text-anchor="middle">{text}</text>'
-                    )
-    every = max(1, math.ceil(15 / tall))
-    for r in range(0, n_rows, every):
-        name = esc(cut(rows[r], 22))
-        out.append(f'<text class="tick" x="{left - 7}" y="{y(r + 0.5)}" dy=".33em" text-anchor="end">{name}</text>')
-    every = max(1, math.ceil(17 / cell)) if turned else 1
-    for c in range(0, n_columns, every):
-        at, name = x(c + 0.5), esc(cut(columns[c], MOST_LETTERS))
-        if turned:
-            spot = f'transform="translate({at + 3} {y.stop + 8}) rotate(-60)" text-anchor="end"'
-        else:
-            spot = f'x="{at}" y="{y.stop + 16}" text-anchor="middle"'
-        out.append(f'<text class="tick" {spot}>{name}</text>')
+        out += _numbers(values, levels, x, y)
+    out += _names(rows, columns, x, y, cell, tall, turned)
     middle = (x.start + x.stop) / 2
     out.append(f'<text class="label" x="{middle}" y="{height - 6}" text-anchor="middle">{esc(column_label)}</text>')
     out.append(
@@ -108,6 +78,40 @@ def heatmap(
             "unit": unit,
         },
     )
+
+
+def _cells(levels: np.ndarray, x: Scale, y: Scale, cell: float, tall: float) -> Iterator[str]:
+    gap = 1 if cell > 8 else 0
+    box = f"h{cell - gap:.2f}v{tall - gap:.2f}h-{cell - gap:.2f}z"
+    for level in range(LEVELS + 1):
+        path = "".join(f"M{x(float(c)):g} {y(float(r)):g}{box}" for r, c in np.argwhere(levels == level))
+        if path:
+            yield f'<path class="h{level}" d="{path}"/>'
+
+
+def _numbers(values: np.ndarray, levels: np.ndarray, x: Scale, y: Scale) -> Iterator[str]:
+    for (r, c), value in np.ndenumerate(values):
+        if value > 0:
+            ink = "on-dark" if levels[r, c] > LEVELS * 0.55 else "on-light"
+            text = f"{value:g}" if float(value).is_integer() else f"{value:.2f}".lstrip("0")
+            place = f'x="{x(c + 0.5)}" y="{y(r + 0.5)}" dy=".34em" text-anchor="middle"'
+            yield f'<text class="cell {ink}" {place}>{text}</text>'
+
+
+def _names(
+    rows: Sequence[str], columns: Sequence[str], x: Scale, y: Scale, cell: float, tall: float, turned: bool
+) -> Iterator[str]:
+    """Beside the rows and below the columns, as many as there is room for."""
+    for r in range(0, len(rows), max(1, math.ceil(15 / tall))):
+        place = f'x="{x.start - 7}" y="{y(r + 0.5)}" dy=".33em" text-anchor="end"'
+        yield f'<text class="tick" {place}>{esc(cut(rows[r], 22))}</text>'
+    for c in range(0, len(columns), max(1, math.ceil(17 / cell)) if turned else 1):
+        at = x(c + 0.5)
+        if turned:
+            place = f'transform="translate({at + 3} {y.stop + 8}) rotate(-60)" text-anchor="end"'
+        else:
+            place = f'x="{at}" y="{y.stop + 16}" text-anchor="middle"'
+        yield f'<text class="tick" {place}>{esc(cut(columns[c], MOST_LETTERS))}</text>'
 
 
 def _text(value: float) -> str:
