@@ -66,13 +66,17 @@ def until_first_cell(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return complete(tmp_path_factory.mktemp("whole") / "results", 2)[1]
+    """Of one process, which starts three times as fast as a pool of two."""
+    return complete(tmp_path_factory.mktemp("whole") / "results", 1)[1]
 
 
-@pytest.mark.parametrize(("workers", "whom"), [(1, "process"), (2, "process"), (2, "terminal")])
+@pytest.mark.parametrize(
+    ("workers", "whom", "goes_on"), [(1, "process", True), (2, "process", False), (2, "terminal", True)]
+)
 def test_a_stopped_grid_says_how_to_go_on_and_ends_with_the_same_table(
-    workers: int, whom: str, table: str, tmp_path: Path
+    workers: int, whom: str, goes_on: bool, table: str, tmp_path: Path
 ) -> None:
+    """Both ways to stop a pool leave the same on disk, so one of them is continued."""
     out = tmp_path / "results"
     process = start(out, workers)
     until_first_cell(process)
@@ -90,6 +94,8 @@ def test_a_stopped_grid_says_how_to_go_on_and_ends_with_the_same_table(
     assert done <= len(finished) < 18
     for folder in finished:
         assert load_run(folder).finished and (folder / "model.safetensors").is_file()
+    if not goes_on:
+        return
     before = {folder: (folder / "result.json").stat().st_mtime_ns for folder in finished}
 
     lines, again = complete(out, workers)
