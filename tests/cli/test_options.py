@@ -99,3 +99,14 @@ def test_commands_that_do_not_need_heavy_packages_do_not_pay_for_them() -> None:
     program = f"import fedtail.cli, sys; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_clients_that_the_data_has_itself_are_told(capsys, monkeypatch, tmp_path: Path) -> None:
+    rows = pd.DataFrame({"a": [i % 7 for i in range(60)], "y": [0, 1] * 30, "s": ["u", "v", "w"] * 20})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    table = ["--table", str(tmp_path / "t.csv"), "--label", "y", "--site", "s", "--rounds", "1", "--out", str(tmp_path)]
+    for clients, said in (("2", True), ("3", False)):
+        monkeypatch.setattr(sys, "argv", ["fedtail", "run", *table, "--clients", clients])
+        with pytest.raises(SystemExit):
+            main()
+        assert ("--clients 2 has no effect: each of the data's 3 sites is a client" in capsys.readouterr().err) is said

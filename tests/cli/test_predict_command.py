@@ -62,3 +62,11 @@ def test_mistakes_are_one_clear_line(folder: Path) -> None:
 def test_export_writes_a_program(folder: Path) -> None:
     assert "wrote" in invoke("export", "--run", folder / "r", "--torch", folder / "m.pt2")
     assert (folder / "m.pt2").stat().st_size > 0
+
+
+def test_rows_of_a_class_the_model_does_not_know_are_told_and_not_scored(folder: Path) -> None:
+    pd.read_csv(folder / "t.csv").head(9).replace({"y": {"usual": "new"}}).to_csv(folder / "u.csv", index=False)
+    text = invoke("predict", "--run", folder / "r", folder / "u.csv", "--out", folder / "u-out.csv")
+    new = int((pd.read_csv(folder / "u.csv")["y"] == "new").sum())
+    assert f"{new} rows are of a class that the model does not know ('new')" in text
+    assert len(pd.read_csv(folder / "u-out.csv")) == 9

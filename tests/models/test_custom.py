@@ -93,3 +93,21 @@ def test_mistakes_are_one_clear_line(folder: Path, name: str, options: dict[str,
 def test_a_module_that_does_not_fit_the_samples_is_refused(folder: Path) -> None:
     with pytest.raises(FedtailError, match=r"does not accept samples of shape \(5,\)"):
         build_model("my_nets:ready", (5,), 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "def net(input_shape, n_classes):\n    raise OSError('a\\nb')\n",
+            "OSError in .*, line 2: a;",
+        ),
+        ("x = 1 / 0\n", "ZeroDivisionError in .*, line 1: division by zero; --debug shows all"),
+        ("def net(:\n", "SyntaxError in .*, line 1"),
+    ],
+)
+def test_code_that_fails_is_one_line_with_its_place(tmp_path: Path, code: str, words: str) -> None:
+    (tmp_path / "failing.py").write_text(code)
+    with pytest.raises(FedtailError, match=words) as raised:
+        build_model(f"{tmp_path / 'failing.py'}:net", (4,), 2)
+    assert "\n" not in str(raised.value)

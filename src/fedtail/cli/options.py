@@ -161,6 +161,14 @@ def _read_rates(path: Path) -> dict[str, Any]:
         ) from None
 
 
+def ignored_clients(flags: Mapping[str, Any], n_clients: int) -> list[str]:
+    """A note where ``--clients`` was given for data that has sites of its own."""
+    asked = flags.get("data.clients")
+    if asked is None or asked == n_clients:
+        return []
+    return [f"--clients {asked} has no effect: each of the data's {n_clients} sites is a client (data.partition=auto)"]
+
+
 def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
     """``fedtail run runs/x --resume`` goes on in that very folder, whatever name its config has."""
     if not resume or path is None or not Path(path).is_dir():

@@ -16,8 +16,9 @@ from fedtail.cli.progress import console
 from fedtail.core.errors import one_of, writing
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.data.inputs import image_files, read_for
-from fedtail.data.tables.labels import label_codes, need_column
+from fedtail.data.tables.labels import name_codes, need_column
 from fedtail.data.tables.pooled import is_table, names_option
+from fedtail.data.tables.read import listing
 from fedtail.predict import SavedModel, load_model
 
 
@@ -82,8 +83,21 @@ def _score(model: SavedModel, frame: pd.DataFrame | None, guess: np.ndarray) -> 
     label = model.preprocessing.get("label")
     if frame is None or label is None or label not in frame.columns or frame[label].isna().all():
         return
-    y, _ = label_codes(frame[label], label, "the table", model.classes)
+    codes, names = name_codes(frame[label])
+    place = {name: c for c, name in enumerate(model.classes)}
+    y = np.array([*(place.get(name, -1) for name in names), -1])[codes]
     known = y >= 0
+    strange = [name for name in names if name not in place]
+    if strange:
+        rows = int((codes >= 0).sum() - known.sum())
+        console.print(
+            f"note: {rows} rows are of a class that the model does not know ({listing(map(repr, strange), 5)}) and are "
+            "not scored",
+            style="dim",
+            soft_wrap=True,
+        )
+    if not known.any():
+        return
     metrics = summarize(confusion_matrix(y[known], guess[known], len(model.classes)))
     shown = ", ".join(f"{k.replace('_', ' ')} {metrics[k]:.4f}" for k in ("accuracy", "balanced_accuracy", "macro_f1"))
     console.print(f"scored against {label!r} ({int(known.sum())} rows): {shown}", soft_wrap=True)

@@ -10,7 +10,17 @@ import typer
 from rich import box
 from rich.table import Table as RichTable
 
-from fedtail.cli.options import SOURCE, Arguments, Json, Quiet, Resume, config_flags, resume_flags, split_arguments
+from fedtail.cli.options import (
+    SOURCE,
+    Arguments,
+    Json,
+    Quiet,
+    Resume,
+    config_flags,
+    ignored_clients,
+    resume_flags,
+    split_arguments,
+)
 from fedtail.cli.progress import RoundProgress, console, terminal
 from fedtail.config import load_config
 from fedtail.core.history import plain
@@ -47,7 +57,8 @@ def run_command(
 
         def begin(folder: Path, done: int) -> None:
             progress.start(folder, done)
-            for note in [] if quiet else json.loads((folder / "clients.json").read_text())["notes"]:
+            about = json.loads((folder / "clients.json").read_text())
+            for note in [] if quiet else [*about["notes"], *ignored_clients(flags, len(about["sites"]))]:
                 console.print(f"note: {note}", style="dim", soft_wrap=True)
 
         result = run(config, resume=resume, on_round=progress, on_start=begin)

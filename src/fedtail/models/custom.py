@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,8 +37,8 @@ def custom_model(name: str, input_shape: tuple[int, ...], n_classes: int, **opti
         args, given = _arguments(name, target, input_shape, n_classes, options)
         try:
             module = target(*args, **given)
-        except TypeError as error:
-            raise FedtailError(f"model {name!r}: {error}") from error
+        except Exception as error:
+            raise _in_user_code(name, error) from error
     else:
         raise FedtailError(f"model {name!r} is a {type(target).__name__}, not a class or function that makes a module")
     if not isinstance(module, nn.Module):
@@ -68,7 +69,7 @@ def check_output(module: nn.Module, input_shape: tuple[int, ...], n_classes: int
     try:
         with torch.no_grad():
             out = module(torch.zeros(2, *input_shape))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # whatever the user's code raises
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FedtailError(f"{what} does not accept samples of shape {input_shape}: {first}") from error
     finally:
@@ -87,6 +88,8 @@ def _import(name: str, where: str) -> Any:
             f"model {name!r}: cannot import {error.name!r}; run from the folder that holds it, install it, "
             "or name the file as 'path/to/file.py:callable'"
         ) from error
+    except Exception as error:
+        raise _in_user_code(name, error) from error
 
 
 def _load_file(name: str, path: Path) -> Any:
@@ -97,9 +100,20 @@ def _load_file(name: str, path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    with _importable(path.resolve().parent):
-        spec.loader.exec_module(module)
+    try:
+        with _importable(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        raise _in_user_code(name, error) from error
     return module
+
+
+def _in_user_code(name: str, error: Exception) -> FedtailError:
+    """One line with the place; the rest of the traceback is shown by ``--debug``."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return FedtailError(f"model {name!r}: {type(error).__name__} in {file}, line {line}: {first}; --debug shows all")
 
 
 @contextmanager
