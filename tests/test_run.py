@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -266,3 +267,27 @@ def test_a_result_tells_rates_and_what_else_was_searched_apart(tmp_path: Path) -
     told = json.loads((result.folder / "result.json").read_text())
     assert told["rates"] == result.rates.tolist() == [0.5] * 3
     assert told["searched"] == result.history[-1]["searched"] and len(told["searched"]["lr"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": torch.nn.Linear(4, 3)}, r"does not accept samples of shape \(3,\)"),
+        ({"model": torch.nn.Linear(3, 4)}, "one row of 2 scores per sample"),
+        ({"model": torch.nn.Linear}, "neither an nn.Module nor a name"),
+        ({"method": ft.methods.FedProx}, "neither a Method"),
+        ({"rates": [0.1, 0.2, 0.3]}, "rates.rates has 3 values for 2 clients"),
+        ({"momentm": 1}, "option of fit.. 'momentm' is unknown"),
+    ],
+)
+def test_fit_refuses_what_does_not_fit_in_one_line(given: dict[str, object], words: str) -> None:
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+    federation = ft.Federation.from_arrays([(x, y), (x, y)])
+    with pytest.raises(FedtailError, match=words):
+        ft.fit(federation, **{"rounds": 1, **given})
+    assert ft.fit(federation, torch.nn.Linear(3, 2), rates=[0.1, 0.2], rounds=1).rates.tolist() == [0.1, 0.2]
+
+
+def test_columns_of_a_frame_may_be_numbers() -> None:
+    frame = pd.DataFrame({0: [i % 7 for i in range(40)], 1: ["a", "b"] * 20, 2: ["s", "t"] * 20})
+    assert ft.data.table_from_frame(frame, label=1, site=2).classes == ("a", "b")

@@ -30,6 +30,7 @@ from fedtail.engines.validation import holdout_validator
 from fedtail.fit import Plan, Problem, State, begin_search, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.models import FlatModel, build_model, choose_model
+from fedtail.models.custom import check_output
 from fedtail.rates import RATES, RateStrategy
 from fedtail.runfolder import append_round, begin_folder, choose_folder, claimed, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer
@@ -150,7 +151,7 @@ def fit(
     federation: Federation,
     model: nn.Module | str = "mlp",
     method: Method | str = "fedcgnm",
-    rates: RateStrategy | str | float = 0.6,
+    rates: RateStrategy | str | float | Sequence[float] = 0.6,
     rounds: int = 50,
     *,
     engine: str = "simulator",
@@ -172,23 +173,29 @@ def fit(
     Args:
         federation: see ``Federation.from_arrays`` and ``fedtail.partition``.
         model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a registered name.
-        method: a ``Method`` or its name. rates: a strategy (a new one for every run: a search remembers), its name, or
-            one rate for all clients.
+        method: a ``Method`` or its name. rates: a strategy (a new one for every run: a search remembers), its name,
+            one rate for all clients, or one for each.
         local: further ``LocalSettings`` (``epoch_length``, ``scale`` ...) and ``Plan`` settings.
     """
     if engine != "simulator":
         raise FedtailError(f"engine {engine!r} is not available in fit(); real federations start with `fedtail deploy`")
     if select not in ("last", "best"):
         raise one_of("select", select, ("last", "best"))
-    module = model if isinstance(model, nn.Module) else build_model(
-        model, federation.input_shape, federation.n_classes, seed=seed
-    )  # fmt: skip
-    chosen = METHODS.build(method) if isinstance(method, str) else method
-    if isinstance(rates, (int, float)):
-        strategy = RATES.build("uniform", federation.n_clients, rate=float(rates))
+    if isinstance(model, nn.Module):
+        module = model
+        check_output(module, federation.input_shape, federation.n_classes, "the model")
+    elif isinstance(model, str):
+        module = build_model(model, federation.input_shape, federation.n_classes, seed=seed)
     else:
-        strategy = RATES.build(rates, federation.n_clients) if isinstance(rates, str) else rates
+        raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
+    chosen = METHODS.build(method) if isinstance(method, str) else method
+    if not isinstance(chosen, Method):
+        raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
+    strategy = _strategy(rates, federation.n_clients)
     plan_keys = {k: local.pop(k) for k in list(local) if k in Plan.__dataclass_fields__}
+    for key in local:
+        if key not in LocalSettings.__dataclass_fields__:
+            raise one_of("option of fit()", key, [*LocalSettings.__dataclass_fields__, *Plan.__dataclass_fields__])
     settings = LocalSettings(epochs=epochs, batch_size=batch_size, seed=seed, **local)
     problem = assemble(
         federation, module, chosen, strategy, settings, server or ServerOptimizer(), path=path, device=device
@@ -200,6 +207,16 @@ def fit(
     with_local_noise(problem, plan.privacy)
     state = train_rounds(problem, plan, initial_state(problem), on_round)
     return conclude(problem, state, describe(federation), select)
+
+
+def _strategy(rates: RateStrategy | str | float | Sequence[float], n_clients: int) -> RateStrategy:
+    if isinstance(rates, RateStrategy):
+        return rates
+    if isinstance(rates, str):
+        return RATES.build(rates, n_clients)
+    if isinstance(rates, (int, float)):
+        return RATES.build("uniform", n_clients, rate=float(rates))
+    return RATES.build("fixed", n_clients, rates=list(rates))
 
 
 def with_local_noise(problem: Problem, privacy: Privacy | None) -> None:

@@ -68,7 +68,8 @@ def check_output(module: nn.Module, input_shape: tuple[int, ...], n_classes: int
     module.eval()
     try:
         with torch.no_grad():
-            out = module(torch.zeros(2, *input_shape))
+            device = next((p.device for p in module.parameters()), None)
+            out = module(torch.zeros(2, *input_shape, device=device))
     except Exception as error:  # whatever the user's code raises
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FedtailError(f"{what} does not accept samples of shape {input_shape}: {first}") from error

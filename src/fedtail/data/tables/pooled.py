@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,10 @@ def table(
 
 def table_from_frame(
     frame: pd.DataFrame | Table,
-    label: str,
-    site: str | None = None,
+    label: Hashable,
+    site: Hashable = None,
     *,
-    group: str | None = None,
+    group: Hashable = None,
     test: pd.DataFrame | Table | None = None,
     test_fraction: float = 0.2,
     exclude: Sequence[str] | str = (),
@@ -111,7 +111,8 @@ def table_from_frame(
     source = frame if isinstance(frame, Table) else from_frame(frame)
     where, notes = f"table {source.name!r}", list(source.notes)
     data = source.frame.copy(deep=False)
-    label, site, group = label.strip(), site and site.strip(), group and group.strip()
+    label = "" if label is None else str(label).strip()  # columns of a DataFrame may be numbers
+    site, group = (None if name is None else str(name).strip() for name in (site, group))
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
     _check_columns(source.columns, label, site, exclude, categories, where)
     if group is not None:
