@@ -7,9 +7,9 @@ import pytest
 
 from fedtail.cli import main
 from fedtail.config import load_config
-from fedtail.experiments.declared import grid_names
+from fedtail.experiments.declared import grid_names, load_grid
 
-FIGURES = {n for n in grid_names() if n.startswith("fig-")}
+FIGURES = {n for n in grid_names() if load_grid(n).kind != "table"}
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
