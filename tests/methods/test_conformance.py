@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
+from fedtail.core.errors import FedtailError
 from fedtail.engines.simulator.reference import ReferenceSimulator
 from fedtail.fit import Plan, Problem, State, train_rounds
 from fedtail.methods import METHODS, Method
@@ -41,6 +43,11 @@ def test_three_rounds_are_finite_and_the_loss_goes_down(method: Method) -> None:
     losses = [r["train_loss"] for r in state.history]
     assert losses[-1] < losses[0]
     json.dumps(state.history)
+
+
+def test_a_negative_weight_decay_is_refused(method: Method) -> None:
+    with pytest.raises(FedtailError, match=r"method.weight_decay = -0.1 .*\[0, inf\)"):
+        replace(method, weight_decay=-0.1)
 
 
 def test_the_model_learns(method: Method) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedtail.core.errors import check_range
 from fedtail.core.momentum import Scalar
 from fedtail.core.records import Task, Tensors, Update
 
@@ -96,6 +97,9 @@ class Method:
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
+
+    def __post_init__(self) -> None:
+        check_range("method.weight_decay", self.weight_decay, 0.0)
 
     # -- client, once per local run ------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class CLIMB(Method):
     """Norm at which batch gradients are clipped; None does not clip."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.eta", self.eta, 0.0)
         check_range("method.eps", self.eps, 0.0)
         check_range("method.primal_rounds", self.primal_rounds, 1)

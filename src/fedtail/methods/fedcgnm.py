@@ -46,6 +46,7 @@ class FedCGNM(Method):
     """If set (with H = 2): the minority group is the ``threshold`` locally rarest classes."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.beta", self.beta, 0.0, 1.0, open_high=True)
         check_range("method.delta", self.delta, 0.0)
         if self.n_groups is not None:

@@ -54,6 +54,7 @@ class FedGraB(Method):
     """Rest each balancer for a round with probability 0.1^(rank / (C - 1)), rank 0 the most frequent class."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in ("kp", "ki", "kd"):
             check_range(f"method.{key}", getattr(self, key), 0.0)
         if self.balance not in BALANCE:

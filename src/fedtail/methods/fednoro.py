@@ -59,6 +59,7 @@ class FedNoRo(Method):
     temperature: float = 0.8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.tau", self.tau, 0.0)
         check_range("method.warmup", self.warmup, 0)
         check_range("method.ramp", self.ramp, 1)

@@ -33,6 +33,7 @@ class FedProx(Method):
     """Strength of the pull towards the global model."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.mu", self.mu, 0.0)
 
     def direction(

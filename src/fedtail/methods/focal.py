@@ -27,6 +27,7 @@ class Focal(Method):
     """Focusing exponent."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.gamma", self.gamma, 0.0)
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:

@@ -47,6 +47,7 @@ class LogitAdjustment(Method):
     """``local`` or ``global``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.tau", self.tau, 0.0)
         if self.prior not in PRIORS:
             raise one_of("method.prior", self.prior, PRIORS)

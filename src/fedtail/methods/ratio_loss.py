@@ -45,6 +45,7 @@ class RatioLoss(Method):
     beta: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("method.alpha", self.alpha, 0.0)
         check_range("method.beta", self.beta, 0.0)
 

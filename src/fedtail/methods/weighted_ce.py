@@ -43,6 +43,7 @@ class WeightedCE(Method):
     """``original`` or ``resampled`` class counts."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.weight_counts not in WEIGHT_COUNTS:
             raise one_of("method.weight_counts", self.weight_counts, WEIGHT_COUNTS)
 
