@@ -127,7 +127,7 @@ class EngineSection(Section):
 class Run(Section):
     """The run itself."""
 
-    name: str | None = None
+    name: str | None = Field(None, coerce_numbers_to_str=True)
     folder: str = "runs"
     rounds: int = Field(50, ge=1)
     seed: int = Field(0, ge=0)

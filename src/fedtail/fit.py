@@ -73,6 +73,11 @@ class Plan:
         check_range("validate_every", self.validate_every, 0)
         check_range("local.warmup", self.warmup, 0)
         check_range("local.lr_min", self.lr_min, 0.0)
+        if self.schedule != "constant" and self.lr_min > self.lr:
+            raise FedtailError(
+                f"local.lr_min = {self.lr_min:g} is above local.lr = {self.lr:g}, so the learning rate would rise; "
+                "lower local.lr_min, or set local.schedule = 'constant'"
+            )
         if self.keep_best and not self.validate_every:
             raise FedtailError("run.select = 'best' needs validation; set validate_every to 1 or more")
 

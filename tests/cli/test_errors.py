@@ -40,6 +40,8 @@ CASES = [
     (["run", "method.beta=high"], ["method.beta = 'high'", "number"]),
     (["run", "metod.beta=0.5"], ["'metod'", "did you mean 'method'"]),
     (["run", "local.lr=-1"], ["local.lr = -1", "greater than 0"]),
+    (["run", "local.lr=1e-5"], ["local.lr_min = 0.0001", "local.lr = 1e-05", "constant"]),
+    (["reproduce", "table-groups", "--device", "gpu"], ["engine.device 'gpu'", "cpu"]),
     (["run", "local.lrr=1"], ["lrr", "did you mean 'lr'", "batch_size"]),
     (["run", "local.schedule=cosin"], ["local.schedule", "did you mean 'cosine'"]),
     (["run", "run.rounds=0"], ["run.rounds = 0", "greater than or equal to 1"]),

@@ -102,6 +102,7 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
         (["doctor", "--site", "{new}/site.toml"], "does not exist"),
         (["status", "{new}"], "is not a deployment folder"),
         (["doctor"], "give the deployment folder"),
+        (["init", "{new}", "--sites", "a,b", "--local", "3"], "leave out --local 3"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -240,6 +240,8 @@ def make(
         raise FedtailError("fedtail deploy needs an engine; pip install 'fedtail[flower]' or 'fedtail[nvflare]'")
     from fedtail.deploy.create import create_deployment
 
+    if sites and local:
+        raise FedtailError(f"--sites {sites} names the sites already; leave out --local {local}")
     names = tuple(s.strip() for s in sites.split(",") if s.strip()) or tuple(f"site-{k + 1}" for k in range(local))
     path, overrides = split_arguments(arguments)
     flags = {} if own_data else {"data.clients": len(names) or None}

@@ -20,6 +20,7 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers, split_arguments
 from fedtail.cli.progress import terminal
 from fedtail.config import changed, parse_overrides
+from fedtail.core.device import check_device
 from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.experiments.cells import Cell, Outcome, finished
 from fedtail.experiments.convergence import run_convergence
@@ -95,6 +96,9 @@ def reproduce(
         return
     began = time.perf_counter()
     cells = [cell for _, cell in found]
+    if launcher == "processes":
+        for each in dict.fromkeys(c.config.engine.device for c in cells):
+            check_device("engine.device", each)
     where = launcher_named(launcher, gpu=any(c.config.engine.device != "cpu" for c in cells))
     outcomes = run_with_progress(
         name, cells, out / "cells", workers=workers or os.cpu_count() or 1, strict=False, launcher=where
