@@ -97,6 +97,7 @@ def test_settings_that_cannot_be_are_one_line(arguments, message, monkeypatch, c
 
 def test_data_that_cannot_be_had_is_one_line_for_the_whole_table(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDTAIL_DATA", str(tmp_path / "none"))
-    assert call(monkeypatch, "table-iid", "--scale", "full", "--only", "UNSW", "--out", str(tmp_path / "out")) == 2
+    table = ("table-iid", "--scale", "full", "--only", "UNSW", "--device", "cpu", "--out", str(tmp_path / "out"))
+    assert call(monkeypatch, *table) == 2
     error = capsys.readouterr().err
     assert "UNSW_NB15_training-set.csv" in error and error.count("\n") == 1
