@@ -26,9 +26,10 @@ from fedtail.data.federation import Federation, Samples, Transform, assemble
 from fedtail.engines.base import LocalSettings
 from fedtail.engines.simulator.graph import GraphSimulator
 from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import Plan, train_rounds
+from fedtail.fit import train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.run import assemble as assemble_problem
 from fedtail.run import initial_state

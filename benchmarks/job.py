@@ -10,8 +10,9 @@ from typing import Any
 
 from fedtail.data.federation import Federation
 from fedtail.engines.base import LocalSettings
-from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import METHODS
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.run import assemble, initial_state
 from fedtail.server import ServerOptimizer

@@ -16,9 +16,10 @@ from fedtail.data import Federation
 from fedtail.engines import LocalSettings
 from fedtail.engines.local import client_confusion
 from fedtail.engines.simulator import ReferenceSimulator
-from fedtail.fit import Plan, Problem, train_rounds
+from fedtail.fit import Problem, train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.plan import Plan
 from fedtail.rates import RATES, FedHOO
 from fedtail.rates.base import RateStrategy
 from fedtail.run import assemble, initial_state

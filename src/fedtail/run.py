@@ -27,10 +27,11 @@ from fedtail.engines.diagnostics import Monitor, assumption_monitor, loss_monito
 from fedtail.engines.private import LocalNoise
 from fedtail.engines.simulator.sharded import rank
 from fedtail.engines.validation import holdout_validator
-from fedtail.fit import Plan, Problem, State, begin_search, train_rounds
+from fedtail.fit import Problem, State, begin_search, train_rounds
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.models import FlatModel, build_model, choose_model
 from fedtail.models.custom import check_output
+from fedtail.plan import Plan
 from fedtail.rates import RATES, RateStrategy
 from fedtail.runfolder import append_round, begin_folder, choose_folder, claimed, end_folder, read_history, save_model
 from fedtail.server import ServerOptimizer

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fedtail.engines import LocalSettings, simulator
-from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.server import ServerOptimizer
 from tests.conftest import blob_federation

@@ -11,8 +11,9 @@ from fedtail.core.errors import FedtailError
 from fedtail.data import Federation
 from fedtail.engines import LocalSettings, simulator
 from fedtail.engines.simulator.reference import ReferenceSimulator, draws_numbers
-from fedtail.fit import Plan, Problem, train_rounds
+from fedtail.fit import Problem, train_rounds
 from fedtail.methods import FedAvg
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.run import initial_state
 from fedtail.server import ServerOptimizer

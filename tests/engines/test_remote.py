@@ -21,9 +21,10 @@ from fedtail.engines.site import Site
 from fedtail.engines.site_data import FederationSlice
 from fedtail.engines.transport import Errors, InProcess, Replies
 from fedtail.engines.wire import Parcel, Parts, pack, unpack
-from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
 from fedtail.server import ServerOptimizer

@@ -14,9 +14,10 @@ import torch.multiprocessing as mp
 
 from fedtail.data.federation import Federation
 from fedtail.engines import LocalSettings, simulator
-from fedtail.fit import Plan, train_rounds
+from fedtail.fit import train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.run import assemble, initial_state
 from fedtail.server import ServerOptimizer

@@ -11,9 +11,10 @@ import torch
 from fedtail.data.federation import Federation, Samples
 from fedtail.engines import LocalSettings
 from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import Method
 from fedtail.models import build_model
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
 from fedtail.run import assemble, initial_state

@@ -13,8 +13,9 @@ import torch
 from fedtail.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.core.errors import FedtailError
 from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import Plan, Problem, State, train_rounds
+from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import METHODS, Method
+from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.run import initial_state
 from tests.methods.federations import awkward_federation, problem, train

@@ -6,8 +6,9 @@ import torch
 
 from fedtail.acceptance import accept
 from fedtail.core.records import Task, Tensors, Update
-from fedtail.fit import Plan, train_rounds
+from fedtail.fit import train_rounds
 from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
+from fedtail.plan import Plan
 from fedtail.run import initial_state
 from tests.methods.federations import problem, train
 
