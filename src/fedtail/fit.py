@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtail.acceptance import accept
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.errors import FedtailError, one_of
-from fedtail.core.metrics import NO_BACKGROUND, gram_alignment, score, summarize
+from fedtail.core.metrics import gram_alignment, no_background, score, summarize
 from fedtail.core.privacy import Privacy, epsilon, sensitivity
 from fedtail.core.random import generator
 from fedtail.core.records import Task, Tensors, Update
@@ -264,7 +264,7 @@ def begin_search(problem: Problem, plan: Plan, round: int) -> None:
     if plan.search_only and round == 0 and problem.rates.done:
         raise FedtailError(f"rates {problem.rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
     if plan.metric == "defect_score" and problem.background is None:
-        raise FedtailError(NO_BACKGROUND)
+        raise no_background("run.metric = 'defect_score'")
     if plan.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, plan)

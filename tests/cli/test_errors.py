@@ -48,6 +48,8 @@ CASES = [
     (["run", "--rounds", "ten"], ["'ten'"]),
     (["run", "data.partition=dirichlett"], ["did you mean 'dirichlet'"]),
     (["run", "data.imbalance=0.5"], ["imbalance = 0.5", "[1, inf)"]),
+    (["compare", "--metric", "defect_score"], ["--metric defect_score", "nothing found"]),
+    (["compare", "--metric", "false_alarm_rate"], ["'false_alarm_rate'", "macro_f1"]),
     (["run", "run.metric=defect_score"], ["defect_score", "data.background", "macro_f1"]),
     (["run", "rates.rate=-1"], ["rates.rate = -1", "[0, inf)"]),
     (["run", "data.augment=croop"], ["croop", "crop-flip"]),

@@ -30,6 +30,7 @@ def write_run(
     refused: dict[int, str] | None = None,
     label_map: bool = True,
     confusion: bool = True,
+    background: int | None = None,
     more: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
     """Write a run whose accuracy climbs to about ``level`` and is lower for rarer classes."""
@@ -55,8 +56,8 @@ def write_run(
                 "refused": [{"client": 1, "reason": refused[t]}] if refused and t in refused else [],
                 **({"search": {"nodes": 1 + 32 * t, "depth": min(t, 5)}} if rates != "uniform" else {}),
                 "alignment": 0.5 + 0.01 * t,
-                "test": summarize(table, counts),
-                "validation": summarize(table, counts),
+                "test": summarize(table, counts, background),
+                "validation": summarize(table, counts, background),
             }
         )
     config: dict[str, Any] = {
@@ -87,7 +88,7 @@ def write_run(
     }
     (folder / "clients.json").write_text(json.dumps(clients))
     if asked is None:
-        test = summarize(table, counts) | ({"confusion": table.tolist()} if confusion else {})
+        test = summarize(table, counts, background) | ({"confusion": table.tolist()} if confusion else {})
         result = {"test": test, "floor": majority_floor(held, 0), "hardware": {"cpus": 2}, "seconds": 0.25 * n_rounds}
         (folder / "result.json").write_text(json.dumps(result))
     return folder

@@ -90,3 +90,17 @@ def test_the_terminal_table_fits_the_terminal(problem: Problem, width: int) -> N
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     assert "Tail" in text and "Macro F1" in text
     assert ("Δ Macro F1" in text) == (width == 160)
+
+
+def test_runs_with_a_background_class_have_defect_columns_and_few_false_alarms_are_best(run_folder: Writer) -> None:
+    folders = [run_folder(m, method=m, level=v, background=0) for m, v in (("fedavg", 0.6), ("fedcgnm", 0.9))]
+    table = headline(problems(load_runs(folders))[0], "defect_score")
+    score, alarms = (table.columns.index(c) for c in ("defect_score", "false_alarm_rate"))
+    worse, better = table.rows
+    assert table.best(score) == better.cells[score][0] > worse.cells[score][0]
+    assert table.best(alarms) == better.cells[alarms][0] < worse.cells[alarms][0]
+    assert "Defect score" in to_markdown([table]) and "False alarms" in to_html(table)
+
+
+def test_runs_without_one_have_no_such_columns(problem: Problem) -> None:
+    assert not {"defect_score", "false_alarm_rate"} & set(headline(problem).columns)

@@ -20,6 +20,7 @@ from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of
 from fedtail.core.history import plain
+from fedtail.core.metrics import no_background
 from fedtail.experiments.cells import Outcome, finished
 from fedtail.experiments.compare import (
     DIGITS_LRS,
@@ -31,7 +32,7 @@ from fedtail.experiments.compare import (
 )
 from fedtail.report import load_run, write_report
 from fedtail.report.arms import Problem, problems
-from fedtail.report.tables import COLUMNS, headline, to_csv, to_markdown
+from fedtail.report.tables import TESTED, headline, to_csv, to_markdown
 from fedtail.report.tables import Table as Ranking
 from fedtail.run import build_federation
 
@@ -56,7 +57,7 @@ def compare_command(
         ),
     ] = None,
     metric: Annotated[
-        str, typer.Option(help=f"Ranked (and learning rates chosen) by: {', '.join(COLUMNS)}.")
+        str, typer.Option(help=f"Ranked (and learning rates chosen) by: {', '.join(TESTED)}.")
     ] = "macro_f1",
     flags: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder for the runs, the tables and report.html.")] = Path("runs/compare"),
@@ -69,8 +70,8 @@ def compare_command(
     Without a config it is the demo's problem: digits with imbalance 20 over 5 clients. Finished runs are kept, so
     an interrupted comparison goes on where it stopped. `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
     """
-    if metric not in COLUMNS:
-        raise one_of("--metric", metric, COLUMNS)
+    if metric not in TESTED:
+        raise one_of("--metric", metric, TESTED)
     began = time.perf_counter()
     path, overrides = split_arguments(arguments)
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
@@ -80,6 +81,8 @@ def compare_command(
     cells = comparison_cells(configs, seeds, tried)
     if own_problem(path, overrides, flags) and not all(finished(cell.folder(out)) for cell in cells):
         build_federation(cells[0].config)  # bad data is one line before the first run, not one per run
+    if metric == "defect_score" and build_federation(cells[0].config).background is None:
+        raise no_background("--metric defect_score")
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_rates(outcomes, metric) if tried else outcomes

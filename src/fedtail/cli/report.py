@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,12 @@ import typer
 
 from fedtail.cli.tables import print_table
 from fedtail.core.errors import FedtailError, one_of, writing
+from fedtail.core.metrics import no_background
 from fedtail.report.arms import Problem, problems
 from fedtail.report.figures import write_figures
 from fedtail.report.page import render
 from fedtail.report.results import load_runs
-from fedtail.report.tables import COLUMNS, headline, to_csv, to_latex, to_markdown
+from fedtail.report.tables import TESTED, headline, to_csv, to_latex, to_markdown
 
 SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
 FORMATS = ("html", "md", "latex", "csv", "pdf", "svg")
@@ -28,7 +30,9 @@ def report(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Method to compare with, as the table calls it.")] = None,
-    metric: Annotated[str, typer.Option(help="Metric that is tested against the baseline.")] = "macro_f1",
+    metric: Annotated[
+        str, typer.Option(help=f"Metric that is tested against the baseline: {', '.join(TESTED)}.")
+    ] = "macro_f1",
 ) -> None:
     """Compare runs: a self-contained page, tables for papers, vector figures.
 
@@ -36,9 +40,11 @@ def report(
     figures. Runs are grouped by data, then by method, rates and whatever else differs; seeds give mean and spread.
     """
     form = _format(form, out)
-    if metric not in COLUMNS:
-        raise one_of("metric", metric, COLUMNS)
+    if metric not in TESTED:
+        raise one_of("metric", metric, TESTED)
     found = problems(load_runs(runs), baseline)
+    if metric == "defect_score" and not all(math.isfinite(a.mean(metric)) for p in found for a in p.arms):
+        raise no_background("--metric defect_score")
     if form in ("md", "latex", "csv"):
         tables = [headline(p, metric) for p in found]
         text = to_csv(found) if form == "csv" else to_latex(tables) if form == "latex" else to_markdown(tables)

@@ -18,10 +18,15 @@ DEFECT = ("defect_score", "defect_recall", "background_precision", "false_alarm_
 """Reported too where the data declare a background class."""
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "defect_score")
 """What rate searches and model selection may compare by: what ``score`` knows."""
-NO_BACKGROUND = (
-    "run.metric = 'defect_score' needs data with a class that means \"nothing found\" (data.background of an image "
-    f"folder); others: {', '.join(SCORES[:-1])}"
-)
+
+
+def no_background(setting: str) -> FedtailError:
+    """The error where a defect score is asked of data without a background class."""
+    others = ", ".join(name for name in SCORES if name != "defect_score")
+    return FedtailError(
+        f'{setting} needs data with a class that means "nothing found" (data.background of an image folder); others: '
+        f"{others}"
+    )
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
@@ -162,7 +167,7 @@ def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.n
         return np.where(seen, 2 * hit / np.maximum(support + predicted, 1), 0.0).sum(-1) / n_seen
     if metric == "defect_score":
         if background is None:
-            raise FedtailError(NO_BACKGROUND)
+            raise no_background("run.metric = 'defect_score'")
         return _defect_shares(c, background)[0]
     raise one_of("metric", metric, SCORES)
 

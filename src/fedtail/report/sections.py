@@ -18,6 +18,7 @@ from fedtail.report.tables import METRIC_NAMES, footnote, headline, summary, to_
 
 CURVES = (
     ("test.macro_f1", "Macro F1 on the test set", "macro F1", 0.0, 1.0),
+    ("test.defect_score", "Defect score on the test set", "defect score", 0.0, 1.0),
     ("test.tail", "Accuracy of the rarest third", "tail accuracy", 0.0, 1.0),
     ("train_loss", "Training loss", "loss", None, None),
     ("test.accuracy", "Accuracy on the test set", "accuracy", 0.0, 1.0),

@@ -19,7 +19,13 @@ COLUMNS = {
     "weighted_f1": "Weighted F1",
     "head": "Head",
     "tail": "Tail",
+    "defect_score": "Defect score",
+    "false_alarm_rate": "False alarms",
 }
+"""What a headline table shows, where the runs have it."""
+LOWER_IS_BETTER = ("false_alarm_rate",)
+TESTED = tuple(c for c in COLUMNS if c not in LOWER_IS_BETTER)
+"""What arms may be ranked and tested by."""
 METRIC_NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -27,6 +33,8 @@ METRIC_NAMES = {
     "weighted_f1": "weighted F1",
     "head": "accuracy of the commonest third",
     "tail": "accuracy of the rarest third",
+    "defect_score": "defect score",
+    "false_alarm_rate": "false alarm rate",
 }
 
 
@@ -55,8 +63,9 @@ class Table:
     """Always answering the most frequent class; empty if not recorded."""
 
     def best(self, column: int) -> float:
-        """The highest mean of a column."""
-        return max((r.cells[column][0] for r in self.rows if math.isfinite(r.cells[column][0])), default=math.nan)
+        """The best mean of a column: the highest, of false alarms the lowest."""
+        choose = min if self.columns[column] in LOWER_IS_BETTER else max
+        return choose((r.cells[column][0] for r in self.rows if math.isfinite(r.cells[column][0])), default=math.nan)
 
 
 def headline(problem: Problem, metric: str = "macro_f1") -> Table:
