@@ -79,10 +79,11 @@ def compare_command(
     if not tried and not own_problem(path, overrides, flags) and not any(o.startswith("local.lr=") for o in overrides):
         tried = list(DIGITS_LRS)
     cells = comparison_cells(configs, seeds, tried)
-    if own_problem(path, overrides, flags) and not all(finished(cell.folder(out)) for cell in cells):
-        build_federation(cells[0].config)  # bad data is one line before the first run, not one per run
-    if metric == "defect_score" and build_federation(cells[0].config).background is None:
-        raise no_background("--metric defect_score")
+    own = own_problem(path, overrides, flags) and not all(finished(cell.folder(out)) for cell in cells)
+    if own or metric == "defect_score":  # bad data is one line before the first run, not one per run
+        federation = build_federation(cells[0].config)
+        if metric == "defect_score" and federation.background is None:
+            raise no_background("--metric defect_score")
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_rates(outcomes, metric) if tried else outcomes

@@ -70,17 +70,15 @@ def _band(ax: Any, runs: list[RunRecord], curve: str, label: str, colour: str, s
 def _curves(result: GridResult, plt: Any) -> Any:
     figure, panels = _panels(result, plt)
     metric = result.grid.metric
-    first = None
+    first = next(iter(panels.values()))[0]
     for (block, column), (ax,) in panels.items():
+        if ax is not first:
+            ax.sharey(first)
         for i, row in enumerate(result.used("row")):
             _band(ax, _runs(result, block, column, row), f"test.{metric}", row, COLOURS[i])
         ax.set_xlabel("round")
-        if first is None:
-            first = ax
-            ax.set_ylabel(f"test {metric.replace('_', ' ')}")
-            ax.legend()
-        else:
-            ax.sharey(first)
+    first.set_ylabel(f"test {metric.replace('_', ' ')}")
+    first.legend()
     return figure
 
 
