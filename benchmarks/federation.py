@@ -20,14 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedtail.config import Config, check_config
-from fedtail.deploy.create import create_deployment
-from fedtail.deploy.federate import federate
-from fedtail.deploy.layout import Deployment
-from fedtail.deploy.ports import free_port
-from fedtail.deploy.site_config import load_site
-from fedtail.engines.transport import InProcess
-from fedtail.run import run
+from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.layout import Deployment
+from fedtail.federate.operate.ports import free_port
+from fedtail.federate.protocol.transport import InProcess
+from fedtail.federate.server import federate
+from fedtail.federate.site.config import load_site
+from fedtail.runs.config import Config, check_config
+from fedtail.runs.execution import run
 
 TINY, LARGE = [16], [3300, 3300]
 
@@ -57,7 +57,7 @@ def in_process(config: Config, deployment: Deployment) -> Path:
 
 
 def on_flower(config: Config, deployment: Deployment) -> Path:
-    from fedtail.deploy import local, runs
+    from fedtail.federate.operate import local, runs
 
     deployment.config.write_text(config.to_toml())
     try:
@@ -68,7 +68,7 @@ def on_flower(config: Config, deployment: Deployment) -> Path:
 
 
 def on_nvflare(config: Config, deployment: Deployment) -> Path:
-    from fedtail.deploy.nvflare_poc import rehearse
+    from fedtail.federate.nvflare.poc import rehearse
 
     deployment.config.write_text(config.to_toml())
     return Path(rehearse(deployment)["folder"])

@@ -23,17 +23,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedtail.core.records import Task
 from fedtail.data.federation import Federation, Samples, Transform, assemble
-from fedtail.engines.base import LocalSettings
-from fedtail.engines.simulator.graph import GraphSimulator
-from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.plan import Plan
 from fedtail.rates import RATES
-from fedtail.run import assemble as assemble_problem
-from fedtail.run import initial_state
-from fedtail.server import ServerOptimizer
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
+from fedtail.runs.execution import assemble as assemble_problem
+from fedtail.runs.execution import initial_state
+from fedtail.simulate.graph.simulator import GraphSimulator
+from fedtail.simulate.reference import ReferenceSimulator
 
 SIZES = [5000, 3584, 2569, 1842, 1320, 946, 678, 486, 348, 250]
 RATE = 0.6

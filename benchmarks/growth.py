@@ -20,10 +20,10 @@ import torch
 
 from fedtail.core.records import Task
 from fedtail.data.federation import Federation, Samples
-from fedtail.engines.base import LocalSettings
-from fedtail.engines.simulator import simulator
 from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.rounds.engine import LocalSettings
+from fedtail.simulate import simulator
 from workload import fastest
 
 mpl.use("Agg")

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from fedtail.data.federation import Federation
-from fedtail.engines.base import LocalSettings
-from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import METHODS
-from fedtail.plan import Plan
 from fedtail.rates import RATES
-from fedtail.run import assemble, initial_state
-from fedtail.server import ServerOptimizer
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.loop import Problem, State, train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
+from fedtail.runs.execution import assemble, initial_state
 from workload import BATCH, LR, Workload
 
 WARM = 3

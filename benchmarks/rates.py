@@ -16,14 +16,14 @@ import torch
 from fedtail.core.candidates import binary_candidates, binary_patterns
 from fedtail.core.metrics import path_variation
 from fedtail.data import DATASETS, partition
-from fedtail.engines import LocalSettings
-from fedtail.fit import train_rounds
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.plan import Plan
 from fedtail.rates import FAST, HOO, ClusteredFedHOO, FedHOO, Grid, LocallyOptimal, RateStrategy, Setting, Uniform
-from fedtail.run import assemble, initial_state
-from fedtail.server import ServerOptimizer
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
+from fedtail.runs.execution import assemble, initial_state
 
 K, ROUNDS, SEEDS = 5, 60, 20
 NOISE = 0.01

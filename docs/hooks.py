@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fedtail.config import Config
+from fedtail.runs.config import Config
 
 ROOT = Path(__file__).parent.parent
 MARK = "<!-- settings -->"

@@ -26,11 +26,11 @@ import typer
 
 from fedtail.cli import app
 from fedtail.cli.options import FLAGS, config_values, split_arguments
-from fedtail.config import load_config
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
+from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
+from fedtail.runs.config import load_config
 from tests.browser import complaints, forget, requests, start
 
 ROOT = Path(__file__).parent.parent

@@ -63,8 +63,8 @@ def test_your_data_runs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     "line", re.findall(r"^error: (.*)$", (DOCS / "your-data.md").read_text(encoding="utf-8"), re.M)
 )
 def test_the_errors_on_the_page_are_the_real_ones(workplace: Path, line: str) -> None:
-    from fedtail.core.errors import FedtailError
     from fedtail.data import DATASETS
+    from fedtail.errors import FedtailError
 
     header = "case,date,state,speed,road,severity\n"
     row = "1,2024-01-01,NY,50,rural,minor\n"

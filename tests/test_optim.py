@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.momentum import cgnm_direction
+from fedtail.errors import FedtailError
 from fedtail.optim import CGNM, class_groups, grouped_losses
 
 

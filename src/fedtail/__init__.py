@@ -1,12 +1,12 @@
 """fedtail: federated learning when the class that matters is rare."""
 
 from fedtail import data, datasets, methods, optim, rates
-from fedtail.core.errors import FedtailError
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data import Federation, partition
-from fedtail.predict import SavedModel, load_model
-from fedtail.run import Result, fit
+from fedtail.errors import FedtailError
+from fedtail.runs.execution import Result, fit
+from fedtail.runs.saved import SavedModel, load_model
 
 __version__ = "0.1.0"
 __all__ = [

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError, check_range
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
+from fedtail.errors import FedtailError, check_range
 
 
 class CGNM(torch.optim.Optimizer):

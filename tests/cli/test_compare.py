@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedtail.cli import main
-from fedtail.core.errors import FedtailError
-from fedtail.experiments.cells import Cell, Outcome
-from fedtail.experiments.compare import best_rates, chosen_methods, comparison_cells, method_configs
+from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
+from fedtail.study.cells import Cell, Outcome
+from fedtail.study.compare import best_rates, chosen_methods, comparison_cells, method_configs
 
 FAST = ["--dataset", "blobs", "data.n_max=40", "data.n_classes=3", "--clients", "3", "--rounds", "2", "--workers", "1"]
 

@@ -11,9 +11,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
 from fedtail.datasets import load
+from fedtail.errors import FedtailError
 
 runner = CliRunner()
 

@@ -15,8 +15,8 @@ import torch
 import fedtail_command
 from fedtail.cli import main
 from fedtail.cli.progress import RoundProgress
-from fedtail.config import load_config
-from fedtail.fit import State
+from fedtail.rounds.loop import State
+from fedtail.runs.config import load_config
 
 FAST = ["--dataset", "blobs", "data.n_max=40", "--clients", "2", "--rounds", "2"]
 
@@ -145,7 +145,7 @@ def test_a_full_disk_is_one_line(capsys, monkeypatch, tmp_path: Path) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/x/history.jsonl")
 
-    monkeypatch.setattr("fedtail.run.append_round", full)
+    monkeypatch.setattr("fedtail.runs.execution.append_round", full)
     code, _, err = call(capsys, monkeypatch, "run", *FAST, "-q")
     assert code == 2 and err == "error: runs/x/history.jsonl: No space left on device\n"
 

@@ -13,9 +13,9 @@ from typer.main import get_command
 
 from fedtail.cli import app, main
 from fedtail.cli.options import FLAGS, config_values
-from fedtail.config import Config, load_config
-from fedtail.core.errors import FedtailError
-from fedtail.run import build_federation
+from fedtail.errors import FedtailError
+from fedtail.runs.config import Config, load_config
+from fedtail.runs.execution import build_federation
 
 COMMANDS = {name: get_command(app).commands[name] for name in ("run", "tune", "compare")}  # type: ignore[attr-defined]
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.core.errors import FedtailError
-from fedtail.predict import load_model
+from fedtail.errors import FedtailError
+from fedtail.runs.saved import load_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedtail.cli import app
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from tests.report.conftest import write_run
 
 

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
 from fedtail.data.tables import load_schema
+from fedtail.errors import FedtailError
 
 
 def invoke(*arguments: object) -> str:

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.metrics import (
     alignment,
     class_counts,
@@ -19,6 +18,7 @@ from fedtail.core.metrics import (
     summarize,
 )
 from fedtail.data.longtail import long_tail_counts
+from fedtail.errors import FedtailError
 
 pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fedtail import fit
-from fedtail.config import check_config
-from fedtail.core.errors import FedtailError
 from fedtail.core.privacy import Privacy, epsilon, limit, noisy_limit, sensitivity
 from fedtail.data import DATASETS, Federation, partition
+from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.report import load_run, write_report
-from fedtail.run import run
+from fedtail.runs.config import check_config
+from fedtail.runs.execution import run
 
 pytest.importorskip("opacus", reason="the accountant is in the extra 'privacy'")
 

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.resampling import (
     replication_factors,
     resample_epoch,
@@ -11,6 +10,7 @@ from fedtail.core.resampling import (
     resampled_proportions,
 )
 from fedtail.data.longtail import long_tail_counts
+from fedtail.errors import FedtailError
 
 counts_lists = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
 rates = st.floats(0, 1.5)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.resampling import resample_epoch, resampled_counts
 from fedtail.core.sampling import SAMPLERS, epoch_counts, local_batches
+from fedtail.errors import FedtailError
 
 counts_st = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda c: sum(c) > 0)
 

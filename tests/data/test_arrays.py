@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import Federation
+from fedtail.errors import FedtailError
 
 X = np.arange(40.0).reshape(20, 2)
 Y = np.array([0, 1, 2, 1] * 5)

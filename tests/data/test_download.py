@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import sources
 from fedtail.data.download import Remote, cache_root, data_root, fetch
 from fedtail.data.sources import Source, is_here, locate
+from fedtail.errors import FedtailError
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
 MD5 = "md5:" + hashlib.md5(BODY).hexdigest()

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data import Federation
-from fedtail.data.contact_sheet import save_contact_sheet
+from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import inspect, ratio
 from fedtail.data.skew_plot import save_skew_plot, skew_figure
+from fedtail.errors import FedtailError
 
 
 def federation(table: list[list[int]]) -> Federation:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtail.data import Samples, partition
-from fedtail.data.partition import PARTITIONS, split
+from fedtail.data.partitions import PARTITIONS, split
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import Federation
 from fedtail.data.torch_data import read_dataset
+from fedtail.errors import FedtailError
 
 
 class Items(Dataset[Any]):

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from fedtail.data.federation import Federation, Samples
-from fedtail.engines import LocalSettings
-from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import Problem, State, train_rounds
 from fedtail.methods import Method
 from fedtail.models import build_model
-from fedtail.plan import Plan
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
-from fedtail.run import assemble, initial_state
-from fedtail.server import ServerOptimizer
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.loop import Problem, State, train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
+from fedtail.runs.execution import assemble, initial_state
+from fedtail.simulate.reference import ReferenceSimulator
 
 N_CLASSES = 4
 COUNTS = ((30, 12, 5, 2), (24, 0, 6, 3), (0, 9, 0, 0), (1, 0, 0, 0), (20, 10, 4, 2))

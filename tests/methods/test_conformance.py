@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedtail.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.core.errors import FedtailError
-from fedtail.engines.simulator.reference import ReferenceSimulator
-from fedtail.fit import Problem, State, train_rounds
+from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, Method
-from fedtail.plan import Plan
 from fedtail.rates import RATES
-from fedtail.run import initial_state
+from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
+from fedtail.rounds.loop import Problem, State, train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.runs.execution import initial_state
+from fedtail.simulate.reference import ReferenceSimulator
 from tests.methods.federations import awkward_federation, problem, train
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from fedtail.core.records import Update
-from fedtail.engines import LocalSettings
-from fedtail.engines.local import plan_local_run
-from fedtail.fit import combine
 from fedtail.methods import FedAvg
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import plan_local_run
+from fedtail.rounds.loop import combine
 from tests.methods.federations import awkward_federation, problem, train
 
 

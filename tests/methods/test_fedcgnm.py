@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedCGN, FedCGNM, LocalRun
 from tests.methods.federations import problem, train
 

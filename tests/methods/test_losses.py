@@ -11,8 +11,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.resampling import resampled_proportions
+from fedtail.errors import FedtailError
 from fedtail.methods import GRW, METHODS, Batch, ClassBalanced, Focal, LocalRun, LogitAdjustment, Method, WeightedCE
 from fedtail.methods.logit_adjustment import MASKED, post_hoc
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.core.errors import FedtailError
-from fedtail.engines.auxiliary import auxiliary_monitor
+from fedtail.errors import FedtailError
 from fedtail.methods import RatioLoss
 from fedtail.methods.ratio_loss import CAP, NO_CONTRAST, class_ratios, composition, dominated
+from fedtail.rounds.auxiliary import auxiliary_monitor
 from tests.methods.federations import awkward_federation, problem, train
 
 

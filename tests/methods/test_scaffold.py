@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.acceptance import accept
 from fedtail.core.records import Task, Tensors, Update
-from fedtail.fit import train_rounds
 from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
-from fedtail.plan import Plan
-from fedtail.run import initial_state
+from fedtail.rounds.acceptance import accept
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.runs.execution import initial_state
 from tests.methods.federations import problem, train
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.models import MODELS, build_model, choose_model
 
 

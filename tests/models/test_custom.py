@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.models import build_model
 
 CODE = """

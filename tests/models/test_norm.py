@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fedtail as ft
-from fedtail.core.errors import FedtailError
 from fedtail.core.privacy import Privacy
+from fedtail.errors import FedtailError
 from fedtail.models import batchnorm_note, build_model, has_batchnorm, to_groupnorm
 
 

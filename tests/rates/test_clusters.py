@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
-from fedtail.data.partition import federate
+from fedtail.data.partitions import federate
+from fedtail.errors import FedtailError
 from fedtail.rates import ClusteredFedHOO, Setting
 from fedtail.rates.clusters import k_means, sketch
-from fedtail.run import fit
+from fedtail.runs.execution import fit
 from tests.rates.test_fedhoo import candidate_rates
 
 K = 20

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.engines import LocalSettings, simulator
-from fedtail.fit import Problem, State, train_rounds
+from fedtail import simulate as simulator
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.plan import Plan
 from fedtail.rates import RATES, RateStrategy, Setting
-from fedtail.server import ServerOptimizer
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.loop import Problem, State, train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
 from tests.conftest import blob_federation
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.core.candidates import binary_patterns
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.rates import FedHOO, Setting
 from fedtail.rates.fedhoo import additive_fit
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.rates import HOO, Setting
 
 # PyXAB 0.3.0, T_HOO(rounds=100, domain=[[.4, .8]] * 2, DimensionBinaryPartition), reward 1 - sum (x - .55)^2. The first

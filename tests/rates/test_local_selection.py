@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.rates import FAST, LocallyOptimal
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.report import load_runs

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.report import load_runs, write_report
 from fedtail.report.arms import problems
 from fedtail.report.figures import write_figures

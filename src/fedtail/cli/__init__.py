@@ -11,7 +11,7 @@ import typer
 
 from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, reproduce, run, tune
 from fedtail.cli.progress import Stopped
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 app = typer.Typer(
     name="fedtail",

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from fedtail.cli.progress import Stopped, console
-from fedtail.core.errors import FedtailError
-from fedtail.experiments.cells import Cell, Outcome, run_cells
-from fedtail.experiments.launchers import Launcher
+from fedtail.errors import FedtailError
+from fedtail.study.cells import Cell, Outcome, run_cells
+from fedtail.study.launchers import Launcher
 
 
 def run_with_progress(

@@ -13,16 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtail.checkpoint import write_atomically
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import SOURCE, Fresh, Json, Workers, config_flags, split_arguments
 from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
-from fedtail.core.errors import FedtailError, one_of
-from fedtail.core.history import plain
 from fedtail.core.metrics import no_background
-from fedtail.experiments.cells import Outcome, finished
-from fedtail.experiments.compare import (
+from fedtail.errors import FedtailError, one_of
+from fedtail.report import load_run, write_report
+from fedtail.report.arms import Problem, problems
+from fedtail.report.tables import TESTED, headline, to_csv, to_markdown
+from fedtail.report.tables import Table as Ranking
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.history import plain
+from fedtail.runs.execution import build_federation
+from fedtail.study.cells import Outcome, finished
+from fedtail.study.compare import (
     DIGITS_LRS,
     best_rates,
     chosen_methods,
@@ -30,11 +35,6 @@ from fedtail.experiments.compare import (
     method_configs,
     own_problem,
 )
-from fedtail.report import load_run, write_report
-from fedtail.report.arms import Problem, problems
-from fedtail.report.tables import TESTED, headline, to_csv, to_markdown
-from fedtail.report.tables import Table as Ranking
-from fedtail.run import build_federation
 
 
 @config_flags(*SOURCE, "data_dir", "clients", "rates", "model", "rounds", "device")

@@ -15,13 +15,13 @@ from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
 from fedtail.cli.progress import terminal
 from fedtail.cli.schema import schema_command
-from fedtail.config import load_config
-from fedtail.core.errors import FedtailError
-from fedtail.data.contact_sheet import save_contact_sheet
+from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
 from fedtail.data.skew_plot import save_skew_plot
-from fedtail.run import build_federation
+from fedtail.errors import FedtailError
+from fedtail.runs.config import load_config
+from fedtail.runs.execution import build_federation
 
 app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
 app.command("schema")(schema_command)

@@ -12,11 +12,11 @@ import typer
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import Fresh, Workers
 from fedtail.cli.tables import print_table
-from fedtail.config import check_config
-from fedtail.experiments.cells import Cell, seeds_of
 from fedtail.report import load_run, write_report
 from fedtail.report.arms import problems
 from fedtail.report.tables import headline
+from fedtail.runs.config import check_config
+from fedtail.study.cells import Cell, seeds_of
 
 METHODS = ("fedavg", "fedcgn", "fedcgnm")
 

@@ -12,11 +12,11 @@ import typer
 from fedtail.cli import deploy_view
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import Stopped, console
-from fedtail.config import load_config
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
+from fedtail.runs.config import load_config
 
 if TYPE_CHECKING:
-    from fedtail.deploy.layout import Deployment
+    from fedtail.federate.operate.layout import Deployment
 
 app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
 
@@ -60,11 +60,11 @@ def up(
 ) -> None:
     """Start a whole federation on this machine for rehearsal: SuperLink, sites, TLS, authentication."""
     need_flower()
-    from fedtail.deploy import processes
-    from fedtail.deploy.create import move_port
-    from fedtail.deploy.layout import load_deployment
-    from fedtail.deploy.local import up as start
-    from fedtail.deploy.ports import check_free
+    from fedtail.federate.operate import processes
+    from fedtail.federate.operate.create import move_port
+    from fedtail.federate.operate.layout import load_deployment
+    from fedtail.federate.operate.local import up as start
+    from fedtail.federate.operate.ports import check_free
 
     if not (folder / "deployment.toml").is_file():
         check_free("127.0.0.1", port or PORT)
@@ -87,7 +87,7 @@ def up(
 def register(folder: Folder) -> None:
     """Make the sites' public keys known to the running SuperLink."""
     deployment = load(folder)
-    from fedtail.deploy.control import Control
+    from fedtail.federate.operate.control import Control
 
     with Control(deployment) as control:
         new = [site for site in deployment.sites if control.register(site)]
@@ -104,7 +104,7 @@ def run(
 ) -> None:
     """Train over the sites that are online and write a run folder with a report. Ctrl-C ends the run, too."""
     deployment = load(folder)
-    from fedtail.deploy import runs
+    from fedtail.federate.operate import runs
 
     last = runs.last_config(deployment) if resume and not overrides else None
     run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
@@ -123,7 +123,7 @@ def run(
 def stop(folder: Folder) -> None:
     """End the run that is going on; `run --resume` goes on from its checkpoint."""
     deployment = load(folder)
-    from fedtail.deploy import runs
+    from fedtail.federate.operate import runs
 
     ended = runs.stop(deployment)
     again = f"the run was ended; go on with: fedtail deploy run {folder} --resume"
@@ -134,8 +134,8 @@ def stop(folder: Folder) -> None:
 def status(folder: Folder, as_json: Json = False) -> None:
     """Show sites, the run's round and the last errors."""
     deployment = load(folder)
-    from fedtail.deploy import processes, runs
-    from fedtail.deploy.control import Control, is_healthy
+    from fedtail.federate.operate import processes, runs
+    from fedtail.federate.operate.control import Control, is_healthy
 
     healthy = is_healthy(deployment)
     sites = {}
@@ -164,7 +164,7 @@ def doctor(
 ) -> None:
     """Check certificates, keys, clocks, versions and that all sites mean the same data. Exit code 1 on errors."""
     need_flower()
-    from fedtail.deploy.doctor import examine_server, examine_site, worst
+    from fedtail.federate.operate.doctor import examine_server, examine_site, worst
 
     if (folder is None) == (site is None):
         raise FedtailError("give the deployment folder (on the server) or --site site.toml (at a site)")
@@ -183,8 +183,8 @@ def doctor(
 def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] = Path("deployment")) -> None:
     """End everything `up` started, and everything that started."""
     deployment = load(folder)
-    from fedtail.deploy import runs
-    from fedtail.deploy.local import down as end
+    from fedtail.federate.operate import runs
+    from fedtail.federate.operate.local import down as end
 
     in_a_run = runs.stop(deployment)
     ended = end(deployment)
@@ -205,9 +205,9 @@ def on_nvflare(
     """Run on NVFlare instead: a rehearsal with its POC system, or a job for a system you have."""
     if importlib.util.find_spec("nvflare") is None:
         raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in an environment of its own")
-    from fedtail.deploy.layout import load_deployment
-    from fedtail.deploy.nvflare_app import make_job
-    from fedtail.deploy.nvflare_poc import rehearse
+    from fedtail.federate.nvflare.app import make_job
+    from fedtail.federate.nvflare.poc import rehearse
+    from fedtail.federate.operate.layout import load_deployment
 
     deployment = load_deployment(folder)
     if job is not None:
@@ -223,7 +223,7 @@ def on_nvflare(
 def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Flower app.")]) -> None:
     """Write the Flower app alone, for `flwr run` on a federation you already have."""
     need_flower()
-    from fedtail.engines.flower.bundle import write_bundle
+    from fedtail.federate.flower.bundle import write_bundle
 
     write_bundle(folder)
     typer.echo(
@@ -238,7 +238,7 @@ def make(
     """Names and config from the command line -> a new deployment folder."""
     if importlib.util.find_spec("cryptography") is None:
         raise FedtailError("fedtail deploy needs an engine; pip install 'fedtail[flower]' or 'fedtail[nvflare]'")
-    from fedtail.deploy.create import create_deployment
+    from fedtail.federate.operate.create import create_deployment
 
     if sites and local:
         raise FedtailError(f"--sites {sites} names the sites already; leave out --local {local}")
@@ -251,7 +251,7 @@ def make(
 
 def load(folder: Path) -> Deployment:
     need_flower()
-    from fedtail.deploy.layout import load_deployment
+    from fedtail.federate.operate.layout import load_deployment
 
     return load_deployment(folder)
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.options import AllowCode, RunFolder
-from fedtail.core.errors import FedtailError
-from fedtail.export import export_onnx, export_torch
-from fedtail.predict import load_model
+from fedtail.errors import FedtailError
+from fedtail.runs.export import export_onnx, export_torch
+from fedtail.runs.saved import load_model
 
 
 def export(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 Command = Callable[..., None]
 

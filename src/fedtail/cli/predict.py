@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console
-from fedtail.core.errors import one_of, writing
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.data.inputs import image_files, read_for
 from fedtail.data.tables.labels import name_codes, need_column
 from fedtail.data.tables.pooled import is_table, names_option
 from fedtail.data.tables.read import listing
-from fedtail.predict import SavedModel, load_model
+from fedtail.errors import one_of, writing
+from fedtail.runs.saved import SavedModel, load_model
 
 
 def predict(

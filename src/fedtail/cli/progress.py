@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from fedtail.fit import State
+from fedtail.rounds.loop import State
 
 
 def terminal(**options: Any) -> Console:

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.tables import print_table
-from fedtail.core.errors import FedtailError, one_of, writing
 from fedtail.core.metrics import no_background
+from fedtail.errors import FedtailError, one_of, writing
 from fedtail.report.arms import Problem, problems
 from fedtail.report.figures import write_figures
 from fedtail.report.page import render
-from fedtail.report.results import load_runs
 from fedtail.report.tables import TESTED, headline, to_csv, to_latex, to_markdown
+from fedtail.runs.record import load_runs
 
 SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
 FORMATS = ("html", "md", "latex", "csv", "pdf", "svg")

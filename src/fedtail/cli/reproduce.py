@@ -19,18 +19,19 @@ from rich.text import Text
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers, split_arguments
 from fedtail.cli.progress import terminal
-from fedtail.config import changed, parse_overrides
-from fedtail.core.device import check_device
-from fedtail.core.errors import FedtailError, one_of, writing
-from fedtail.experiments.cells import Cell, Outcome, finished
-from fedtail.experiments.convergence import run_convergence
-from fedtail.experiments.declared import grid_names, load_grid
-from fedtail.experiments.grid import SCALES, Place, load_recipes, slug, with_overrides
-from fedtail.experiments.launchers import launcher_named
-from fedtail.experiments.search import search
+from fedtail.errors import FedtailError, one_of, writing
 from fedtail.methods import METHODS
-from fedtail.reproduction import GridResult, collect, draw, to_csv, to_markdown
-from fedtail.reproduction.convergence import HEADER, convergence_markdown, convergence_rows, draw_convergence
+from fedtail.models.device import check_device
+from fedtail.runs.config import changed, parse_overrides
+from fedtail.study.cells import Cell, Outcome, finished
+from fedtail.study.launchers import launcher_named
+from fedtail.study.paper.convergence import run_convergence
+from fedtail.study.paper.convergence_page import HEADER, convergence_markdown, convergence_rows, draw_convergence
+from fedtail.study.paper.declared import grid_names, load_grid
+from fedtail.study.paper.figures import draw
+from fedtail.study.paper.grid import SCALES, Place, load_recipes, slug, with_overrides
+from fedtail.study.paper.search import search
+from fedtail.study.paper.tables import GridResult, collect, to_csv, to_markdown
 
 COMPARED = ("fedavg", "fedprox", "weighted_ce", "ratio_loss", "climb", "fedgrab", "fedcgn", "fedcgnm")
 

@@ -22,12 +22,12 @@ from fedtail.cli.options import (
     split_arguments,
 )
 from fedtail.cli.progress import RoundProgress, console, terminal
-from fedtail.config import load_config
-from fedtail.core.history import plain
 from fedtail.core.metrics import DEFECT
-from fedtail.engines.simulator.sharded import rank
 from fedtail.report import load_run, write_report
-from fedtail.run import Result, run
+from fedtail.rounds.history import plain
+from fedtail.runs.config import load_config
+from fedtail.runs.execution import Result, run
+from fedtail.simulate.sharded import rank
 
 NARROW = 78
 """Columns of the terminal that a row of all metrics needs."""

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.progress import console
-from fedtail.core.errors import FedtailError, writing
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.data.tables.pooled import names_option
+from fedtail.errors import FedtailError, writing
 
 
 def schema_command(

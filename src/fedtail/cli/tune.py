@@ -11,7 +11,6 @@ import typer
 from rich import box
 from rich.table import Table as RichTable
 
-from fedtail.checkpoint import write_atomically
 from fedtail.cli.options import (
     SOURCE,
     Arguments,
@@ -24,10 +23,11 @@ from fedtail.cli.options import (
     split_arguments,
 )
 from fedtail.cli.progress import RoundProgress, terminal
-from fedtail.config import load_config
-from fedtail.core.errors import FedtailError, writing
+from fedtail.errors import FedtailError, writing
 from fedtail.rates.fixed import fixed_section
-from fedtail.run import run
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.runs.config import load_config
+from fedtail.runs.execution import run
 
 
 @config_flags(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of
 
 DISPERSIONS = ("variance", "std")
 TIE = 1e-12

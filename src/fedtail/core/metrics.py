@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of
 
 MANY, FEW = 100, 20
 """Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError, check_range, one_of
 from fedtail.core.random import generator
+from fedtail.errors import FedtailError, check_range, one_of
 
 MODES = ("none", "central", "local")
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of
 
 REPLICATIONS = ("fractional", "round", "ceil")
 EPOCH_LENGTHS = ("inflated", "original")

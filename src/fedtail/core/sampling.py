@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from fedtail.core.errors import one_of
 from fedtail.core.resampling import resample_epoch, resampled_counts
+from fedtail.errors import one_of
 
 SAMPLERS = ("shuffled", "stratified", "balanced")
 

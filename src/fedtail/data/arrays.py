@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 
 class PooledArrays(NamedTuple):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 CHUNK = 1 << 18
 Progress = Callable[[int, int | None], None]

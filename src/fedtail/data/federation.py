@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError
 from fedtail.core.random import generator
 from fedtail.data.arrays import pool_arrays
 from fedtail.data.torch_data import read_dataset
+from fedtail.errors import FedtailError
 
 PANEL = 500
 """Most clients whose validation splits are evaluated each round."""

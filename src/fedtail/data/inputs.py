@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError
-from fedtail.data.columns import Layout
-from fedtail.data.decode import EXTENSIONS, decode, read_image
+from fedtail.data.images.decode import EXTENSIONS, decode, read_image
 from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.layout import Layout
 from fedtail.data.tables.pooled import is_table
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
 from fedtail.data.tables.schema import TableSchema
+from fedtail.errors import FedtailError
 
 Preprocessing = dict[str, Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import check_range
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Federation
+from fedtail.errors import check_range
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtail.core.errors import check_range
 from fedtail.core.random import generator
+from fedtail.errors import check_range
 
 
 def long_tail_counts(n_max: int, n_classes: int, imbalance: float) -> np.ndarray:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.registry import Registry
 from fedtail.data.federation import Samples, Transform
+from fedtail.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, writing
 from fedtail.data.inspection import Inspection, ratio
+from fedtail.errors import FedtailError, writing
 
 INK, MUTED, RULE, BAR = "#1f2430", "#6b7280", "#d9dce3", "#4f6bb0"
 FORMATS = (".png", ".svg", ".pdf")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtail.core.errors import FedtailError, one_of
 from fedtail.data.download import Progress, Remote, data_root, fetch
+from fedtail.errors import FedtailError, one_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 
 def read_dataset(dataset: Any, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.errors import check_range
 from fedtail.core.momentum import Scalar
 from fedtail.core.records import Task, Tensors, Update
+from fedtail.errors import check_range
 
 
 class Batch(NamedTuple):

@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.errors import check_range, one_of
 from fedtail.core.records import Tensors
+from fedtail.errors import check_range, one_of
 from fedtail.methods.base import Batch, cross_entropy, one_hot, pick
 from fedtail.methods.registry import METHODS
 from fedtail.methods.weighted_ce import WeightedCE

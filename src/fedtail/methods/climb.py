@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import check_range
 from fedtail.core.momentum import Scalar
 from fedtail.core.records import Tensors, Update
+from fedtail.errors import check_range
 from fedtail.methods.base import Method, Server
 from fedtail.methods.registry import METHODS
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError, check_range, one_of
 from fedtail.core.grouping import DISPERSIONS, group_classes
 from fedtail.core.momentum import Scalar, cgnm_direction
 from fedtail.core.records import Tensors
+from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.methods.base import LocalRun, Method
 from fedtail.methods.registry import METHODS
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.errors import check_range, one_of
 from fedtail.core.random import generator
 from fedtail.core.records import Tensors
+from fedtail.errors import check_range, one_of
 from fedtail.methods.base import Batch, LocalRun, Method, Server, one_hot
 from fedtail.methods.registry import METHODS
 

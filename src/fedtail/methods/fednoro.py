@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.errors import check_range
 from fedtail.core.records import Tensors, Update
+from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server
 from fedtail.methods.logit_adjustment import MASKED, adjusted, adjustment, proportions
 from fedtail.methods.registry import METHODS

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtail.core.errors import check_range
 from fedtail.core.momentum import Scalar, like
 from fedtail.core.records import Tensors
+from fedtail.errors import check_range
 from fedtail.methods.base import Method
 from fedtail.methods.registry import METHODS
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.core.errors import check_range
 from fedtail.core.records import Tensors
+from fedtail.errors import check_range
 from fedtail.methods.base import Batch, Method
 from fedtail.methods.registry import METHODS
 

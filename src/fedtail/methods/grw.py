@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtail.core.errors import check_range
+from fedtail.errors import check_range
 from fedtail.methods.registry import METHODS
 from fedtail.methods.weighted_ce import WeightedCE
 

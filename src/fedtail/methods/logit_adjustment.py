@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import check_range, one_of
 from fedtail.core.records import Tensors, Update
+from fedtail.errors import check_range, one_of
 from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy
 from fedtail.methods.registry import METHODS
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedtail.core.errors import one_of
 from fedtail.core.sampling import SAMPLERS
+from fedtail.errors import one_of
 from fedtail.methods.fedcgnm import FedCGNM
 from fedtail.methods.registry import METHODS
 

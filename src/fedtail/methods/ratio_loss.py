@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import check_range
 from fedtail.core.records import Tensors, Update
+from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy, pick
 from fedtail.methods.registry import METHODS
 

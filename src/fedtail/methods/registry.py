@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtail.core.registry import Registry
 from fedtail.methods.base import Method
+from fedtail.registry import Registry
 
 METHODS: Registry[Method] = Registry("method")
 

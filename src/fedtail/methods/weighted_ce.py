@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import one_of
 from fedtail.core.records import Tensors
+from fedtail.errors import one_of
 from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy, pick
 from fedtail.methods.registry import METHODS
 

@@ -1,14 +1,11 @@
 """Models, and the flat vector that the rest of the package sees."""
 
+from fedtail.models import cnn_lstm, mlp, resnet, small_cnn
 from fedtail.models.auto import choose_model
-from fedtail.models.cnn_lstm import cnn_lstm
 from fedtail.models.custom import custom_model, is_custom
 from fedtail.models.flat import FlatModel
-from fedtail.models.mlp import mlp
 from fedtail.models.norm import batchnorm_note, has_batchnorm, to_groupnorm
 from fedtail.models.registry import MODELS, build_model
-from fedtail.models.resnet import resnet18, resnet34
-from fedtail.models.small_cnn import small_cnn
 
 __all__ = [
     "MODELS",
@@ -21,8 +18,7 @@ __all__ = [
     "has_batchnorm",
     "is_custom",
     "mlp",
-    "resnet18",
-    "resnet34",
+    "resnet",
     "small_cnn",
     "to_groupnorm",
 ]

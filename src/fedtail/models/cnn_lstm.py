@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.models.registry import MODELS
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 
 def is_custom(name: str) -> bool:

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.models.norm import has_batchnorm
 
 __all__ = ["FlatModel", "has_batchnorm"]

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of
 
 BATCHNORM = ("keep", "groupnorm")
 

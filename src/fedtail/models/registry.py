@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedtail.core.errors import FedtailError, check_range
 from fedtail.core.random import torch_seed
-from fedtail.core.registry import Registry
+from fedtail.errors import FedtailError, check_range
 from fedtail.models.custom import custom_model, is_custom
 from fedtail.models.norm import batchnorm_note, treat_batchnorm
+from fedtail.registry import Registry
 
 MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of
 from fedtail.models.norm import group_norm
 from fedtail.models.registry import MODELS
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 from fedtail.models.norm import group_norm
 from fedtail.models.registry import MODELS
 

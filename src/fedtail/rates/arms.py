@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, check_range
+from fedtail.errors import FedtailError, check_range
 
 
 def check_arms(arms: Sequence[float]) -> np.ndarray:

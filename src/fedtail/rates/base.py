@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError, check_range
+from fedtail.errors import FedtailError, check_range
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.errors import FedtailError, check_range, one_of
 from fedtail.core.random import generator, torch_seed
+from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.rates.base import Setting
 from fedtail.rates.fedhoo import MAX_AXES, FedHOO
 from fedtail.rates.registry import RATES

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import check_range
 from fedtail.core.random import generator
+from fedtail.errors import check_range
 from fedtail.rates.arms import check_arms
 from fedtail.rates.base import RateStrategy
 from fedtail.rates.registry import RATES

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.candidates import binary_patterns
-from fedtail.core.errors import FedtailError, check_range, one_of
+from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.rates.base import RateStrategy, Setting, base_rates
 from fedtail.rates.registry import RATES
 from fedtail.rates.tree import BoxTree

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, check_range
+from fedtail.errors import FedtailError, check_range
 from fedtail.rates.base import RateStrategy, base_rates
 from fedtail.rates.registry import RATES
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, check_range
+from fedtail.errors import FedtailError, check_range
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rates.fedhoo import MAX_AXES
 from fedtail.rates.registry import RATES

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, check_range
+from fedtail.errors import FedtailError, check_range
 from fedtail.rates.arms import check_arms
 from fedtail.rates.base import RateStrategy
 from fedtail.rates.registry import RATES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtail.core.registry import Registry
 from fedtail.rates.base import RateStrategy
+from fedtail.registry import Registry
 
 RATES: Registry[RateStrategy] = Registry("rate strategy", "rates", given=("n_clients",))

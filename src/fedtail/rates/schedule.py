@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, check_range, one_of
+from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rates.registry import RATES
 

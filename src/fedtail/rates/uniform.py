@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtail.core.errors import check_range
+from fedtail.errors import check_range
 from fedtail.rates.base import RateStrategy
 from fedtail.rates.registry import RATES
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fedtail.report.page import write_report
-from fedtail.report.results import RunRecord, load_run, load_runs
+from fedtail.runs.record import RunRecord, load_run, load_runs
 
 __all__ = ["RunRecord", "load_run", "load_runs", "write_report"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError, one_of
-from fedtail.report.results import RunRecord
+from fedtail.errors import FedtailError, one_of
+from fedtail.runs.record import RunRecord
 
 METHOD_NAMES = {
     "fedavg": "FedAvg",

@@ -7,7 +7,7 @@ import numpy as np
 from fedtail.report.arms import Problem
 from fedtail.report.chart import esc, html_table, scroll
 from fedtail.report.heatmap import heatmap
-from fedtail.report.results import RunRecord
+from fedtail.runs.record import RunRecord
 
 MOST_ROWS = 50
 MOST_CLIENTS = 200

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedtail.core.errors import writing
+from fedtail.errors import writing
 from fedtail.report import federation, rates, sections
 from fedtail.report.arms import Problem, problems, require_runs
 from fedtail.report.chart import esc
-from fedtail.report.results import RunRecord
+from fedtail.runs.record import RunRecord
 
 PARTS: tuple[tuple[str, str, Callable[[Problem], str]], ...] = (
     ("results", "Results", sections.results),
@@ -97,4 +97,4 @@ def _facts(found: Sequence[Problem]) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("fedtail.report").joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

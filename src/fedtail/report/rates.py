@@ -10,8 +10,8 @@ from fedtail.core.metrics import path_variation
 from fedtail.report.arms import Arm, Problem
 from fedtail.report.chart import charts, html_table, number, scroll
 from fedtail.report.lines import Line, line_chart
-from fedtail.report.results import RunRecord
 from fedtail.report.series import arm_line, mean_spread, palette
+from fedtail.runs.record import RunRecord
 
 MOST_PANELS = 8
 

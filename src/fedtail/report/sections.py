@@ -12,9 +12,9 @@ from fedtail.report.chart import charts, esc, html_table, scroll
 from fedtail.report.federation import revealed
 from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import line_chart
-from fedtail.report.results import RunRecord
 from fedtail.report.series import arm_line, mean_spread, palette, thirds
 from fedtail.report.tables import METRIC_NAMES, footnote, headline, summary, to_html
+from fedtail.runs.record import RunRecord
 
 CURVES = (
     ("test.macro_f1", "Macro F1 on the test set", "macro F1", 0.0, 1.0),

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS
 from fedtail.data.tables import encode_site, fit_schema, merge_moments, propose_schema, read_site, site_moments
 from fedtail.data.tables.sites import site_files
+from fedtail.errors import FedtailError
 
 
 def site_frame(seed: int, n: int = 80, shift: float = 0.0) -> pd.DataFrame:

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS, table_from_frame
 from fedtail.data.registry import Pooled
+from fedtail.errors import FedtailError
 
 
 def crashes(n: int = 600, seed: int = 0) -> pd.DataFrame:

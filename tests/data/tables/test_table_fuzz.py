@@ -12,9 +12,9 @@ import pandas as pd
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedtail.core.errors import FedtailError
 from fedtail.data import DATASETS, table_from_frame
 from fedtail.data.inputs import prepare_inputs
+from fedtail.errors import FedtailError
 
 fields = st.one_of(
     st.sampled_from(

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedtail.core.errors import FedtailError
 from fedtail.data.tables.read import Table, listing, read_table, table_name, unique_names
 from fedtail.data.tables.source import _count_fields, inspect_source, records
+from fedtail.errors import FedtailError
 
 PLAIN = "a,b,label\n1,x,yes\n2.5,y,no\n"
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from fedtail.core.errors import FedtailError
 from fedtail.data.tables.columns import Levels, Numbers, as_levels, as_numbers, level_numbers, parse_column
 from fedtail.data.tables.kinds import MOSTLY
 from fedtail.data.tables.read import listing
 from fedtail.data.tables.schema import Column, TableSchema
+from fedtail.errors import FedtailError
 
 ROWS = 8192
 """Rows encoded at a time: the block of the matrix stays in cache while column after column is written to it."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedtail.core.errors import FedtailError
 from fedtail.data.tables.columns import level_name
 from fedtail.data.tables.read import listing
+from fedtail.errors import FedtailError
 
 MAX_CLASSES = 1000
 

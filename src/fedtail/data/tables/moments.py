@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError
 from fedtail.data.tables.schema import TableSchema
+from fedtail.errors import FedtailError
 
 COUNT, MISSING, MEAN, M2 = range(4)
 """Columns of a moments array: values, missing values, mean, sum of squared deviations from the mean."""

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedtail.core.errors import FedtailError, check_range
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
@@ -24,6 +23,7 @@ from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
 from fedtail.data.tables.schema import KINDS, NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
+from fedtail.errors import FedtailError, check_range
 
 REASONS = {
     "date": "dates",

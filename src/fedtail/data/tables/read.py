@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedtail.core.errors import FedtailError, one_of
 from fedtail.data.tables.source import Source, broken, inspect_source, open_bytes, records
+from fedtail.errors import FedtailError, one_of
 
 MISSING = (
     "", "?", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "-NaN", "1.#QNAN", "-1.#IND",

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from fedtail.core.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of
 
 KINDS = ("numeric", "category", "hashed")
 FORMAT = 1

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtail.core.errors import FedtailError, check_range
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
@@ -29,6 +28,7 @@ from fedtail.data.tables.moments import column_moments, fit_schema, merge_moment
 from fedtail.data.tables.pooled import describe, infer_schema, is_table, names_option
 from fedtail.data.tables.read import Table, listing, read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
+from fedtail.errors import FedtailError, check_range
 
 MIN_COUNT = 5
 """A site tells no mean of fewer values than this."""

@@ -20,7 +20,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from fedtail.core.errors import FedtailError
+from fedtail.errors import FedtailError
 
 BLOCK = 1 << 22
 DELIMITERS = (",", "\t", ";", "|")

@@ -1,0 +1,1 @@
+"""Images: folders of them, decoding, augmentation."""

@@ -1,0 +1,204 @@
+"""A folder of images as a data set: ``site/class/*.png`` or ``class/*.png``, perhaps under ``train/`` and ``test/``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedtail.core.random import generator
+from fedtail.data.federation import Samples, Transform, stratified_holdout
+from fedtail.data.images.decode import EXTENSIONS, choose_size, decode, survey
+from fedtail.data.registry import DATASETS, Pooled
+from fedtail.errors import FedtailError, check_range, one_of
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files with their labels; ``test`` marks files that were set apart as the test set."""
+
+    root: Path
+    files: list[Path]
+    classes: list[str]
+    sites: list[str] | None
+    test: list[bool] | None
+    notes: tuple[str, ...] = ()
+
+
+@DATASETS.add("images")
+def images(
+    path: str,
+    size: int | tuple[int, int] | None = None,
+    color: str = "auto",
+    background: str | None = None,
+    test_fraction: float = 0.15,
+    skip_corrupt: bool = False,
+    cache: bool = True,
+    seed: int = 0,
+) -> Pooled:
+    """Images in folders, one folder per class, optionally inside one folder per site.
+
+    Args:
+        path: Folder with ``site/class/*`` or ``class/*``; a ``train`` and a ``test`` folder may lie above either.
+        size: Side, or (height, width), that all images are resized to; by default the size they share, else the
+            median square, no side beyond 224.
+        color: ``grey``, ``rgb`` or ``auto`` (grey if every image is).
+        background: Class that means "nothing found"; adds the defect score to the metrics.
+        test_fraction: Share of each class at each site that becomes the test set, unless there is a test folder.
+        skip_corrupt: Leave out files that cannot be read instead of stopping at them.
+        cache: Keep decoded images in the user's cache folder.
+    """
+    return from_listing(
+        scan(Path(path).expanduser()), Path(path).name or "images", size=size, color=color, background=background,
+        test_fraction=test_fraction, skip_corrupt=skip_corrupt, cache=cache, seed=seed,
+    )  # fmt: skip
+
+
+def scan(root: Path) -> Listing:
+    """Find the images under ``root`` and read site, class and split off their folders."""
+    if not root.is_dir():
+        raise FedtailError(f"data.path = {str(root)!r} is not a folder")
+    everything = sorted(p for p in root.rglob("*") if not any(q.startswith(".") for q in p.relative_to(root).parts))
+    files = [p for p in everything if p.is_file() and p.suffix.lower() in EXTENSIONS]
+    if not files:
+        raise FedtailError(f"no images ({', '.join(sorted(EXTENSIONS))}) under {root}")
+    parts = [p.relative_to(root).parts for p in files]
+    tops = {p[0] for p in parts}
+    test = None
+    if tops == {"train", "test"}:
+        test = [p[0] == "test" for p in parts]
+        parts = [p[1:] for p in parts]
+    depths = {len(p) for p in parts}
+    if depths not in ({2}, {3}):
+        shallow, deep = (
+            next(f for f, p in zip(files, parts, strict=True) if len(p) == d) for d in (min(depths), max(depths))
+        )
+        example = f"{shallow.relative_to(root)}" + (f" beside {deep.relative_to(root)}" if shallow != deep else "")
+        raise FedtailError(f"{root} must hold class/image or site/class/image throughout, but has {example}")
+    by_site = depths == {3}
+    _check_empty(root, everything, files, by_site, test is not None)
+    ignored = sum(p.is_file() for p in everything) - len(files)
+    return Listing(
+        root,
+        files,
+        [p[-2] for p in parts],
+        [p[0] for p in parts] if by_site else None,
+        test,
+        (f"{ignored:,} files that are no images were ignored",) if ignored else (),
+    )
+
+
+def from_listing(
+    listing: Listing,
+    name: str,
+    *,
+    size: int | tuple[int, int] | None = None,
+    color: str = "auto",
+    background: str | None = None,
+    augment: str | None = "flip",
+    test_fraction: float = 0.15,
+    skip_corrupt: bool = False,
+    cache: bool = True,
+    seed: int = 0,
+) -> Pooled:
+    """Decode a listing and cut off the test set."""
+    if color not in ("auto", "grey", "rgb"):
+        raise one_of("data.color", color, ("auto", "grey", "rgb"))
+    check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
+    headers = survey(listing.root, listing.files, cache=cache)
+    good = [h for h in headers if not isinstance(h, str)]
+    broken = {i: h for i, h in enumerate(headers) if isinstance(h, str)}
+    if broken and not (skip_corrupt and good):
+        raise _corrupt(listing, broken)
+    grey = color == "grey" or (color == "auto" and all(h[2] for h in good))
+    shape, note = choose_size([h[:2] for h in good], size)
+    readable = [i for i in range(len(headers)) if i not in broken]
+    decoded = decode(listing.root, [listing.files[i] for i in readable], shape, 1 if grey else 3, cache=cache)
+    broken |= {readable[i]: reason for i, reason in decoded.bad.items()}
+    if broken and not skip_corrupt:
+        raise _corrupt(listing, broken)
+    keep = [j for j in range(len(readable)) if j not in decoded.bad]
+    kept = [readable[j] for j in keep]
+    x = decoded.x if len(keep) == len(decoded.x) else decoded.x[torch.as_tensor(keep)]
+    names, codes = np.unique([listing.classes[i] for i in kept], return_inverse=True)
+    if len(names) < 2:
+        raise FedtailError(
+            f"{listing.root} has only one class ({str(names[0])!r}); training needs at least two class folders"
+        )
+    if background is not None and background not in names:
+        raise one_of("data.background", background, [str(v) for v in names])
+    sites = np.array([listing.sites[i] for i in kept]) if listing.sites else None
+    y = codes.astype(np.int64)
+    train, test = _split(y, sites, [listing.test[i] for i in kept] if listing.test else None, test_fraction, seed)
+    labels = torch.from_numpy(y)
+    mean, std = channel_statistics(x[torch.from_numpy(train)])
+    lost = (
+        f"{len(broken):,} files could not be read and were left out, the first: {_first(listing, broken)}"
+        if broken
+        else ""
+    )
+    return Pooled(
+        Samples(x[torch.from_numpy(train)], labels[torch.from_numpy(train)]),
+        Samples(x[torch.from_numpy(test)], labels[torch.from_numpy(test)]),
+        classes=tuple(str(v) for v in names),
+        name=name,
+        transform=Transform(1 / 255, mean, std),
+        augment=augment,
+        sites=sites[train] if sites is not None else None,
+        model="auto",
+        background=None if background is None else [str(v) for v in names].index(background),
+        preprocessing={"kind": "images", "size": list(shape), "channels": 1 if grey else 3},
+        notes=tuple(n for n in (*listing.notes, note, lost) if n),
+    )
+
+
+def channel_statistics(x: torch.Tensor, sample: int = 2000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per-channel mean and standard deviation of x / 255, from at most ``sample`` evenly spread images."""
+    step = max(1, len(x) // sample)
+    part = x[::step].to(torch.float64) / 255
+    std = part.std((0, 2, 3), correction=0).clamp_min(1e-3)
+    return tuple(round(v, 4) for v in part.mean((0, 2, 3)).tolist()), tuple(round(v, 4) for v in std.tolist())
+
+
+def _split(
+    y: np.ndarray, sites: np.ndarray | None, test: list[bool] | None, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    if test is not None:
+        mask = np.array(test)
+        unseen = np.setdiff1d(y[mask], y[~mask])
+        if not (~mask).any() or not mask.any() or unseen.size:
+            raise FedtailError(
+                "the train folder must hold images of every class of the test folder, and neither be empty"
+            )
+        return np.flatnonzero(~mask), np.flatnonzero(mask)
+    strata = y if sites is None else np.unique(sites, return_inverse=True)[1] * (y.max() + 1) + y
+    train, held = stratified_holdout(strata, np.arange(len(y)), fraction, generator(seed, "images/test"))
+    if not len(held):
+        raise FedtailError(f"{len(y)} images are too few for a test set of {fraction:g} of each class; add images")
+    return train, held
+
+
+def _check_empty(root: Path, everything: Sequence[Path], files: Sequence[Path], by_site: bool, splits: bool) -> None:
+    """A site folder without images is a mistake the user wants to hear of."""
+    level = (1 if splits else 0) + 1
+    what = "site" if by_site else "class"
+    full = {p.relative_to(root).parts[:level] for p in files}
+    for folder in everything:
+        parts = folder.relative_to(root).parts
+        if folder.is_dir() and len(parts) == level and parts not in full:
+            raise FedtailError(f"{what} folder {folder} has no images; add some or remove the folder")
+
+
+def _corrupt(listing: Listing, broken: dict[int, str]) -> FedtailError:
+    more = f" (and {len(broken) - 1:,} more)" if len(broken) > 1 else ""
+    return FedtailError(
+        f"cannot read {_first(listing, broken)}{more}; repair or delete it, or leave it out with data.skip_corrupt=true"
+    )
+
+
+def _first(listing: Listing, broken: dict[int, str]) -> str:
+    i, reason = min(broken.items())
+    return f"{listing.files[i]} ({reason})"

@@ -1,0 +1,125 @@
+"""CIFAR-10-LT and CIFAR-100-LT from the official binary files; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedtail.data.federation import Samples, Transform
+from fedtail.data.longtail import long_tail_counts
+from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.sources import SOURCES, locate
+from fedtail.errors import FedtailError
+
+PIXELS = 3 * 32 * 32
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FINE_LABELS = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
+
+
+@DATASETS.add("cifar10")
+def cifar10(imbalance: float = 20.0, seed: int = 0, data_dir: str | None = None) -> Pooled:
+    """CIFAR-10 with an exponential long tail of any imbalance (1 = the balanced original) and the balanced test set."""
+    return _cifar("cifar10", CIFAR10_CLASSES, 5000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+                  imbalance, seed, data_dir)  # fmt: skip
+
+
+@DATASETS.add("cifar100")
+def cifar100(imbalance: float = 20.0, seed: int = 0, data_dir: str | None = None) -> Pooled:
+    """CIFAR-100 (fine labels) with an exponential long tail of any imbalance and the balanced test set."""
+    return _cifar("cifar100", CIFAR100_CLASSES, 500, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
+                  imbalance, seed, data_dir)  # fmt: skip
+
+
+def _cifar(
+    name: str,
+    classes: tuple[str, ...],
+    full: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    imbalance: float,
+    seed: int,
+    data_dir: str | None,
+) -> Pooled:
+    folder = locate(name, data_dir)
+    *train_files, test_file = (folder / file for file in SOURCES[name].files)
+    label_bytes = 1 if name == "cifar10" else 2
+    train = read_records(train_files, label_bytes, len(classes))
+    test = read_records([test_file], label_bytes, len(classes))
+    y = train.y.numpy()
+    keep, notes = tail_choice(y, classes, full, imbalance, seed, folder)
+    return Pooled(
+        train.take(keep),
+        test,
+        classes=classes,
+        name=name,
+        transform=Transform(scale=1 / 255, mean=mean, std=std),
+        augment="crop-flip",
+        model="resnet18",
+        notes=notes,
+    )
+
+
+def read_records(files: Sequence[Path], label_bytes: int, n_classes: int) -> Samples:
+    """Records of ``label_bytes`` label bytes (the last one counts) and 3,072 pixels, channels first."""
+    size = label_bytes + PIXELS
+    parts = []
+    for file in files:
+        if not file.is_file():
+            raise FedtailError(f"{file} is missing; give the whole official folder or delete it to download it again")
+        raw = np.fromfile(file, dtype=np.uint8)
+        if raw.size == 0 or raw.size % size:
+            raise FedtailError(
+                f"{file} has {raw.size} bytes, not a multiple of {size}: it is truncated or not the binary version; "
+                "delete it and download it again"
+            )
+        parts.append(raw.reshape(-1, size))
+    records = np.concatenate(parts)
+    y = records[:, label_bytes - 1].astype(np.int64)
+    if y.max() >= n_classes:
+        raise FedtailError(f"{files[0].parent} has label {int(y.max())}, allowed are 0..{n_classes - 1}")
+    x = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, 3, 32, 32)
+    return Samples(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def tail_choice(
+    y: np.ndarray, classes: Sequence[str], full: int, imbalance: float, seed: int, folder: Path
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(ascending indices, notes) of the long-tailed training set: N_c = int(N_max xi^(-c/(C-1))).
+
+    From the complete data set, N_c of each class are drawn by the published rule: one ``default_rng(seed)``, and for
+    c = 0, 1, ... the first N_c of a permutation of the class. A folder that holds only a long-tailed subset is taken
+    as drawn by that rule already, its samples in drawn order, so a stronger tail is a prefix of each class in file
+    order. A subset drawn from the same files with the same seed then gives the same images.
+    """
+    n_classes = len(classes)
+    have = np.bincount(y, minlength=n_classes)
+    complete = bool((have >= full).all())
+    want = long_tail_counts(full if complete else int(have[0]), n_classes, imbalance)
+    short = np.flatnonzero(have < want)
+    if short.size:
+        c = int(short[0])
+        raise FedtailError(
+            f"data.imbalance = {imbalance:g} needs {want[c]} images of class {classes[c]!r}, but {folder} holds a "
+            f"long-tailed subset with {have[c]}; use data.imbalance >= {have[0] / max(have[-1], 1):g} or the complete "
+            "data set"
+        )
+    if complete:
+        rng = np.random.default_rng(seed)
+        keep = [rng.permutation(np.flatnonzero(y == c))[: want[c]] for c in range(n_classes)]
+        return np.sort(np.concatenate(keep)), ()
+    keep = [np.flatnonzero(y == c)[: want[c]] for c in range(n_classes)]
+    note = f"{folder.name} holds a long-tailed subset of {len(y):,} images: the tail is a prefix of each class, whatever the seed"  # noqa: E501
+    return np.sort(np.concatenate(keep)), (note,)

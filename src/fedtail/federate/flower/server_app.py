@@ -1,0 +1,113 @@
+"""Flower's ServerApp: reads the deployment, waits for the sites and runs fedtail's round loop over the grid."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedtail.errors import FedtailError
+from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
+from fedtail.federate.operate.certificates import public_key_bytes
+from fedtail.federate.operate.layout import Deployment, check_site_names, load_deployment
+from fedtail.federate.operate.status import Status
+from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
+from fedtail.federate.server import federate
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.runs.config import Config, load_config
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run config keys: ``config`` (path), ``deployment`` (folder) or ``sites`` (number), ``resume``."""
+    settings = context.run_config
+    deployment = load_deployment(str(settings["deployment"])) if settings["deployment"] else None
+    path = str(settings["config"]) or (str(deployment.config) if deployment else "")
+    if not path:
+        raise FedtailError('run config needs config="/path/to/config.toml" (and sites=N or deployment=...)')
+    config = load_config(path)
+    if settings["mode"] == "doctor" and deployment is not None:
+        write_atomically(
+            deployment.server / "doctor.json", json.dumps([asdict(f) for f in ask(grid, deployment, config)])
+        )
+        return
+    with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
+        if deployment is not None:
+            names, transport = list(deployment.sites), connect(grid, deployment, config)
+        else:
+            names, transport = meet(grid, int(settings["sites"]), config)
+        result = federate(
+            config, transport, names, resume=bool(settings["resume"]), on_round=status.round, on_start=status.start
+        )
+        status.finish(result.folder)
+
+
+def path_of_status(deployment: Deployment | None) -> Path | None:
+    return deployment.server / "run.json" if deployment else None
+
+
+@contextlib.contextmanager
+def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iterator[None]:
+    """Flower tells a run that it was stopped only when it next asks for something: until then it may write."""
+    if deployment is None:
+        yield
+        return
+    with (deployment.server / "run.lock").open("w") as lock:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise FedtailError("the run before this one has not ended; see superlink.log") from None
+                time.sleep(0.2)
+        yield
+
+
+def connect(grid: Grid, deployment: Deployment, config: Config) -> FlowerTransport:
+    """The transport to the deployment's sites, each known by the key it authenticates with."""
+    keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(deployment.sites)}
+    return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), config.deploy.wait, names=deployment.sites))
+
+
+def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport]:
+    """On a federation that is not our deployment: take ``n`` nodes and let them say who they are."""
+    if n < 1:
+        raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
+    strangers = FlowerTransport(grid, wait_for_nodes(grid, {}, n, config.deploy.wait))
+    hellos, missing = say_hello(strangers, [f"node {k + 1}" for k in range(n)], config.deploy.timeout)
+    if missing:
+        raise FedtailError(f"not all nodes are fedtail sites: {'; '.join(missing.values())}")
+    ordered = sorted(hellos.values(), key=lambda hello: hello.site)
+    names = [hello.site for hello in ordered]
+    check_site_names(tuple(names))
+    return names, FlowerTransport(grid, {k: strangers.nodes[hello.client] for k, hello in enumerate(ordered)})
+
+
+def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
+    """The handshake on its own, for ``doctor``."""
+    names = deployment.sites
+    try:
+        hellos, missing = say_hello(connect(grid, deployment, config), names, config.deploy.timeout)
+    except FedtailError as error:
+        return [Finding("error", "sites", str(error))]
+    out = [Finding("error", names[k], reason) for k, reason in missing.items()]
+    differences = compare(hellos, names)
+    out += differences
+    out += [
+        Finding("ok", names[k], f"online, answers; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}")
+        for k, hello in hellos.items()
+    ]
+    if not missing and not any(f.level == "error" for f in differences):
+        out.append(Finding("ok", "data", f"all sites mean the same: {describe_schema(hellos[0].schema)}"))
+    return out

@@ -1,0 +1,101 @@
+"""Hand a message to the site's worker; start one where there is none. Standard library only.
+
+Flower starts a process for every message, and importing torch there would cost seconds each time. So that process
+only passes bytes on to a worker that stays alive over rounds: started on demand, started again if it died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from . import frames
+
+START_SECONDS = 180.0
+
+
+class WorkerError(RuntimeError):
+    """The site's worker cannot be reached or dies on this message."""
+
+
+def ask(site_file: str | Path, phase: str, parts: dict[str, bytes]) -> dict[str, bytes]:
+    """The worker's reply. A worker that dies under the message is replaced once, then the message is given up."""
+    path = Path(site_file)
+    if not path.is_file():
+        raise WorkerError(f"site configuration {str(path)!r} does not exist; check node-config site=...")
+    for attempt in (1, 2):
+        try:
+            connection = connect(path)
+            with connection:
+                frames.send(connection, {"phase": phase.encode(), **parts})
+                return frames.receive(connection)
+        except (ConnectionError, OSError) as error:
+            if attempt == 2:
+                raise WorkerError(f"the site's worker died twice on this message ({error}); see worker.log") from None
+    raise AssertionError("unreachable")
+
+
+def connect(site_file: Path) -> socket.socket:
+    """A connection to the worker, which is started first if nobody listens."""
+    address = frames.socket_path(site_file)
+    found = _try(address)
+    if found is not None:
+        return found
+    with site_file.with_name("worker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two messages at once, one starts the worker and both use it
+        found = _try(address)
+        if found is not None:
+            return found
+        process = start(site_file)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            found = _try(address)
+            if found is not None:
+                return found
+            if process.poll() is not None:
+                raise WorkerError(f"the site's worker ended with code {process.returncode}: {_last_line(site_file)}")
+            time.sleep(0.05)
+        raise WorkerError(f"the site's worker did not listen within {START_SECONDS:g} s; see worker.log")
+
+
+def start(site_file: Path) -> subprocess.Popen[bytes]:
+    """Start the worker in a session of its own: it outlives the process Flower started for this message."""
+    section = tomllib.loads(site_file.read_text()).get("worker", {})
+    python = section.get("python") or sys.executable
+    threads = str(section.get("threads", 1))
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    with log_path(site_file).open("ab") as log:
+        return subprocess.Popen(
+            [python, "-m", "fedtail.federate.site.worker", str(site_file.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
+            cwd=str(site_file.resolve().parent),
+        )
+
+
+def log_path(site_file: Path) -> Path:
+    return site_file.resolve().parent / "worker.log"
+
+
+def _try(address: Path) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(address))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    return connection
+
+
+def _last_line(site_file: Path) -> str:
+    lines = log_path(site_file).read_text(errors="replace").strip().splitlines()
+    return lines[-1].rpartition(" error: ")[2] if lines else "nothing in worker.log"

@@ -1,0 +1,123 @@
+"""The transport over Flower's grid: push one message per client, poll for the replies.
+
+The loop is ours because Flower's own waits three seconds between polls and insists on one record per reply.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message
+
+from fedtail.errors import FedtailError
+from fedtail.federate.flower.site_app.client_app import PHASES, from_content, to_content
+from fedtail.federate.protocol.transport import Errors, Replies
+from fedtail.federate.protocol.wire import Parts
+
+POLL_SECONDS = 0.25
+ERRORS = {
+    1: "the site's app cannot be loaded",
+    2: "the site's app raised",
+    3: "the message is no longer there",
+    4: "the reply is not there",
+    5: "the site went away",
+    7: "the site refused the app bundle",
+    8: "the site's app crashed",
+}
+SELF_EXPLAINING = (3, 4, 5)
+"""Where Flower's own text only says the same at length."""
+
+
+class FlowerTransport:
+    """``nodes[k]`` is the Flower node of client k; it may change when a site comes back under another id."""
+
+    name = "flower"
+
+    def __init__(self, grid: Any, nodes: Mapping[int, int], poll: float = POLL_SECONDS) -> None:
+        self.grid, self.nodes, self.poll = grid, dict(nodes), poll
+        self.n_clients = len(nodes)
+        self._count = 0
+
+    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+        replies: Replies = {}
+        online = set(self.grid.get_node_ids())
+        errors: Errors = {k: "the site is offline" for k in payloads if self.nodes[k] not in online}
+        self._count += 1
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pending: dict[str, int] = {}
+        for client in sorted(set(payloads) - set(errors)):
+            content = to_content(dict(payloads[client]))
+            message = Message(
+                content, self.nodes[client], PHASES[phase], ttl=timeout or 3600.0, group_id=f"{self._count}"
+            )
+            (identity,) = self.grid.push_messages([message]) or (None,)
+            if identity is None:
+                errors[client] = "Flower did not take the message"
+            else:
+                pending[identity] = client
+        while pending:
+            for reply in self.grid.pull_messages(list(pending)):
+                # An error reply names node 1 as its source, so clients are known by the message replied to.
+                client = pending.pop(reply.metadata.reply_to_message_id, -1)
+                if client < 0:
+                    continue  # a duplicate
+                if reply.has_error():
+                    errors[client] = describe(reply.error.code, reply.error.reason)
+                    continue
+                try:
+                    replies[client] = from_content(reply.content)
+                except (KeyError, AttributeError) as error:
+                    errors[client] = f"malformed reply: {type(error).__name__} {error}"
+            if pending and deadline is not None and time.monotonic() > deadline:
+                break
+            if pending:
+                time.sleep(self.poll)
+        errors |= dict.fromkeys(pending.values(), f"no reply within {timeout or 0:g} s")
+        return replies, errors
+
+    def close(self) -> None:
+        """The grid belongs to Flower, which closes it."""
+
+
+def describe(code: int, reason: str | None) -> str:
+    """Flower's error in one line."""
+    text = " ".join((reason or "").split())
+    worker = re.fullmatch(r"<class '[\w.]*WorkerError'>:<'(.*)'>", text)
+    if worker:
+        return worker[1][:500]  # our own words, as Flower wraps them
+    if code in SELF_EXPLAINING:
+        return ERRORS[code]
+    return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
+
+
+def wait_for_nodes(
+    grid: Any, wanted: Mapping[int, bytes], n: int, timeout: float, poll: float = 1.0, names: Sequence[str] = ()
+) -> dict[int, int]:
+    """Client -> node, once the sites are online; sites are known by the public key they authenticate with.
+
+    Args:
+        wanted: client -> public key (as Flower stores it); empty takes the first ``n`` nodes by name, then id.
+        names: of the clients, to say who is missing.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        online = list(grid.get_nodes())
+        if wanted:
+            by_key = {bytes(node.public_key): node.node_id for node in online}
+            found = {k: by_key[key] for k, key in wanted.items() if key in by_key}
+        else:
+            ordered = sorted(online, key=lambda node: (node.name, node.node_id))
+            found = {k: node.node_id for k, node in enumerate(ordered[:n])}
+        if len(found) == n or time.monotonic() > deadline:
+            break
+        time.sleep(poll)
+    if len(found) < n:
+        missing = [names[k] if names else f"client {k}" for k in range(n) if k not in found]
+        raise FedtailError(
+            f"{len(found)} of {n} sites are online after {timeout:g} s; missing: {', '.join(missing)}; "
+            "see `fedtail deploy status`, and the sites' logs"
+        )
+    return found

@@ -1,0 +1,81 @@
+"""fedtail on NVFlare: a controller that runs the round loop, an executor that is the site, and the job for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.job_config.api import FedJob
+
+from fedtail.errors import FedtailError
+from fedtail.federate.nvflare.transport import PHASES, PREFIX, NVFlareTransport
+from fedtail.federate.operate.status import Status
+from fedtail.federate.server import federate
+from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import Site
+from fedtail.runs.config import load_config
+
+
+class FedtailController(Controller):
+    """The server: waits for the sites, then trains. ``status_file`` is where it tells how it goes."""
+
+    def __init__(self, config: str, sites: list[str], status_file: str = "", resume: bool = False) -> None:
+        super().__init__()
+        self.config, self.sites, self.status_file, self.resume = config, sites, status_file, resume
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing to prepare: sites say hello when the run starts."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        config = load_config(self.config)
+        status = Status(Path(self.status_file) if self.status_file else None, config)
+        transport = NVFlareTransport(self, fl_ctx, abort_signal, self.sites)
+        try:
+            with status:
+                result = federate(
+                    config, transport, self.sites, resume=self.resume, on_round=status.round, on_start=status.start
+                )
+                status.finish(result.folder)
+        except FedtailError as error:
+            self.system_panic(str(error), fl_ctx)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is left open."""
+
+
+class FedtailExecutor(Executor):
+    """A site. NVFlare keeps its process alive over rounds, so the site itself lives here: no worker is needed."""
+
+    def __init__(self, site_file: str) -> None:
+        super().__init__()
+        self.site_file = site_file
+        self._site: Site | None = None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        if not task_name.startswith(PREFIX):
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        if self._site is None:
+            config = load_site(self.site_file.format(name=fl_ctx.get_identity_name()))
+            torch.set_num_threads(config.worker.threads)
+            self._site = config.open_site()
+        reply = make_reply(ReturnCode.OK)
+        reply["parts"] = self._site.handle(task_name.removeprefix(PREFIX), dict(shareable["parts"]))
+        return reply
+
+
+def make_job(
+    name: str, config: Path, sites: list[str], site_file: str, status_file: Path | None = None, *, resume: bool = False
+) -> FedJob:
+    """The job: ``site_file`` is where a site finds its configuration; ``{name}`` stands for the site's name."""
+    job = FedJob(name=name, min_clients=len(sites))
+    controller = FedtailController(str(config), sites, "" if status_file is None else str(status_file), resume)
+    job.to_server(controller)
+    for site in sites:
+        job.to(FedtailExecutor(site_file), site, tasks=[PREFIX + phase for phase in PHASES])
+    return job

@@ -1,0 +1,69 @@
+"""The transport over an NVFlare controller: one task per client, replies by callback."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.transport import Errors, Replies
+from fedtail.federate.protocol.wire import Parts
+
+PREFIX = "fedtail_"
+"""Task names are ``fedtail_train``, ``fedtail_validate`` ...: what an executor is registered for."""
+PHASES = ("hello", "statistics", "train", "validate", "confusion", "measure")
+
+
+class NVFlareTransport:
+    """``names[k]`` is the NVFlare client behind client k."""
+
+    name = "nvflare"
+
+    def __init__(self, controller: Any, fl_ctx: FLContext, abort: Signal, names: Sequence[str]) -> None:
+        self.controller, self.fl_ctx, self.abort, self.names = controller, fl_ctx, abort, list(names)
+        self.n_clients = len(names)
+
+    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+        replies: Replies = {}
+        errors: Errors = {}
+        clients = {name: k for k, name in enumerate(self.names)}
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            client, result = clients[client_task.client.name], client_task.result
+            client_task.result = None  # it may be large, and NVFlare would keep it
+            if client in replies or client in errors:
+                return  # a duplicate
+            if result.get_return_code(ReturnCode.OK) != ReturnCode.OK:
+                errors[client] = f"the site's executor failed: {result.get_return_code()}"
+            elif not isinstance(result.get("parts"), dict):
+                errors[client] = "malformed reply: it has no parts"
+            else:
+                replies[client] = {str(k): bytes(v) for k, v in result["parts"].items()}
+
+        tasks = {}
+        for client in sorted(payloads):
+            data = Shareable()
+            data["parts"] = dict(payloads[client])
+            whole = math.ceil(timeout or 0)  # NVFlare takes whole seconds, and 0 for no limit at all
+            tasks[client] = Task(PREFIX + phase, data, timeout=whole, result_received_cb=received)
+            self.controller.send(tasks[client], self.fl_ctx, targets=[self.names[client]])
+        while pending := [k for k in tasks if k not in replies and k not in errors]:
+            if self.abort.triggered:
+                raise FedtailError("NVFlare aborted the job")
+            for client in pending:
+                status = tasks[client].completion_status
+                if status is not None and client not in replies:
+                    errors.setdefault(client, f"no reply within {timeout or 0:g} s ({status.value})")
+            time.sleep(0.05)
+        return replies, errors
+
+    def close(self) -> None:
+        """The controller belongs to NVFlare, which ends it."""

@@ -1,0 +1,1 @@
+"""What an operator does: create a deployment, start it, look after it."""

@@ -1,0 +1,50 @@
+"""The commands that start Flower's programs; the same for a rehearsal and for systemd."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedtail.federate.operate.layout import Deployment
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+}
+"""No telemetry, no update check, nothing installed at run time, and prompt starts."""
+
+
+def superlink_command(programs: str | Path, deployment: Deployment) -> list[str]:
+    """Flower's server: TLS, authenticated sites, state in a database, on loopback."""
+    server = deployment.server
+    return [
+        str(Path(programs) / "flower-superlink"),
+        "--ssl-ca-certfile", str(server / "ca.crt"),
+        "--ssl-certfile", str(server / "server.crt"),
+        "--ssl-keyfile", str(server / "server.key"),
+        "--enable-supernode-auth",
+        "--host", deployment.host,
+        "--port", str(deployment.port),
+        "--database", str(server / "superlink.db"),
+        "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+
+
+def supernode_command(programs: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
+    """Flower's client at a site; ``port`` is on loopback, for its own processes."""
+    return [
+        str(Path(programs) / "flower-supernode"),
+        "--superlink", superlink,
+        "--root-certificates", str(site / "ca.crt"),
+        "--auth-supernode-private-key", str(site / "site.key"),
+        "--port", str(port),
+        "--node-config", f"site='{site / 'site.toml'}'",
+    ]  # fmt: skip
+
+
+def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:
+    """The environment Flower's programs start in."""
+    path = os.pathsep.join([str(programs), os.environ.get("PATH", "/usr/bin:/bin")])
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}

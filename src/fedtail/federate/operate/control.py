@@ -1,0 +1,139 @@
+"""Flower's control API: register sites, list nodes, start and stop runs.
+
+It has no authentication of its own, so the SuperLink stays on loopback and these calls are made on its machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedtail.errors import FedtailError
+from fedtail.federate.flower.bundle import write_bundle
+from fedtail.federate.operate.certificates import public_key_bytes
+from fedtail.federate.operate.layout import Deployment
+
+
+@dataclass(frozen=True)
+class Node:
+    """A registered site as Flower sees it."""
+
+    site: str
+    node_id: int
+    status: str
+
+
+class Control:
+    """A connection to the SuperLink of a deployment. Use as a context."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.client = ControlHttpClient.from_server_address(
+            server_address=f"{deployment.host}:{deployment.port}",
+            insecure=False,
+            root_certificates=(deployment.server / "ca.crt").read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedtail")],
+        )
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+
+    def register(self, site: str) -> bool:
+        """Make a site's public key known; False if it was already."""
+        key = public_key_bytes(self.deployment.site(site) / "site.pub")
+        if any(bytes(n.public_key) == key and n.status != "unregistered" for n in self._nodes()):
+            return False
+        self._call("RegisterNode", RegisterNodeRequest(public_key=key, name=site))
+        return True
+
+    def nodes(self) -> list[Node]:
+        """Our sites in the order of the deployment, with Flower's status: online, offline or missing."""
+        keys = {public_key_bytes(self.deployment.site(s) / "site.pub"): s for s in self.deployment.sites}
+        found = {
+            keys[bytes(n.public_key)]: Node(keys[bytes(n.public_key)], n.node_id, n.status)
+            for n in self._nodes()
+            if bytes(n.public_key) in keys and n.status != "unregistered"
+        }
+        return [found.get(s, Node(s, 0, "not registered")) for s in self.deployment.sites]
+
+    def start_run(self, **overrides: Any) -> int:
+        """Send the app bundle, as this version of fedtail has it, and start a run; returns Flower's run id."""
+        write_bundle(self.deployment.app)
+        content = build_fab_from_disk(self.deployment.app)
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(overrides),
+        )
+        return int(self._call("StartRun", request).run_id)
+
+    def run_status(self, run_id: int) -> tuple[str, str]:
+        """Flower's status of a run (``running``, ``finished:completed`` ..., ``unknown``) and its details."""
+        found = self._call("ListRuns", ListRunsRequest()).run_dict
+        if run_id not in found:
+            return "unknown", ""
+        status = found[run_id].status
+        return f"{status.status}:{status.sub_status}".rstrip(":"), status.details
+
+    def stop_run(self, run_id: int) -> None:
+        self._call("StopRun", StopRunRequest(run_id=run_id))
+
+    def _nodes(self) -> list[Any]:
+        return list(self._call("ListNodes", ListNodesRequest()).nodes_info)
+
+    def _call(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self.client, method)(request)
+        except httpx.HTTPStatusError as error:
+            raise FedtailError(f"Flower refused {method}: {error.response.text[:300]}") from None
+        except httpx.HTTPError as error:
+            address = f"{self.deployment.host}:{self.deployment.port}"
+            raise FedtailError(
+                f"no SuperLink answers at {address} ({type(error).__name__}); start it with `fedtail deploy up`"
+            ) from None
+
+
+def is_healthy(deployment: Deployment, timeout: float = 2.0) -> bool:
+    """Whether the SuperLink answers over TLS with our CA's certificate."""
+    context = ssl.create_default_context(cafile=str(deployment.server / "ca.crt"))
+    url = f"https://{deployment.host}:{deployment.port}/health"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout, context=context) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def wait_until_healthy(deployment: Deployment, seconds: float, log: Path) -> None:
+    """Wait for a SuperLink that was just started."""
+    deadline = time.monotonic() + seconds
+    while not is_healthy(deployment):
+        if time.monotonic() > deadline:
+            lines = log.read_text(errors="replace").strip().splitlines()[-1:] if log.is_file() else []
+            raise FedtailError(f"the SuperLink did not start within {seconds:g} s: {' '.join(lines)}; see {log}")
+        time.sleep(0.2)

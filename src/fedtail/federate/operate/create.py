@@ -1,0 +1,122 @@
+"""``fedtail deploy init``: write a deployment folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from fedtail.errors import FedtailError, writing
+from fedtail.federate.flower.bundle import write_bundle
+from fedtail.federate.operate import templates
+from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
+from fedtail.federate.operate.commands import superlink_command, supernode_command
+from fedtail.federate.operate.layout import Deployment, check_port, check_site_names, split_address
+from fedtail.runs.config import Config, Data
+
+
+def create_deployment(
+    folder: Path,
+    sites: tuple[str, ...],
+    config: Config,
+    *,
+    public: str = "",
+    port: int = 9092,
+    rehearsal: bool = True,
+) -> Deployment:
+    """Write keys, certificates, configuration, units, proxy and instructions. An existing folder is never touched.
+
+    Args:
+        public: ``host:port`` sites connect to (the proxy); by default the SuperLink itself, on loopback.
+        rehearsal: sites play the clients of the config's data set instead of bringing data.
+    """
+    check_site_names(sites)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedtailError(f"{str(folder)!r} exists and is not empty; choose another folder")
+    if rehearsal and config.data.clients != len(sites):
+        raise FedtailError(
+            f"data.clients = {config.data.clients} but there are {len(sites)} sites; make them equal for a rehearsal"
+        )
+    address = public or f"127.0.0.1:{check_port('--port', port)}"
+    host, _ = split_address("--public", address)
+    deployment = Deployment(folder.resolve(), folder.resolve().name, sites, "127.0.0.1", port, address)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    for path in (deployment.server, deployment.flwr_home, deployment.runs):
+        path.mkdir(mode=0o700)
+    deployment.save()
+    if not rehearsal:
+        config = config.model_copy(update={"data": Data(name="sites", clients=len(sites))})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"folder": str(deployment.runs)})})
+    deployment.config.write_text(config.to_toml())
+    make_ca(deployment.server, deployment.name)
+    make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
+    write_bundle(deployment.app)
+    for client, name in enumerate(sites):
+        _write_site(deployment, client, name, rehearsal)
+    _write_server(deployment)
+    return deployment
+
+
+def move_port(deployment: Deployment, port: int) -> Deployment:
+    """The same deployment on another port: what names the old one is written anew. Keys and runs stay."""
+    old, new = f"127.0.0.1:{deployment.port}", f"127.0.0.1:{check_port('--port', port)}"
+    moved = replace(deployment, port=port, public=new if deployment.public == old else deployment.public)
+    moved.save()
+    for name in moved.sites:
+        _write_unit(moved, name)
+    _write_server(moved)
+    return moved
+
+
+def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool) -> None:
+    folder = deployment.site(name)
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "flwr").mkdir()
+    make_site_key(folder, name)
+    shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
+    data = templates.TABLE_DATA
+    if rehearsal:
+        data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
+    (folder / "site.toml").write_text(templates.SITE_TOML.format(name=name, data=data))
+    _write_unit(deployment, name)
+
+
+def _write_unit(deployment: Deployment, name: str) -> None:
+    """How a site is started, and the words for its operator."""
+    folder = deployment.site(name)
+    installed = Path("/opt/fedtail") / name
+    command = " ".join(supernode_command("/opt/fedtail/venv/bin", installed, deployment.public))
+    (folder / "fedtail-site.service").write_text(templates.SUPERNODE_UNIT.format(name=name, command=command))
+    (folder / "README.md").write_text(
+        templates.SITE_README.format(
+            name=name, deployment=deployment.name, version=version("fedtail"), command=command, public=deployment.public
+        )
+    )
+
+
+def _write_server(deployment: Deployment) -> None:
+    programs = str(Path(sys.executable).parent)
+    unit = templates.SUPERLINK_UNIT.format(
+        name=deployment.name, server=deployment.server, folder=deployment.folder,
+        path=os.pathsep.join([programs, "/usr/bin", "/bin"]),
+        command=" ".join(superlink_command(programs, deployment)),
+    )  # fmt: skip
+    (deployment.server / "fedtail-superlink.service").write_text(unit)
+    listen = str(deployment.proxy_port)
+    (deployment.server / "nginx.conf").write_text(
+        templates.NGINX.format(host=deployment.host, port=deployment.port, listen=listen, server=deployment.server)
+    )
+    (deployment.folder / "README.md").write_text(
+        templates.SERVER_README.format(
+            name=deployment.name,
+            server=deployment.server,
+            folder=deployment.folder,
+            listen=f"port {listen}",
+            port=deployment.port,
+        )
+    )

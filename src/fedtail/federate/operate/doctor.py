@@ -1,0 +1,168 @@
+"""``fedtail deploy doctor``: everything that can be checked before round 0, with one clear line for each."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import http.client
+import json
+import ssl
+import stat
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from fedtail.errors import FedtailError
+from fedtail.federate.operate import runs
+from fedtail.federate.operate.certificates import inspect_certificate, key_matches
+from fedtail.federate.operate.control import Control, is_healthy
+from fedtail.federate.operate.layout import Deployment, split_address
+from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
+from fedtail.federate.site.config import load_site
+from fedtail.federate.site.site import SiteData
+from fedtail.models.device import check_device
+
+FLOWER = "1.41.0"
+EXPIRY_DAYS = 30
+
+
+def examine_server(deployment: Deployment, seconds: float = 180.0) -> list[Finding]:
+    """Certificates, keys, versions, sites online, and what the sites themselves say: schema, clocks, versions."""
+    out = [*check_software(), *check_certificate(deployment)]
+    for site in deployment.sites:
+        out += check_key(deployment.site(site), site)
+    if not is_healthy(deployment):
+        address, start = f"{deployment.host}:{deployment.port}", f"`fedtail deploy up {deployment.shown}`"
+        return [*out, Finding("error", "server", f"no SuperLink answers at {address}; start it with {start}")]
+    with Control(deployment) as control:
+        nodes = control.nodes()
+    away = [node for node in nodes if node.status != "online"]
+    hint = "see its supernode.log, and `fedtail deploy register` for a new site"
+    out += [Finding("error", node.site, f"{node.status}; {hint}") for node in away]
+    return out if away else [*out, *ask_sites(deployment, seconds)]
+
+
+def ask_sites(deployment: Deployment, seconds: float) -> list[Finding]:
+    """A handshake over Flower: do sites agree about columns, classes, versions and clocks?"""
+    result = deployment.server / "doctor.json"
+    result.unlink(missing_ok=True)
+    run_id = runs.start_handshake(deployment)
+    deadline = time.monotonic() + seconds
+    while not result.is_file():
+        if time.monotonic() > deadline:
+            with Control(deployment) as control:
+                status, details = control.run_status(run_id)
+            return [Finding("error", "sites", f"no answer within {seconds:g} s (Flower says {status}: {details})")]
+        time.sleep(0.3)
+    return [Finding(**finding) for finding in json.loads(result.read_text())]
+
+
+def examine_site(file: str | Path, address: str = "") -> list[Finding]:
+    """What a site's operator can check alone: keys, data, policy and, given the address, the way to the server."""
+    out = check_software()
+    config = load_site(file)
+    out += check_key(config.folder, config.name)
+    try:
+        check_device("worker.device", config.worker.device)
+        out.append(Finding("ok", "worker", f"trains on {config.worker.device}, {config.worker.threads} thread(s)"))
+    except FedtailError as error:
+        out.append(Finding("error", "worker", str(error)))
+    try:
+        out.append(Finding("ok", "data", describe_data(config.open_data())))
+    except FedtailError as error:
+        out.append(Finding("error", "data", str(error)))
+    if address:
+        out += check_connection(address, config.folder / "ca.crt")
+    return out
+
+
+def describe_data(data: SiteData) -> str:
+    """For the site's own eyes: kind, size and classes."""
+    schema = data.schema()
+    classes = schema["classes"]
+    samples = getattr(data, "table", None)
+    size = f", {len(samples)} rows" if samples is not None else ""
+    return f"{schema['kind']}{size}, {len(classes)} classes ({', '.join(map(str, classes[:6]))})"
+
+
+def check_software() -> list[Finding]:
+    """Flower in the version this package was tested with."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        return [Finding("error", "software", "flwr is not installed; pip install 'fedtail[flower]'")]
+    if found != FLOWER:
+        return [Finding("error", "software", f"flwr {found} is installed, fedtail needs {FLOWER}")]
+    return [Finding("ok", "software", f"fedtail {version('fedtail')}, flwr {found}")]
+
+
+def check_certificate(deployment: Deployment) -> list[Finding]:
+    """The server's certificate: signed by our CA, valid now and for a while, for the address sites use."""
+    seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
+    now = datetime.datetime.now(datetime.UTC)
+    out = []
+    host = deployment.public.rpartition(":")[0]
+    if not seen.signed_by_ca:
+        out.append(Finding("error", "certificate", "server.crt is not signed by ca.crt; sites will refuse the server"))
+    if host not in seen.hosts:
+        out.append(Finding("error", "certificate", f"server.crt is for {', '.join(seen.hosts)}, sites use {host}"))
+    if not seen.begins <= now <= seen.ends:
+        out.append(
+            Finding("error", "certificate", f"server.crt is valid {seen.begins:%Y-%m-%d} to {seen.ends:%Y-%m-%d}")
+        )
+    elif (seen.ends - now).days < EXPIRY_DAYS:
+        out.append(Finding("warning", "certificate", f"server.crt expires in {(seen.ends - now).days} days"))
+    if not out:
+        out.append(Finding("ok", "certificate", f"valid until {seen.ends:%Y-%m-%d} for {', '.join(seen.hosts)}"))
+    return [*out, *_private(deployment.server / "server.key"), *_private(deployment.server / "ca.key")]
+
+
+def check_key(folder: Path, name: str) -> list[Finding]:
+    """A site's key pair: there, matching, private. The server may have deleted its copy of the private half."""
+    if not (folder / "site.pub").is_file():
+        return [Finding("error", name, f"{folder}/site.pub is missing")]
+    if not (folder / "site.key").is_file():
+        return []
+    if not key_matches(folder):
+        return [Finding("error", name, "site.key and site.pub do not belong together")]
+    return _private(folder / "site.key")
+
+
+def check_connection(address: str, ca: Path) -> list[Finding]:
+    """TLS to the server with the deployment's CA, that the control path is closed, and the server's clock."""
+    host, port = split_address("--server", address)
+    if not ca.is_file():
+        return [Finding("error", "server", f"{ca} is missing; without it the server's certificate cannot be checked")]
+    context = ssl.create_default_context(cafile=str(ca))
+    connection = http.client.HTTPSConnection(host, port, timeout=10, context=context)
+    try:
+        connection.request("POST", "/v1/control/list-nodes", body=b"", headers={"content-type": "application/protobuf"})
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, ssl.SSLError, http.client.HTTPException) as error:
+        return [Finding("error", "server", f"{address} cannot be reached over TLS: {error}")]
+    finally:
+        connection.close()
+    out = [Finding("ok", "server", f"{address} answers over TLS")]
+    if answer.status not in (403, 404):
+        out.append(Finding("warning", "server", f"{address} lets the control path through; the proxy should close it"))
+    date = answer.getheader("date")
+    if date:
+        offset = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
+        if abs(offset) > CLOCK_SECONDS:
+            out.append(Finding("error", "clock", f"differs from the server's by {offset:+.0f} s; switch on NTP"))
+    return out
+
+
+def worst(findings: list[Finding]) -> str:
+    """The most serious level there is."""
+    order = ["ok", "warning", "error"]
+    return order[int(np.max([order.index(f.level) for f in findings], initial=0))]
+
+
+def _private(path: Path) -> list[Finding]:
+    if path.is_file() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return [Finding("error", path.name, f"{path} can be read by others; chmod 600 it")]
+    return []

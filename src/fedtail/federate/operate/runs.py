@@ -1,0 +1,146 @@
+"""Runs on a SuperLink that is up: start one, follow it, end it, and say where it stands."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedtail.errors import FedtailError
+from fedtail.federate.operate.control import Control, is_healthy
+from fedtail.federate.operate.layout import Deployment
+from fedtail.federate.operate.status import has_finished
+from fedtail.runs.config import Config, load_config
+
+LAST_CONFIG = "run.toml"
+ENDED = ("finished", "failed", "stopped")
+OVER = ("finished", "unknown")
+"""How Flower's word for a run that is over begins; it forgets runs with its database."""
+
+
+def start(deployment: Deployment, config: Config | None = None, *, resume: bool = False) -> int:
+    """Start a run over the sites that are online; returns Flower's run id. By default the deployment's own config."""
+    path = deployment.config
+    with connect(deployment) as control:
+        _end_previous(deployment, control, resume)
+        if config is not None:
+            path = deployment.server / LAST_CONFIG
+            path.write_text(with_the_sites_data(deployment, config).to_toml())
+        run_id = control.start_run(
+            config=str(path), deployment=str(deployment.folder), sites=len(deployment.sites), resume=resume
+        )
+    (deployment.server / "run.id").write_text(f"{run_id}\n")
+    return run_id
+
+
+def with_the_sites_data(deployment: Deployment, config: Config) -> Config:
+    """The config of a run, on the data the sites know: overrides of it would reach the server only."""
+    theirs = load_config(deployment.config)
+    if config.data != theirs.data:
+        raise FedtailError(f"data.* is the sites' matter; change it in {deployment.shown}/config.toml, not for one run")
+    if config.data.name == "sites" or config.data_seed == theirs.data_seed:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"seed": theirs.data_seed})})
+
+
+def start_handshake(deployment: Deployment) -> int:
+    """Only let the sites say who they are, for ``doctor``; the answer is ``server/doctor.json``."""
+    with connect(deployment) as control:
+        return control.start_run(deployment=str(deployment.folder), sites=len(deployment.sites), mode="doctor")
+
+
+def connect(deployment: Deployment) -> Control:
+    """A connection to a SuperLink that answers; one clear line if none does."""
+    if not is_healthy(deployment):
+        raise FedtailError(
+            f"no SuperLink answers at {deployment.host}:{deployment.port}; start it with "
+            f"`fedtail deploy up {deployment.shown}`"
+        )
+    return Control(deployment)
+
+
+def stop(deployment: Deployment) -> bool:
+    """End the run that is going on; its checkpoint stays. False if there is none."""
+    run_id = last_run(deployment)
+    if run_id is None or not is_healthy(deployment):
+        return False
+    with Control(deployment) as control:
+        if control.run_status(run_id)[0].startswith(OVER):
+            return False
+        control.stop_run(run_id)
+    return True
+
+
+def wait(
+    deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None, poll: float = 0.5
+) -> dict[str, Any]:
+    """Follow a run to its end; returns its last status. ``FedtailError`` if it failed."""
+    last: dict[str, Any] = {}
+    asked = time.monotonic()
+    while True:
+        now = read_status(deployment, run_id)
+        if now and now != last and on_change is not None:
+            on_change(now)
+        last = now
+        if has_finished(now):
+            return now
+        if time.monotonic() - asked > 5.0:  # the run may have ended without a word of ours
+            asked = time.monotonic()
+            with Control(deployment) as control:
+                status, details = control.run_status(run_id)
+            if status.startswith("finished:stopped"):
+                raise FedtailError(f"the run was stopped; go on with `fedtail deploy run {deployment.shown} --resume`")
+            if status.startswith(OVER) and read_status(deployment, run_id).get("state") not in ENDED:
+                why = f" {details}" if details else ""
+                raise FedtailError(f"Flower ended the run ({status}){why}; see {deployment.server}/superlink.log")
+        time.sleep(poll)
+
+
+def where(deployment: Deployment) -> dict[str, Any]:
+    """The running or last run's status; one that neither goes on nor ended by itself is ``stopped``."""
+    now = read_status(deployment)
+    if now and now["state"] not in ENDED and not is_going_on(deployment):
+        return {**now, "state": "stopped"}
+    return now
+
+
+def is_going_on(deployment: Deployment) -> bool:
+    """Whether Flower still works on the last run."""
+    run_id = last_run(deployment)
+    if run_id is None or not is_healthy(deployment):
+        return False
+    with Control(deployment) as control:
+        return not control.run_status(run_id)[0].startswith(OVER)
+
+
+def read_status(deployment: Deployment, run_id: int | None = None) -> dict[str, Any]:
+    """What the running or last run says of itself; empty if none has started, or if it is not the one asked for."""
+    path = deployment.server / "run.json"
+    now = dict(json.loads(path.read_text())) if path.is_file() else {}
+    return now if run_id is None or now.get("run") == str(run_id) else {}
+
+
+def last_run(deployment: Deployment) -> int | None:
+    """Flower's id of the last training run."""
+    file = deployment.server / "run.id"
+    return int(file.read_text()) if file.is_file() else None
+
+
+def last_config(deployment: Deployment) -> Path | None:
+    """The config of the last training run, overrides included."""
+    file = deployment.server / LAST_CONFIG
+    return file if file.is_file() else None
+
+
+def _end_previous(deployment: Deployment, control: Control, resume: bool) -> None:
+    """Two runs at once would share sites and folder. One whose server died is ended, or sites would work on for it."""
+    previous = last_run(deployment)
+    if previous is None or read_status(deployment, previous).get("state") in ENDED:
+        return
+    if control.run_status(previous)[0].startswith(OVER):
+        return
+    if not resume:
+        raise FedtailError(f"a run is going on; end it first with `fedtail deploy stop {deployment.shown}`")
+    control.stop_run(previous)

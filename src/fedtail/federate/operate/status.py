@@ -1,0 +1,73 @@
+"""``server/run.json``: where the run stands, for ``fedtail deploy status``. One run at a time writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedtail.errors import FedtailError
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.loop import State
+from fedtail.runs.config import Config
+
+LAST_ERRORS = 20
+
+
+def headline(record: dict[str, Any]) -> dict[str, float]:
+    """A round's training loss and, where it was evaluated, accuracy: what one watches."""
+    metrics = record.get("test") or record.get("validation") or {}
+    found = {"loss": record.get("train_loss"), "accuracy": metrics.get("accuracy")}
+    return {name: round(float(v), 4) for name, v in found.items() if v is not None and math.isfinite(v)}
+
+
+def has_finished(now: Mapping[str, Any]) -> bool:
+    """Whether a run's status says that it has ended well; ``FedtailError`` if it says that it failed."""
+    if now.get("state") == "failed":
+        raise FedtailError(str(now["error"]))
+    return now.get("state") == "finished"
+
+
+class Status:
+    """Kept up to date while a run goes on; as a context it also notes how the run failed."""
+
+    def __init__(self, path: Path | None, config: Config, run_id: int = 0) -> None:
+        self.path = path
+        self.now: dict[str, Any] = {"run": str(run_id), "state": "waiting for sites", "errors": []}
+        self.now |= {"round": 0, "rounds": config.run.rounds}
+        self.write()
+
+    def start(self, folder: Path, done: int) -> None:
+        self.write(state="training", folder=str(folder), round=done)
+
+    def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
+        faults = [*record["refused"], *record.get("faults", [])]
+        errors = [*self.now["errors"], *({"round": record["round"], **f} for f in faults)][-LAST_ERRORS:]
+        self.write(round=state.round, seconds=round(seconds, 2), errors=errors, **headline(record))
+
+    def finish(self, folder: Path | None) -> None:
+        self.write(state="finished", folder=str(folder))
+
+    def write(self, **fields: Any) -> None:
+        self.now |= {**fields, "time": time.time()}
+        if self.path is not None:
+            write_atomically(self.path, json.dumps(self.now, indent=1))
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, SystemExit):  # how Flower ends a run that was stopped
+            self.write(state="stopped")
+        elif isinstance(error, FedtailError):
+            self.write(state="failed", error=str(error))
+        elif error is not None:
+            lines = "".join(traceback.format_exception(error))
+            self.write(state="failed", error=f"{type(error).__name__}: {error}", trace=lines)

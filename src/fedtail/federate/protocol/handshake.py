@@ -1,0 +1,134 @@
+"""Before round 0: who is there, with which software and clock, and do all sites mean the same data?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.protocol.wire import Parcel, WireError, pack, unpack
+from fedtail.federate.site.site import versions
+
+CLOCK_SECONDS = 120.0
+"""Signed requests and certificates need clocks that agree about this well."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A site's answer to the handshake."""
+
+    client: int
+    site: str
+    schema: dict[str, Any]
+    versions: dict[str, str]
+    clock_offset: float
+    """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
+    n_train: int = 0
+    n_validation: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing ``doctor`` has to say."""
+
+    level: str
+    """``ok``, ``warning`` or ``error``."""
+    subject: str
+    message: str
+
+
+def say_hello(
+    transport: Transport, sites: Sequence[str], timeout: float, job: Job | None = None
+) -> tuple[dict[int, Hello], dict[int, str]]:
+    """Ask every site who it is; with a job, also whether it takes part and how many samples it has."""
+    meta: dict[str, Any] = {} if job is None else {"job": job.to_json()}
+    began = time.time()
+    payloads = {k: pack(Parcel({**meta, "client": k})) for k in range(len(sites))}
+    replies, errors = transport.exchange("hello", payloads, timeout)
+    took = time.time() - began
+    hellos: dict[int, Hello] = {}
+    reasons = dict(errors)
+    for client in sorted(replies):
+        try:
+            answer = unpack(replies[client]).meta
+            if "error" in answer:
+                reasons[client] = str(answer["error"])
+                continue
+            offset = float(answer["clock"]) - began
+            ahead = 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
+            hellos[client] = Hello(
+                client, str(answer["site"]), dict(answer["schema"]), dict(answer["versions"]), ahead,
+                int(answer.get("n_train", 0)), int(answer.get("n_validation", 0)),
+            )  # fmt: skip
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            reasons[client] = f"malformed hello: {error}"
+    for client in payloads:
+        if client not in hellos:
+            reasons.setdefault(client, "no reply")
+    return hellos, reasons
+
+
+def compare(hellos: Mapping[int, Hello], names: Sequence[str]) -> list[Finding]:
+    """Versions, clocks and schemas of the sites that answered."""
+    out: list[Finding] = []
+    here = versions()
+    reference = hellos[min(hellos)] if hellos else None
+    for client, hello in sorted(hellos.items()):
+        name = names[client]
+        if hello.site != name:
+            out.append(
+                Finding("error", name, f"its site.toml says it is {hello.site!r}; give each site its own folder")
+            )
+        mine, theirs = here["fedtail"], hello.versions.get("fedtail", "?")
+        if mine != theirs:
+            out.append(Finding("error", name, f"runs fedtail {theirs}, the server {mine}; install the same version"))
+        if here["torch"].split("+")[0] != hello.versions.get("torch", "?").split("+")[0]:
+            out.append(
+                Finding("warning", name, f"runs torch {hello.versions.get('torch')}, the server {here['torch']}")
+            )
+        if abs(hello.clock_offset) > CLOCK_SECONDS:
+            out.append(Finding("error", name, f"its clock is off by {hello.clock_offset:+.0f} s; switch on NTP"))
+        assert reference is not None
+        for key in sorted({*reference.schema, *hello.schema}):
+            ours, other = reference.schema.get(key), hello.schema.get(key)
+            if ours != other:
+                out.append(Finding("error", name, describe_difference(key, ours, other, names[reference.client])))
+    return out
+
+
+def describe_schema(schema: Mapping[str, Any]) -> str:
+    """What the sites agreed on, in a few words."""
+    columns, shape, classes = schema.get("columns"), schema.get("input_shape"), [str(c) for c in schema["classes"]]
+    what = f"{len(columns)} columns" if columns else f"inputs of shape {'x'.join(map(str, shape))}" if shape else ""
+    named = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
+    return f"{schema['name']}, {what}, {len(classes)} classes ({named})"
+
+
+def describe_difference(key: str, ours: Any, other: Any, reference: str) -> str:
+    """One line that names what two sites disagree about."""
+    if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
+        mine = {str(c["name"]): c for c in ours.get("columns", [])}
+        differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]
+        return f"its schema file is not that of {reference!r} (columns {differing[:5] or 'the same, other settings'})"
+    if isinstance(ours, list) and isinstance(other, list):
+        missing = [v for v in ours if v not in other]
+        extra = [v for v in other if v not in ours]
+        if missing or extra:
+            lacks = f"lacks {missing[:5]}" if missing else ""
+            has = f"has {extra[:5]} besides" if extra else ""
+            return f"{key} differ from {reference!r}: {' and '.join(p for p in (lacks, has) if p)}"
+        return f"{key} are those of {reference!r} in another order"
+    return f"{key} is {other!r}, at {reference!r} it is {ours!r}"
+
+
+def agree(hellos: Mapping[int, Hello], missing: Mapping[int, str], names: Sequence[str]) -> dict[str, Any]:
+    """The common schema; ``FedtailError`` with every reason why there is none."""
+    problems = [f"{names[k]}: {reason}" for k, reason in sorted(missing.items())]
+    problems += [f"{f.subject}: {f.message}" for f in compare(hellos, names) if f.level == "error"]
+    if problems:
+        raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")
+    return hellos[min(hellos)].schema

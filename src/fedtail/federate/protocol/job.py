@@ -1,0 +1,76 @@
+"""The work order of a run: everything a site must know to train, sent with every message.
+
+A message that carries its job can be answered by a worker that was started a moment ago, so a site may lose
+its worker at any time without the server noticing more than a slower reply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fedtail.data.federation import Transform
+from fedtail.errors import FedtailError, one_of
+from fedtail.methods import METHODS
+from fedtail.methods.base import Method
+from fedtail.models import build_model
+from fedtail.rounds.engine import LocalSettings
+
+REVEAL = ("totals", "classes")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as sites see it. Plain values only: it travels as JSON."""
+
+    run: str
+    model: str
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    method: str
+    rounds: int
+    model_options: dict[str, Any] = field(default_factory=dict)
+    method_options: dict[str, Any] = field(default_factory=dict)
+    local: LocalSettings = field(default_factory=LocalSettings)
+    transform: Transform = field(default_factory=Transform)
+    augment: str | None = None
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    """How sites turn raw columns into features; agreed before round 0, from federated sums."""
+    reveal: str = "totals"
+    """What validation sends back: ``totals`` (correct, samples) or ``classes`` (the same per class)."""
+    noise: float = 0.0
+    """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
+    engine: str = ""
+    """Which federation runs it; for the sites' logs."""
+
+    def __post_init__(self) -> None:
+        if self.reveal not in REVEAL:
+            raise one_of("deploy.reveal", self.reveal, REVEAL)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.classes)
+
+    def build_model(self) -> nn.Module:
+        """The architecture; its weights come with every task."""
+        return build_model(self.model, self.input_shape, self.n_classes, **self.model_options)
+
+    def build_method(self) -> Method:
+        return METHODS.build(self.method, **self.method_options)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Job:
+        """Inverse of ``to_json`` after a trip through JSON, which knows no tuples."""
+        try:
+            given = dict(fields)
+            local, transform = LocalSettings(**given.pop("local")), given.pop("transform")
+            made = Transform(float(transform["scale"]), tuple(transform["mean"]), tuple(transform["std"]))
+            shape, classes = tuple(given.pop("input_shape")), tuple(given.pop("classes"))
+            return cls(local=local, transform=made, input_shape=shape, classes=classes, **given)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedtailError(f"malformed job: {type(error).__name__} {error}") from error

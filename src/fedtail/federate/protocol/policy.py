@@ -1,0 +1,113 @@
+"""A site's own rules: what it lets a server ask of it. They live in the site's configuration and never leave it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.errors import FedtailError, check_range, one_of
+from fedtail.federate.protocol.job import REVEAL, Job
+from fedtail.models import is_custom
+
+
+class PolicyError(FedtailError):
+    """The site's policy forbids what the server asked for."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``[policy]`` of a site's configuration. The defaults allow training and reveal no class counts."""
+
+    methods: tuple[str, ...] = ()
+    """Allowed methods; empty allows all."""
+    code: tuple[str, ...] = ()
+    """Models by ``module:callable`` that a server may have imported here; registered ones need no permission."""
+    reveal: str = "totals"
+    """The most that validation may send: ``totals`` or ``classes``."""
+    min_class_count: int = 0
+    """Refuse to train while a class that is present has fewer training samples."""
+    max_rounds_per_day: int = 0
+    """Training rounds allowed in 24 hours, over all runs; 0 is no limit."""
+    min_noise: float = 0.0
+    """Refuse a run with a smaller local noise multiplier."""
+    max_update_mb: float = 0.0
+    """Refuse a run whose updates are larger; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        if self.reveal not in REVEAL:
+            raise one_of("policy.reveal", self.reveal, REVEAL)
+        for name in ("min_class_count", "max_rounds_per_day", "min_noise", "max_update_mb"):
+            check_range(f"policy.{name}", getattr(self, name), 0)
+
+    @classmethod
+    def from_toml(cls, section: dict[str, Any]) -> Policy:
+        allowed = {f.name for f in fields(cls)}
+        for key in section:
+            if key not in allowed:
+                raise one_of("key of [policy]", key, allowed)
+        given = dict(section)
+        for key in ("methods", "code"):
+            if key in given:
+                given[key] = tuple(given[key])
+        return cls(**given)
+
+    def check_job(self, job: Job) -> None:
+        """Raise ``PolicyError`` for a run this site does not take part in."""
+        if self.methods and job.method not in self.methods:
+            raise PolicyError(f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})")
+        if is_custom(job.model) and job.model not in self.code:
+            raise PolicyError(
+                f"site policy: the model {job.model!r} is code that the server would have imported here; if you trust "
+                "it, add it to policy.code"
+            )
+        if job.reveal == "classes" and self.reveal != "classes":
+            raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
+        if self.reveal != "classes" and job.build_method().reveals_classes:
+            raise PolicyError(
+                f"site policy: method {job.method!r} as configured would reveal which classes are here; "
+                "choose other options or another method on the server"
+            )
+        if job.noise < self.min_noise:
+            raise PolicyError(f"site policy: local noise {job.noise:g} is below the least allowed {self.min_noise:g}")
+
+    def check_data(self, counts: np.ndarray) -> None:
+        """Raise if a class is too rare to train on. counts: (C,)."""
+        present = counts[counts > 0]
+        if self.min_class_count and present.size and int(present.min()) < self.min_class_count:
+            raise PolicyError(f"site policy: a class has fewer than {self.min_class_count} training samples")
+
+    def check_size(self, n_values: int) -> None:
+        """Raise if an update of ``n_values`` float32 numbers is larger than allowed."""
+        megabytes = n_values * 4 / 1e6
+        if self.max_update_mb and megabytes > self.max_update_mb:
+            raise PolicyError(f"site policy: an update of {megabytes:.1f} MB exceeds {self.max_update_mb:g} MB")
+
+
+class Ledger:
+    """Which rounds were trained when, so that a daily limit survives restarts. In memory without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = folder / "ledger.json" if folder is not None else None
+        self.entries: dict[str, float] = {}
+        if self.path is not None and self.path.exists():
+            self.entries = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
+
+    def enter(self, run: str, round: int, limit: int, now: float | None = None) -> None:
+        """Count a round once, however often it is asked for; raise beyond ``limit`` (0: none) in 24 hours."""
+        now = time.time() if now is None else now
+        key = f"{run}#{round}"
+        self.entries = {k: t for k, t in self.entries.items() if t > now - 86400}
+        if key in self.entries:
+            return
+        if limit and len(self.entries) >= limit:
+            raise PolicyError(f"site policy: {limit} rounds per day are used up")
+        self.entries[key] = now
+        if self.path is not None:
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(self.entries))
+            temporary.replace(self.path)

@@ -1,0 +1,72 @@
+"""One preprocessing for all sites, from federated sums: what pooled data would give, without pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtail.data.tables import TableSchema, fit_schema, merge_moments
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.protocol.wire import Parcel, WireError, pack, unpack
+
+IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
+
+
+def agree_on_preprocessing(
+    transport: Transport, schema: dict[str, Any], names: Sequence[str], seed: int, timeout: float
+) -> dict[str, Any]:
+    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options."""
+    if schema["kind"] == "slice":
+        return schema
+    answers = _ask(transport, names, seed, timeout)
+    try:
+        found = from_moments(schema, answers) if schema["kind"] == "table" else from_pixel_sums(schema, answers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedtailError(f"a site sent statistics that cannot be read: {type(error).__name__} {error}") from None
+    return {"augment": None, "model_options": {}, "transform": IDENTITY, "preprocessing": {}, **schema, **found}
+
+
+def from_moments(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tables: the agreed schema, fitted to the merged column moments."""
+    declared = TableSchema.from_dict(schema["table"])
+    width = len(declared.numeric)
+    moments = [np.array(a["moments"], dtype=np.float64).reshape(width, 4) for a in answers]
+    fitted = fit_schema(declared, merge_moments(moments))
+    return {"preprocessing": fitted.to_dict(), "input_shape": [fitted.width]}
+
+
+def from_pixel_sums(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Images: mean and deviation per channel over all sites' training images."""
+    pixels = sum(int(a["pixels"]) for a in answers)
+    total = np.sum([np.array(a["sum"], dtype=np.float64) for a in answers], axis=0)
+    square = np.sum([np.array(a["square"], dtype=np.float64) for a in answers], axis=0)
+    if pixels <= 0 or not np.isfinite([*total, *square]).all():
+        raise FedtailError("the sites' pixel sums are not finite, or there are no images")
+    mean = total / pixels
+    std = np.sqrt(np.maximum(square / pixels - mean**2, 1e-6))
+    channels, height, width = schema["input_shape"]
+    return {
+        "transform": {"scale": 1 / 255, "mean": [round(v, 4) for v in mean], "std": [round(v, 4) for v in std]},
+        "preprocessing": {"kind": "images", "size": [height, width], "channels": channels},
+    }
+
+
+def _ask(transport: Transport, names: Sequence[str], seed: int, timeout: float) -> list[dict[str, Any]]:
+    payloads = {k: pack(Parcel({"request": {"client": k, "seed": seed}})) for k in range(len(names))}
+    replies, errors = transport.exchange("statistics", payloads, timeout)
+    out, problems = [], []
+    for k, name in enumerate(names):
+        try:
+            meta = unpack(replies[k]).meta if k in replies else {"error": errors.get(k, "no reply")}
+        except WireError as error:
+            meta = {"error": str(error)}
+        if "error" in meta or "statistics" not in meta:
+            problems.append(f"{name}: {meta.get('error', 'no statistics in its reply')}")
+        else:
+            out.append(dict(meta["statistics"]))  # type: ignore[arg-type]
+    if problems:
+        raise FedtailError(f"the sites' statistics are incomplete: {'; '.join(problems)}")
+    return out

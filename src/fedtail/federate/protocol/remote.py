@@ -1,0 +1,262 @@
+"""The engine of every real federation: the round loop's requests as messages over a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import confusion_matrix
+from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.data.federation import Samples, Transform
+from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.protocol.wire import (
+    Parcel,
+    WireError,
+    pack,
+    pack_candidates,
+    pack_task,
+    size_of,
+    unpack,
+    unpack_update,
+)
+from fedtail.models.flat import FlatModel
+from fedtail.rounds.local import EVAL_BATCH
+
+CANDIDATES = ("affine", "models")
+T = TypeVar("T")
+
+
+@dataclass
+class Traffic:
+    """Bytes handed to the transport and got back, and exchanges made; per round, for history and benchmarks."""
+
+    down: int = 0
+    up: int = 0
+    exchanges: int = 0
+
+
+@dataclass
+class RemoteEngine:
+    """Implements ``engines.base.Engine`` by exchanging messages; holds no client data."""
+
+    transport: Transport
+    job: Job
+    sizes: np.ndarray
+    """(K,) training samples per client, from the handshake."""
+    test: Samples | None = None
+    """The server's own test set; without one, tests are pooled over the sites' test splits."""
+    timeout: float | None = 600.0
+    """Seconds to wait for the replies of one exchange."""
+    quorum: float = 1.0
+    """Least share of the asked clients that must answer a validation or measurement."""
+    candidates: str = "affine"
+    """How FedHOO's candidates travel: ``affine`` (base and one direction per client) or ``models`` (built by the
+    server, in an order only it knows)."""
+    models_per_message: int = 8
+    """With ``models``: candidates sent at a time, which bounds the size of a message."""
+    faults: list[Refusal] = field(default_factory=list)
+    """Clients that did not answer outside training, since the last ``drain``."""
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        if self.candidates not in CANDIDATES:
+            raise one_of("deploy.candidates", self.candidates, CANDIDATES)
+        self.n_clients = self.transport.n_clients
+        self.model = FlatModel(self.job.build_model())
+        self._sampler = self.job.build_method().sampler
+        self._round = 0
+        self._answered: tuple[Tensor, dict[str, np.ndarray]] | None = None
+        self._commits: dict[int, tuple[int, int]] = {}
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        self._round = task.round
+        payloads = {}
+        for row, client in enumerate(task.clients):
+            meta = self._meta(client)
+            if client in self._commits:
+                done, probe = self._commits[client]
+                meta["commit"] = {"round": done, "probe": probe}
+            payloads[client] = pack_task(task, row, meta)
+        most = {k: self._most_steps(k, task) for k in task.clients}
+        replies, refusals = self._exchange("train", payloads, partial(read_update, task=task, most=most))
+        return list(replies.values()), refusals
+
+    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        shape = (len(candidates), 3, self.job.n_classes)
+        counts = {k: np.zeros(shape, dtype=np.int64) for k in clients}
+        for rows, parcel in self._candidate_messages(candidates):
+            # Candidates are compared on the same samples: who misses one message counts in none.
+            asked = {k: Parcel(self._meta(k), parcel.tensors) for k in counts}
+            read = partial(read_counts, name="counts", shape=(len(rows), 3, self._revealed))
+            replies = self._ask("validate", asked, read, len(clients))
+            counts = {k: v for k, v in counts.items() if k in replies}
+            for k, found in replies.items():
+                counts[k][rows, :, : found.shape[-1]] = found
+        return np.sum(list(counts.values()), axis=0)
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
+        if split == "test" and self.test is not None:
+            return server_confusion(self.model, x, self.test, self.job.transform, self.job.n_classes)
+        if self._answered is None or self._answered[0] is not x or split not in self._answered[1]:
+            # Whoever asks for the test asks for the validation next: one exchange answers both.
+            self._answered = (x, self._ask_confusion(x, ["test", "validation"] if split == "test" else [split]))
+        return self._answered[1][split]
+
+    def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, np.ndarray]:
+        n = self.job.n_classes
+        shape = (2,) if self.job.reveal == "totals" else (n, n)
+        asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in range(self.n_clients)}
+
+        def read(client: int, parcel: Parcel) -> list[np.ndarray]:
+            return [read_counts(client, parcel, split, shape) for split in splits]
+
+        total = np.sum(list(self._ask("confusion", asked, read).values()), axis=0)
+        return {
+            split: counts.reshape(1, 2) if shape == (2,) else counts
+            for split, counts in zip(splits, total, strict=True)
+        }
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in range(self.n_clients)}
+        return self._ask("measure", asked, partial(read_tensor, name="value"))
+
+    def commit(self, choice: dict[int, int]) -> None:
+        """Travels with the next training message: a message of its own would cost a whole exchange."""
+        self._commits |= {client: (self._round, probe) for client, probe in choice.items()}
+
+    def state(self) -> dict[int, Tensors]:
+        """Which probe each client is to keep; what it keeps stays at the site."""
+        return {k: {"commit": torch.tensor(v)} for k, v in self._commits.items()}
+
+    def load_state(self, state: dict[int, Tensors]) -> None:
+        self._commits = {k: (int(v["commit"][0]), int(v["commit"][1])) for k, v in state.items()}
+
+    def info(self) -> dict[str, Any]:
+        return {"engine": self.transport.name, "path": "remote", "device": "sites", "candidates": self.candidates}
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def drain(self) -> list[Refusal]:
+        """Faults since the last call, for the round's history."""
+        out, self.faults = self.faults, []
+        return out
+
+    def _meta(self, client: int) -> dict[str, Any]:
+        return {"job": self.job.to_json(), "client": client}
+
+    def _most_steps(self, client: int, task: Task) -> float:
+        """Steps a client can possibly take; it says how many it took, and its norm bound grows with them.
+
+        Up to rate 1 an epoch is at most C times as long as the data; beyond, there is no such limit. Balanced batches
+        hold B // C samples of the largest class, whatever the rate.
+        """
+        local, row = self.job.local, task.clients.index(client)
+        if self._sampler == "balanced":
+            return local.epochs * np.ceil(self.sizes[client] / max(local.batch_size // self.job.n_classes, 1))
+        if float(task.probes["rate"][row].max()) > 1:
+            return float("inf")
+        return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
+
+    @property
+    def _revealed(self) -> int:
+        return 1 if self.job.reveal == "totals" else self.job.n_classes
+
+    def _exchange(
+        self, phase: str, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T]
+    ) -> tuple[dict[int, T], list[Refusal]]:
+        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
+        payloads = {k: pack(parcel) for k, parcel in parcels.items()}
+        replies, errors = self.transport.exchange(phase, payloads, self.timeout)
+        self.traffic.down += sum(map(size_of, payloads.values()))
+        self.traffic.up += sum(map(size_of, replies.values()))
+        self.traffic.exchanges += 1
+        good: dict[int, T] = {}
+        reasons = {k: errors.get(k, "no reply") for k in parcels if k not in replies}
+        for client in sorted(replies):
+            try:
+                parcel = unpack(replies[client])
+                if "error" in parcel.meta:
+                    reasons[client] = str(parcel.meta["error"])
+                else:
+                    good[client] = read(client, parcel)
+            except WireError as error:
+                reasons[client] = str(error)
+        return good, [Refusal(k, self._round, reasons[k]) for k in sorted(reasons)]
+
+    def _ask(
+        self, phase: str, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], of: int | None = None
+    ) -> dict[int, T]:
+        """Replies of a quorum (of ``of`` clients, else of those asked); who is missing goes into ``faults``."""
+        wanted = len(parcels) if of is None else of
+        replies, refusals = self._exchange(phase, parcels, read)
+        self.faults += [Refusal(r.client, r.round, f"{phase}: {r.reason}") for r in refusals]
+        if not replies or len(replies) < self.quorum * wanted - 1e-9:
+            first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
+            raise FedtailError(
+                f"round {self._round}: {len(replies)} of {wanted} clients answered {phase!r}, fewer than the "
+                f"quorum of {self.quorum:g} ({first})"
+            )
+        return replies
+
+    def _candidate_messages(self, candidates: Candidates) -> list[tuple[np.ndarray, Parcel]]:
+        """(which candidates the reply's rows are, message) for one exchange after another."""
+        if self.candidates == "affine":
+            return [(np.arange(len(candidates)), pack_candidates(candidates, {}))]
+        models = torch.empty(len(candidates), candidates.base.numel(), dtype=candidates.base.dtype)
+        for s, vector in candidates.walk():
+            models[s] = vector
+        # The system's entropy, not the run's seed: sites know the seed, and the order is what they must not know.
+        order = np.random.default_rng().permutation(len(candidates))
+        pieces = [order[i : i + self.models_per_message] for i in range(0, len(order), self.models_per_message)]
+        return [(piece, Parcel({}, {"models": models[torch.as_tensor(piece)]})) for piece in pieces]
+
+
+def read_update(client: int, parcel: Parcel, task: Task, most: Mapping[int, float]) -> Update:
+    """The update of a reply that belongs to this client and round; ``WireError`` otherwise."""
+    update, answered = unpack_update(parcel), parcel.meta.get("round")
+    if update.client != client or answered != task.round:
+        raise WireError(
+            f"reply is for client {update.client} in round {answered}, expected client {client} in round {task.round}"
+        )
+    runs = len(update.delta) if update.delta.ndim else 0
+    if not runs == len(update.steps) == len(update.loss):
+        raise WireError(f"malformed update: {runs} runs, {len(update.steps)} step counts, {len(update.loss)} losses")
+    if max(update.steps, default=0) > most[client]:
+        raise WireError(f"update claims {max(update.steps)} local steps, at most {most[client]:.0f} are possible")
+    return update
+
+
+def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Counts of the expected shape, none of them negative; ``WireError`` otherwise."""
+    counts = read_tensor(client, parcel, name)
+    if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
+        raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
+    return counts.numpy()
+
+
+def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
+    """A tensor the reply must have; ``WireError`` otherwise."""
+    if name not in parcel.tensors:
+        raise WireError(f"malformed reply: it has no {name!r}")
+    return parcel.tensors[name]
+
+
+def server_confusion(model: FlatModel, x: Tensor, test: Samples, transform: Transform, n_classes: int) -> np.ndarray:
+    """(C, C) confusion matrix of a model on the server's test set."""
+    model.load(x)
+    model.module.eval()
+    with torch.no_grad():
+        guesses = [model.module(transform(part)).argmax(-1) for part in test.x.split(EVAL_BATCH)]
+    guess = torch.cat(guesses) if guesses else torch.empty(0)
+    return confusion_matrix(test.y.numpy(), guess.numpy(), n_classes)

@@ -1,0 +1,1 @@
+"""A site's half of a federation: its configuration, its data, its worker."""

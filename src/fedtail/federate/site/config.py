@@ -1,0 +1,127 @@
+"""A site's configuration file, ``site.toml``, and the ``Site`` it describes."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedtail.errors import FedtailError, check_range, one_of
+from fedtail.federate.protocol.policy import Policy
+from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.images import ImageSite
+from fedtail.federate.site.site import Site, SiteData
+from fedtail.federate.site.table import TableSite
+from fedtail.models.device import check_device
+from fedtail.runs.config import load_config
+from fedtail.runs.execution import build_federation, load_pooled
+
+KINDS = ("table", "images", "slice")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """``[worker]``: the process that trains."""
+
+    threads: int = 1
+    memory_mb: int = 4096
+    """The worker is replaced after a message that left it larger, and may not grow beyond twice this."""
+    idle_minutes: float = 60.0
+    """The worker ends after this long without a message; the next one starts it again."""
+    device: str = "cpu"
+    """Where it trains: ``cpu``, ``cuda``, ``cuda:1`` ..."""
+    python: str = ""
+    """Interpreter with fedtail installed; by default the one that runs Flower."""
+
+    def __post_init__(self) -> None:
+        check_range("worker.threads", self.threads, 1)
+        check_range("worker.memory_mb", self.memory_mb, 256)
+        check_range("worker.idle_minutes", self.idle_minutes, 0, open_low=True)
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """All of ``site.toml``."""
+
+    file: Path
+    name: str
+    data: dict[str, Any]
+    policy: Policy
+    worker: Worker
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+    def open_data(self) -> SiteData:
+        """Load the site's data; one clear line if it cannot be read."""
+        section = dict(self.data)
+        kind = section.pop("kind", "table")
+        if kind not in KINDS:
+            raise one_of("data.kind", kind, KINDS)
+        options: dict[str, Callable[..., SiteData]] = {"table": TableSite, "images": ImageSite, "slice": open_slice}
+        opener = options[kind]
+        allowed = [name for name in inspect.signature(opener).parameters if name != "folder"]
+        for key in section:
+            if key not in allowed:
+                raise one_of(f"key of [data] with kind = {kind!r}", key, allowed)
+        for key in ("path", "schema", "config"):
+            if key in section:
+                section[key] = self.folder / section[key]
+        try:
+            return opener(**section)
+        except TypeError as error:
+            raise FedtailError(f"{str(self.file)!r}: [data] with kind = {kind!r}: {error}") from None
+
+    def stamp(self) -> tuple[object, ...]:
+        """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
+        files = [self.file, *(self.folder / str(self.data[key]) for key in ("path", "schema") if key in self.data)]
+        files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
+        times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)
+        if "config" not in self.data:
+            return times
+        settings = load_config(self.folder / self.data["config"])  # of which a rehearsal's site uses the data only
+        return (*times, repr(settings.data), settings.data_seed)
+
+    def open_site(self) -> Site:
+        """The site itself; a device that is not there is noticed here, before round 0."""
+        check_device("worker.device", self.worker.device)
+        return Site(self.name, self.open_data(), self.policy, self.folder, self.worker.device)
+
+
+def load_site(file: str | Path) -> SiteConfig:
+    """Read and check a ``site.toml``."""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise FedtailError(f"site configuration {str(path)!r} does not exist")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailError(f"site configuration {str(path)!r} is not valid TOML: {error}") from None
+    sections = ("site", "data", "policy", "worker")
+    for key in raw:
+        if key not in sections:
+            raise one_of(f"section of {path.name}", key, sections)
+    name = raw.get("site", {}).get("name")
+    if not isinstance(name, str) or not name:
+        raise FedtailError(f"{str(path)!r}: [site] needs a name")
+    allowed = {f.name for f in fields(Worker)}
+    for key in raw.get("worker", {}):
+        if key not in allowed:
+            raise one_of("key of [worker]", key, allowed)
+    return SiteConfig(
+        path, name, raw.get("data", {}), Policy.from_toml(raw.get("policy", {})), Worker(**raw.get("worker", {}))
+    )
+
+
+def open_slice(config: Path, client: int) -> FederationSlice:
+    """Client ``client`` of the data set a fedtail config names: for rehearsals, where no site has data of its own."""
+    settings = load_config(config)
+    pooled = load_pooled(settings)
+    federation = build_federation(settings, pooled)
+    if not 0 <= client < federation.n_clients:
+        raise FedtailError(f"data.client = {client} is outside 0..{federation.n_clients - 1} of {str(config)!r}")
+    return FederationSlice(federation, client, pooled.model, pooled.model_options)

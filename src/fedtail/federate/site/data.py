@@ -1,0 +1,48 @@
+"""A rehearsal's data: a site plays one client of a registered data set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedtail.data.federation import Client, Federation
+from fedtail.federate.protocol.job import Job
+
+
+@dataclass(frozen=True)
+class FederationSlice:
+    """Client ``index`` of a federation that is split the same way everywhere: rehearsals and tests."""
+
+    federation: Federation
+    index: int
+    model: str = "mlp"
+    model_options: dict[str, Any] = field(default_factory=dict)
+
+    def schema(self) -> dict[str, Any]:
+        federation = self.federation
+        return {
+            "kind": "slice",
+            "name": federation.name,
+            "input_shape": list(federation.input_shape),
+            "dtype": str(federation.pool.x.dtype).removeprefix("torch."),
+            "classes": list(federation.classes),
+            "transform": asdict(federation.transform),
+            "augment": federation.augment,
+            "model": self.model,
+            "model_options": self.model_options,
+            "preprocessing": federation.preprocessing,
+            "background": federation.background,
+        }
+
+    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def client(self, index: int, job: Job) -> Client:
+        """The slice under the number the server gave this site, so that every random draw is the simulator's."""
+        mine = self.federation.client(self.index)
+        return replace(mine, index=index, transform=job.transform, augment=job.augment)
+
+    def test(self, index: int, job: Job) -> np.ndarray:
+        return np.empty(0, dtype=np.int64)

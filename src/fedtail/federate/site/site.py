@@ -1,0 +1,206 @@
+"""The site's side of a real federation: one message in, one reply out.
+
+A site holds its data and its policy. What leaves it: updates, sample counts, validation counts and the scalars
+a rate strategy asks for. Training itself is ``engines.local``, the code the reference simulator runs.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedtail.core.metrics import class_counts
+from fedtail.core.privacy import Privacy
+from fedtail.data.federation import Client
+from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.policy import Ledger, Policy
+from fedtail.federate.protocol.wire import (
+    Parcel,
+    Parts,
+    error_parts,
+    pack,
+    pack_update,
+    unpack,
+    unpack_candidates,
+    unpack_task,
+)
+from fedtail.federate.site.state import SiteState
+from fedtail.methods.base import Method
+from fedtail.models.flat import FlatModel
+from fedtail.rounds.local import client_confusion, measure_client, train_client
+from fedtail.rounds.private import add_noise
+
+
+class SiteData(Protocol):
+    """A site's own data, wherever it comes from."""
+
+    def schema(self) -> dict[str, Any]:
+        """What must agree across sites: kind, input shape or columns, classes. No counts."""
+        ...
+
+    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sums over the training split from which the server derives a common preprocessing."""
+        ...
+
+    def client(self, index: int, job: Job) -> Client:
+        """The data as ``engines.local`` wants it."""
+        ...
+
+    def test(self, index: int, job: Job) -> np.ndarray:
+        """Pool indices of the site's test split; empty if it has none."""
+        ...
+
+
+@dataclass
+class Prepared:
+    """What a job needs, built once and kept while messages carry the same job."""
+
+    job: Job
+    client: Client
+    test: np.ndarray
+    method: Method
+    model: FlatModel
+    state: SiteState
+
+
+class Site:
+    """Answers a server's messages. ``folder`` keeps method state and the policy's ledger over restarts."""
+
+    def __init__(
+        self,
+        name: str,
+        data: SiteData,
+        policy: Policy | None = None,
+        folder: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
+        self.policy = policy or Policy()
+        self.ledger = Ledger(folder)
+        self._prepared: Prepared | None = None
+
+    def handle(self, phase: str, parts: Parts) -> Parts:
+        """The reply to one message; whatever goes wrong becomes an error reply of one line."""
+        answers: dict[str, Callable[[Parcel], Parcel]] = {
+            "hello": self.hello,
+            "statistics": self.statistics,
+            "train": self.train,
+            "validate": self.validate,
+            "confusion": self.confusion,
+            "measure": self.measure,
+        }
+        try:
+            if phase not in answers:
+                raise one_of("phase", phase, answers)
+            return pack(answers[phase](unpack(parts)))
+        except FedtailError as error:
+            return error_parts(str(error))
+        except Exception as error:  # a site must answer, whatever happened
+            return error_parts(f"{type(error).__name__}: {error}")
+
+    def hello(self, parcel: Parcel) -> Parcel:
+        """Who is here, with which software, clock and data schema; the job is checked against the policy."""
+        meta: dict[str, Any] = {"site": self.name, "schema": self.data.schema(), "versions": versions()}
+        meta["clock"] = time.time()
+        if "job" in parcel.meta:
+            here = self._prepare(parcel)
+            self.policy.check_size(here.model.size)
+            self.policy.check_data(here.client.counts)
+            meta |= {"n_train": len(here.client.train), "n_validation": len(here.client.validation)}
+        return Parcel(meta)
+
+    def statistics(self, parcel: Parcel) -> Parcel:
+        """Federated sums for a common preprocessing."""
+        return Parcel({"statistics": self.data.statistics(parcel.meta.get("request", {}))})
+
+    def train(self, parcel: Parcel) -> Parcel:
+        """Local training: the update, and nothing else."""
+        here = self._prepare(parcel)
+        task = unpack_task(parcel)
+        self._check_vector(here, task.x)
+        self.policy.check_size(task.x.numel() * task.n_probes)
+        self.policy.check_data(here.client.counts)
+        self.ledger.enter(here.job.run, task.round, self.policy.max_rounds_per_day)
+        committed = parcel.meta.get("commit")
+        if committed is not None:
+            here.state.commit(int(committed["round"]), int(committed["probe"]))
+        kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
+        update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.local)
+        if here.method.client_state != "none":
+            here.state.hold(task.round, states)
+        if here.job.noise:
+            # From the system's entropy: whoever knows the run's seed could take keyed noise off again.
+            secret = Privacy("local", here.job.noise)
+            update = add_noise(update, task, here.method, secret, here.job.n_classes, here.model.n_params)
+        return pack_update(update, {"round": task.round})
+
+    def validate(self, parcel: Parcel) -> Parcel:
+        """(N, 3, C) counts of every candidate on the private validation split, or (N, 3, 1) totals."""
+        here = self._prepare(parcel)
+        if "models" in parcel.tensors:
+            vectors = enumerate(parcel.tensors["models"])
+            n = len(parcel.tensors["models"])
+        else:
+            candidates = unpack_candidates(parcel)
+            vectors, n = candidates.walk(), len(candidates)  # type: ignore[assignment]
+        counts = np.zeros((n, 3, here.job.n_classes), dtype=np.int64)
+        for s, vector in vectors:
+            self._check_vector(here, vector)
+            counts[s] = class_counts(client_confusion(here.model, here.client, vector, here.client.validation))
+        if here.job.reveal == "totals":
+            counts = counts.sum(-1, keepdims=True)
+        return Parcel({}, {"counts": torch.as_tensor(counts)})
+
+    def confusion(self, parcel: Parcel) -> Parcel:
+        """(C, C) confusion matrix on each split asked for; (2,) correct and all samples where totals must do."""
+        here = self._prepare(parcel)
+        x = parcel.tensors["x"]
+        self._check_vector(here, x)
+        splits = {"test": here.test, "validation": here.client.validation}
+        out = {}
+        for split in parcel.meta["splits"]:
+            matrix = client_confusion(here.model, here.client, x, splits[split])
+            if here.job.reveal == "totals":
+                matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
+            out[split] = torch.as_tensor(matrix)
+        return Parcel({}, out)
+
+    def measure(self, parcel: Parcel) -> Parcel:
+        """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
+        here = self._prepare(parcel)
+        what = parcel.meta["what"]
+        if what == "class_loss" and here.job.reveal == "totals":
+            raise FedtailError(f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'")
+        self._check_vector(here, parcel.tensors["x"])
+        return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], what)})
+
+    def _prepare(self, parcel: Parcel) -> Prepared:
+        job, index = Job.from_json(parcel.meta["job"]), int(parcel.meta["client"])
+        now = self._prepared
+        if now is not None and now.job == job and now.client.index == index:
+            return now
+        self.policy.check_job(job)
+        client = self.data.client(index, job)
+        model = FlatModel(job.build_model().to(self.device))
+        state = SiteState(self.folder, job.run)
+        self._prepared = Prepared(job, client, self.data.test(index, job), job.build_method(), model, state)
+        return self._prepared
+
+    @staticmethod
+    def _check_vector(here: Prepared, x: torch.Tensor) -> None:
+        if tuple(x.shape) != (here.model.size,):
+            raise FedtailError(f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)")
+
+
+def versions() -> dict[str, str]:
+    """What must be the same everywhere for a federation to mean one thing."""
+    return {"fedtail": version("fedtail"), "torch": torch.__version__, "python": platform.python_version()}

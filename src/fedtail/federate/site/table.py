@@ -1,0 +1,68 @@
+"""A site's own table: its rows stay here; column moments leave once, before round 0, for a common scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.random import generator
+from fedtail.data.federation import Client, Samples, Transform, stratified_holdout
+from fedtail.data.tables import TableSchema, encode_site, load_schema, read_site, site_moments
+from fedtail.errors import FedtailError, check_range
+from fedtail.federate.protocol.job import Job
+
+
+class TableSite:
+    """One file under a schema all sites agreed on (``fedtail data schema`` proposes one).
+
+    Splits and draws are keyed as in the simulator's ``site_tables``, so the same files give the same model there.
+    """
+
+    def __init__(
+        self, path: str | Path, schema: str | Path, *, validation: float = 0.1, test: float = 0.2, min_count: int = 5
+    ) -> None:
+        check_range("data.test", test, 0.0, 1.0, open_high=True)
+        self.schema_: TableSchema = load_schema(schema).unfitted()
+        self.table = read_site(path, self.schema_)
+        if not len(self.table):
+            raise FedtailError(f"table {str(path)!r} has no rows with a label")
+        self.validation, self.test_share, self.min_count = validation, test, min_count
+
+    def schema(self) -> dict[str, Any]:
+        return {
+            "kind": "table",
+            "name": "site tables",
+            "classes": list(self.schema_.classes),
+            "columns": [f"{c.name} ({c.kind})" for c in self.schema_.columns],
+            "table": self.schema_.to_dict(),
+            "model": "auto",
+        }
+
+    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
+        train, _ = self._split(int(request["client"]), int(request["seed"]))
+        return {"moments": site_moments(self.table, self.schema_, train, min_count=self.min_count).tolist()}
+
+    def client(self, index: int, job: Job) -> Client:
+        fitted = TableSchema.from_dict(job.preprocessing)
+        if not fitted.fitted or declared(fitted) != declared(self.schema_):
+            raise FedtailError("the server's schema is not the one this site agreed to")
+        samples: Samples = encode_site(self.table, fitted)
+        rest, _ = self._split(index, job.local.seed)
+        y = samples.y.numpy()
+        train, held = stratified_holdout(y, rest, self.validation, generator(job.local.seed, "validation", index))
+        return Client(index, samples, train, held, job.n_classes, Transform(), None)
+
+    def test(self, index: int, job: Job) -> np.ndarray:
+        return self._split(index, job.local.seed)[1]
+
+    def _split(self, index: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rest, test) rows."""
+        rng = generator(seed, "site_tables/test", index)
+        return stratified_holdout(self.table.y, np.arange(len(self.table)), self.test_share, rng)
+
+
+def declared(schema: TableSchema) -> list[tuple[str, str, tuple[str, ...], int]]:
+    """What fitting does not change: names, kinds, levels."""
+    return [(c.name, c.kind, c.levels, c.buckets) for c in schema.columns]

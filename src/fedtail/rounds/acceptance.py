@@ -1,0 +1,64 @@
+"""Which updates a round takes, and whether they are enough: the server's check of what clients sent."""
+
+from __future__ import annotations
+
+import torch
+
+from fedtail.core.privacy import Privacy, noisy_limit
+from fedtail.core.records import Refusal, Task, Update
+from fedtail.errors import FedtailError
+from fedtail.methods.base import Method, run_bound
+
+
+def accept(
+    updates: list[Update],
+    refusals: list[Refusal],
+    method: Method,
+    task: Task,
+    quorum: float,
+    n_classes: int,
+    n_params: int,
+    privacy: Privacy | None = None,
+) -> tuple[list[Update], list[Refusal]]:
+    """Refuse updates that ``fault`` finds fault with; raise where fewer than the quorum are left."""
+    noise = privacy.noise if privacy is not None and privacy.mode == "local" else 0.0
+    good, bad = [], list(refusals)
+    for u in sorted(updates, key=lambda u: u.client):
+        reason = fault(u, method, task, n_classes, n_params, noise)
+        if reason is None:
+            good.append(u)
+        else:
+            bad.append(Refusal(u.client, task.round, reason))
+    if not good or len(good) < quorum * len(task.clients) - 1e-9:  # 0.28 * 25 is a little more than 7
+        first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
+        raise FedtailError(
+            f"round {task.round}: {len(good)} of {len(task.clients)} clients returned a valid update, fewer than the "
+            f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
+        )
+    return good, bad
+
+
+def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, noise: float) -> str | None:
+    """Why an update cannot be taken: it, or what the method sends beside it, is of the wrong shape or not finite, or it
+    is beyond the method's norm bound.
+
+    The bound holds for the ``n_params`` parameters; BatchNorm's statistics behind them move as the data have it. A
+    report may be undefined: a client without validation data has nothing to tell.
+    """
+    runs = (task.n_probes,)
+    if tuple(u.delta.shape) != (*runs, task.x.numel()):
+        return f"update has shape {tuple(u.delta.shape)}, expected {(*runs, task.x.numel())}"
+    for name, shape in [
+        *((k, v.shape[:1]) for k, v in u.extras.items()),
+        *((k, v.shape) for k, v in u.reports.items()),
+    ]:
+        if tuple(shape) != runs:
+            return f"update has {name!r} of shape {tuple(shape)}, expected {runs}"
+    if not all(bool(torch.isfinite(values).all()) for values in (u.delta, *u.extras.values())):
+        return "update is not finite"
+    for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
+        bound = run_bound(method, task, u.client, i, steps, n_classes)
+        norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
+        if bound is not None and norm > noisy_limit(bound, noise, n_params):
+            return f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
+    return None

@@ -1,0 +1,138 @@
+"""Checkpoints: safetensors plus JSON, written atomically; nothing is ever unpickled.
+
+A checkpoint is a folder ``round-000012`` that appears by one rename once it is complete, so a run that is killed
+at any moment leaves the newest complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedtail.core.records import Tensors
+from fedtail.errors import FedtailError
+from fedtail.rounds.history import plain
+from fedtail.rounds.loop import Best, Problem, State
+
+FORMAT = 1
+
+
+def save_checkpoint(folder: Path, state: State, problem: Problem, settings: Mapping[str, Any] | None = None) -> None:
+    """Write the state after ``state.round`` rounds and drop older checkpoints. ``settings`` are what the run's result
+    depends on, by dotted key."""
+    tensors: Tensors = {"x": state.x}
+    tensors |= {f"method/{k}": v for k, v in state.method.items()}
+    tensors |= {f"server/{k}": v for k, v in problem.server.state.items()}
+    for client, kept in problem.engine.state().items():
+        tensors |= {f"client/{client}/{k}": v for k, v in kept.items()}
+    about: dict[str, Any] = {"format": FORMAT, "round": state.round, "rates": problem.rates.state()}
+    if settings is not None:
+        about["settings"] = plain(settings)
+    if state.best is not None:
+        tensors["best"] = state.best.x
+        about["best"] = {"round": state.best.round, "score": state.best.score}
+    name = f"round-{state.round:06d}"
+    partial = folder / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file({k: _owned(v) for k, v in tensors.items()}, partial / "tensors.safetensors")
+    (partial / "state.json").write_text(json.dumps(about))
+    history = folder.parent / "history.jsonl"  # a checkpoint must not be ahead of it after a power cut
+    for file in (*partial.iterdir(), *([history] if history.is_file() else [])):
+        _sync(file)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    partial.rename(folder / name)
+    _sync(folder)
+    for old in folder.glob("round-*"):
+        if old.name < name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(
+    folder: Path, problem: Problem, history: list[dict[str, Any]], settings: Mapping[str, Any] | None = None
+) -> State | None:
+    """The newest complete checkpoint, loaded into ``problem``; None if there is none.
+
+    One that was made with other ``settings``, or that the ``history`` does not reach, is refused.
+    """
+    found = sorted(folder.glob("round-*"))
+    if not found:
+        return None
+    where = f"checkpoint {str(found[-1])!r}"
+    try:
+        about = json.loads((found[-1] / "state.json").read_text())
+        if about.get("format") != FORMAT:
+            raise FedtailError(f"{where} has format {about.get('format')!r}, this version reads {FORMAT}")
+        if settings is not None and (other := _difference(about.get("settings", {}), plain(settings))):
+            raise FedtailError(f"{where} was made with another config: {other}; undo that, or choose another --name")
+        if len(history) < about["round"]:
+            said = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
+            raise FedtailError(f"{said}; put the whole file back, or delete the checkpoint to start over")
+        return _restore(about, load_file(found[-1] / "tensors.safetensors"), problem, history, where)
+    except FedtailError:
+        raise
+    except Exception as error:
+        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise FedtailError(f"{where} cannot be read ({said}); delete it to start over") from None
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first key whose value is another one now; keys that only one side knows are of another version."""
+    for key in sorted({*before} & {*now}):
+        if before[key] != now[key]:
+            return f"{key} ({before[key]!r} before, {now[key]!r} now)"
+    return None
+
+
+def _restore(
+    about: dict[str, Any], tensors: Tensors, problem: Problem, history: list[dict[str, Any]], where: str
+) -> State:
+    device = problem.model.vector.device
+    x = tensors.pop("x").to(device)
+    if x.shape != problem.model.vector.shape:
+        raise FedtailError(f"{where} holds {x.numel()} values, the model has {problem.model.size}")
+    best = None
+    if "best" in about:
+        best = Best(about["best"]["round"], about["best"]["score"], tensors.pop("best").to(device))
+    groups: dict[str, Tensors] = {"method": {}, "server": {}}
+    clients: dict[int, Tensors] = {}
+    for key, value in tensors.items():
+        kind, _, rest = key.partition("/")
+        if kind == "client":
+            number, _, name = rest.partition("/")
+            clients.setdefault(int(number), {})[name] = value.to(device)
+        else:
+            groups[kind][rest] = value.to(device)
+    problem.server.state = groups["server"]
+    problem.engine.load_state(clients)
+    problem.rates.load_state(about["rates"])
+    return State(about["round"], x, groups["method"], history[: about["round"]], best)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file in one step."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    _sync(partial)
+    partial.replace(path)
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    return (
+        tensor.detach().to("cpu", copy=True).contiguous() if tensor.ndim else tensor.detach().cpu().reshape(()).clone()
+    )
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

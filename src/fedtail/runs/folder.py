@@ -1,0 +1,200 @@
+"""The run folder: what a run leaves on disk, and nothing of how it is computed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.data.about import About
+from fedtail.errors import FedtailError, writing
+from fedtail.models import FlatModel
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.history import history_line, history_text, parse_history, parse_timings, plain
+from fedtail.runs.config import Config, first_difference, load_config
+from fedtail.runs.saved import SavedModel
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def choose_folder(config: Config, resume: bool) -> Path:
+    """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
+    base = Path(config.run.folder)
+    name = config.run.name or f"{config.data.name}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
+    if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
+        raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
+    folder = base / name
+    if not resume:
+        if folder.exists() and config.run.name is not None:
+            raise FedtailError(f"{str(folder)!r} exists; continue it with --resume, or choose another --name")
+        number = 2
+        while folder.exists():
+            folder, number = base / f"{name}-{number}", number + 1
+    elif (folder / "config.toml").is_file():
+        difference = first_difference(load_config(folder / "config.toml"), config)
+        if difference is not None:
+            raise FedtailError(
+                f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another --name"
+            )
+    return folder
+
+
+@contextmanager
+def claimed(config: Config, folder: Path, resume: bool) -> Iterator[Path]:
+    """Make the chosen folder and keep other processes out of it: two that append to one history would spoil it.
+
+    Where another run took the name meanwhile, a run without a name of its own gets the next one.
+    """
+    with writing(folder):
+        while True:
+            new = [p for p in (folder, *folder.parents) if not p.exists()]
+            try:
+                folder.mkdir(parents=True, exist_ok=resume)
+                break
+            except FileExistsError:
+                folder = choose_folder(config, resume=False)
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        for made in new:  # a run that came to nothing leaves nothing
+            with suppress(OSError):
+                made.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if fcntl is None:
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FedtailError(
+                    f"{str(folder)!r} is being written by another process; wait for it, or choose another --name"
+                ) from None
+        yield
+    finally:
+        os.close(lock)  # which lets go of it, as the end of the process does
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The records of complete rounds."""
+    path = folder / "history.jsonl"
+    return parse_history(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
+
+
+def begin_folder(folder: Path, config: Config, about: About, history: list[dict[str, Any]]) -> None:
+    """Write what is known before the first round, and cut history and timings to the rounds that count."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.toml", config.to_toml())
+    write_atomically(folder / "history.jsonl", history_text(history))
+    kept = read_timings(folder)[: len(history)]
+    write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
+    clients: dict[str, Any] = {
+        "sites": about.sites,
+        "classes": about.classes,
+        "sizes": about.sizes,
+        "validation_sizes": about.validation_sizes,
+        "test_size": 0 if about.test_counts is None else int(about.test_counts.sum()),
+        "notes": about.notes,
+    }
+    if about.label_map is not None:
+        clients |= {"train_counts": about.label_map.sum(0), "label_map": about.label_map}
+    write_atomically(folder / "clients.json", json.dumps(plain(clients)))
+
+
+def end_folder(
+    folder: Path,
+    config: Config,
+    about: About,
+    history: Sequence[Mapping[str, Any]],
+    outcome: Mapping[str, Any],
+) -> None:
+    """Write the rate trajectories, those of anything else that was searched, and ``result.json``.
+
+    A trajectory has a row for the first round and for every round in which a value changed.
+    """
+    write_atomically(folder / "rates.csv", _trajectories(about, [(r["round"], r["rates"]) for r in history]))
+    for name in {key for r in history for key in r.get("searched", {})}:
+        rows = [(r["round"], r["searched"][name]) for r in history]
+        write_atomically(folder / f"{name}.csv", _trajectories(about, rows))
+    result = {
+        "name": folder.name,
+        "seed": config.run.seed,
+        "data": about.name,
+        "method": config.method.name,
+        "rates_strategy": config.rates.name,
+        **outcome,
+        "seconds": sum(read_timings(folder)),
+        "hardware": hardware(),
+    }
+    write_atomically(folder / "result.json", json.dumps(plain(result), indent=1))
+
+
+def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> str:
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["round", *about.sites])
+    last: Sequence[float] | None = None
+    for t, values in rows:
+        if values != last:
+            writer.writerow([t, *values])
+        last = values
+    return table.getvalue()
+
+
+def save_model(folder: Path, x: Tensor, model: FlatModel, about: About, architecture: dict[str, Any]) -> None:
+    """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
+    model.load(x)
+    SavedModel(
+        model.module, tuple(about.classes), tuple(about.input_shape), about.transform, plain(about.preprocessing),
+        about.name, architecture=plain(architecture),
+    ).save(folder)  # fmt: skip
+
+
+def hardware() -> dict[str, Any]:
+    """What the run ran on."""
+    out: dict[str, Any] = {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        out["gpu"] = torch.cuda.get_device_name()
+    return out
+
+
+def append_round(folder: Path, history: Sequence[Mapping[str, Any]], seconds: float) -> None:
+    """Add the last round of ``history`` to the files of history and timings."""
+    record, before = history[-1], history[-2] if len(history) > 1 else None
+    _append(folder / "history.jsonl", history_line(record, before))
+    _append(folder / "timings.csv", f"{record['round']},{seconds:.4f}\n")
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def read_timings(folder: Path) -> list[float]:
+    """Seconds of each round done."""
+    path = folder / "timings.csv"
+    return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []

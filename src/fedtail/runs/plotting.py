@@ -1,0 +1,30 @@
+"""How figures look, wherever matplotlib draws them: colours, widths, fonts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COLOURS = ("#67707d", "#0b6fb8", "#cf4a0c", "#0c8461", "#8a55b8", "#a8710f", "#0d8d9c", "#c03d78")
+"""Those of the page; the baseline is grey."""
+COLUMN, PAGE = 3.4, 7.0
+"""Widths in inches of a column and of a page of common two-column papers."""
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e4e6ea",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "fedtail",
+}

@@ -1,0 +1,204 @@
+"""Run folders, read back: the only thing a report is made from."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.errors import FedtailError
+from fedtail.rounds.history import parse_history, parse_timings
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as its folder tells it: what was asked, what happened in each round, what came of it."""
+
+    folder: Path
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    """One record per round, as the round loop wrote them."""
+    clients: dict[str, Any]
+    """``sites``, ``sizes``, ``classes`` and, in simulation only, ``label_map`` (K, C) and ``train_counts`` (C,)."""
+    result: dict[str, Any]
+    """Final metrics, floor, hardware and time; empty while the run is not finished."""
+    timings: list[float] = field(default_factory=list)
+    """Seconds of each round."""
+
+    def setting(self, section: str, key: str, default: Any = None) -> Any:
+        """``config[section][key]``, or ``default``."""
+        return self.config.get(section, {}).get(key, default)
+
+    @property
+    def method(self) -> str:
+        return str(self.setting("method", "name", "unknown"))
+
+    @property
+    def rates(self) -> str:
+        return str(self.setting("rates", "name", "none"))
+
+    @property
+    def seed(self) -> int:
+        return int(self.setting("run", "seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds asked for; ``len(history)`` have been run."""
+        return int(self.setting("run", "rounds", len(self.history)))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: all rounds, or the end of the search it was for."""
+        return bool(self.result) or len(self.history) >= self.rounds
+
+    @property
+    def test(self) -> dict[str, Any]:
+        """Test metrics of the final model: those of result.json, else of the last round that was evaluated."""
+        final = self.result.get("test", self.result)
+        if isinstance(final, dict) and "macro_f1" in final:
+            return final
+        return next((r["test"] for r in reversed(self.history) if "test" in r), {})
+
+    @property
+    def confusion(self) -> np.ndarray | None:
+        """(C, C) test counts, row = true class, where the run recorded them; sites may reveal totals only."""
+        found = self.test.get("confusion", self.result.get("confusion"))
+        counts = None if found is None else np.asarray(found, dtype=np.float64)
+        return None if counts is None or counts.ndim != 2 or counts.shape[0] != counts.shape[1] else counts
+
+    @property
+    def is_real(self) -> bool:
+        """Whether sites trained, over a network, rather than the simulator."""
+        engine = self.result.get("engine")
+        return isinstance(engine, dict) and engine.get("path") == "remote"
+
+    @property
+    def classes(self) -> list[str]:
+        named = self.clients.get("classes")
+        return [str(c) for c in named] if named else [str(c) for c in range(len(self.per_class("accuracy")))]
+
+    @property
+    def train_counts(self) -> np.ndarray | None:
+        """(C,) training samples per class over all clients; None in a real federation."""
+        counts = self.clients.get("train_counts")
+        return None if counts is None else np.asarray(counts, dtype=np.float64)
+
+    @property
+    def label_map(self) -> np.ndarray | None:
+        """(K, C) training samples per client and class; None in a real federation."""
+        counts = self.clients.get("label_map")
+        return None if counts is None else np.asarray(counts, dtype=np.float64)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(K,) p_k, each client's share of the training samples."""
+        n_clients = len(self.history[0]["rates"]) if self.history else 1
+        sizes = np.asarray(self.clients.get("sizes") or [1] * n_clients, dtype=np.float64)
+        return sizes / sizes.sum()
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the run's rounds."""
+        return float(self.result.get("seconds") or sum(self.timings))
+
+    def metric(self, name: str) -> float:
+        """A final test metric, NaN where it is not recorded or not defined."""
+        return _number(self.test.get(name))
+
+    def per_class(self, name: str = "accuracy") -> np.ndarray:
+        """(C,) final ``per_class_accuracy`` or ``per_class_f1``."""
+        return np.array([_number(v) for v in self.test.get(f"per_class_{name}", [])])
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(rounds, values) of ``train_loss``, ``alignment``, ``test.macro_f1`` ..., where recorded."""
+        section, _, key = name.rpartition(".")
+        rows = [(r["round"], r.get(section, {}).get(key) if section else r.get(key)) for r in self.history]
+        kept = [(t, _number(v)) for t, v in rows if isinstance(v, int | float) and not isinstance(v, bool)]
+        return np.array([t for t, _ in kept], dtype=np.int64), np.array([v for _, v in kept], dtype=np.float64)
+
+    def rate_path(self) -> np.ndarray:
+        """(T, K) the resampling rates in force after each round."""
+        lists = [r.get("rates", []) for r in self.history]
+        arrays = {id(values): np.array([_number(v) for v in values]) for values in lists}  # most rounds share one
+        rows = [arrays[id(values)] for values in lists]
+        return np.broadcast_to(rows[0], (len(rows), rows[0].size)) if len(arrays) == 1 else np.array(rows)
+
+    def search_rounds(self) -> int:
+        """Rounds in which rates were still searched."""
+        return sum(bool(r.get("searching")) for r in self.history)
+
+
+def load_run(folder: Path | str) -> RunRecord:
+    """Read a run folder; a run that was interrupted is read as far as it came."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FedtailError(f"{str(folder)!r} is not a folder; give the run folders that 'fedtail run' printed")
+    missing = [name for name in ("config.toml", "history.jsonl") if not (folder / name).is_file()]
+    if missing:
+        raise FedtailError(f"{str(folder)!r} is not a run folder: it has no {' and no '.join(missing)}")
+    return RunRecord(
+        folder,
+        _read_toml(folder / "config.toml"),
+        parse_history((folder / "history.jsonl").read_text(encoding="utf-8"), str(folder / "history.jsonl")),
+        _read_json(folder / "clients.json"),
+        _read_json(folder / "result.json"),
+        _read_timings(folder / "timings.csv"),
+    )
+
+
+def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
+    """Read run folders, or every run below a folder that is none itself; each run once, in the order given."""
+    found: dict[Path, RunRecord] = {}
+    for path in map(Path, paths):
+        below = [path]
+        if path.is_dir() and not (path / "history.jsonl").exists():
+            below = sorted(
+                f.parent
+                for f in path.rglob("history.jsonl")
+                if (f.parent / "config.toml").exists()
+                and not any(part.startswith(".") for part in f.relative_to(path).parts)  # copies of other processes
+            )
+            if not below:
+                raise FedtailError(f"{str(path)!r} is not a run folder and has none below it; see 'fedtail run --help'")
+        for folder in below:
+            if folder.resolve() not in found:
+                found[folder.resolve()] = load_run(folder)
+    runs = list(found.values())
+    if not runs:
+        raise FedtailError("no run given; give one or more run folders, e.g. runs/*")
+    empty = [str(r.folder) for r in runs if not r.history]
+    if empty:
+        raise FedtailError(f"{empty[0]!r} has not finished a round yet, so there is nothing to report")
+    return runs
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedtailError(f"{path}: not a valid TOML file ({error})") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FedtailError(f"{path}: not a valid JSON file ({error})") from error
+    if not isinstance(content, dict):
+        raise FedtailError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_timings(path: Path) -> list[float]:
+    return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,0 +1,180 @@
+"""Use a trained model: ``ft.load_model("runs/x").predict(new_rows)``."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from fedtail.data.federation import Federation, Transform
+from fedtail.data.inputs import prepare_inputs
+from fedtail.errors import FedtailError
+from fedtail.models import build_model, is_custom
+from fedtail.models.device import check_device
+
+FORMAT = 1
+
+
+@dataclass
+class SavedModel:
+    """A trained model with everything between raw data and class names."""
+
+    module: nn.Module
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    transform: Transform = field(default_factory=Transform)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    name: str = "model"
+    """The data it was trained on."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """Registered name and options, by which ``load_model`` builds the module again."""
+
+    @classmethod
+    def of(cls, module: nn.Module, federation: Federation, architecture: dict[str, Any] | None = None) -> SavedModel:
+        """A module trained in memory (``fit(...).module``) with the federation's classes and preprocessing."""
+        return cls(
+            module, federation.classes, federation.input_shape, federation.transform, federation.preprocessing,
+            federation.name, next(module.parameters()).device, architecture or {},
+        )  # fmt: skip
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``model.safetensors`` and ``model.json`` for ``load_model``."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {k: v.detach().cpu().contiguous().clone() for k, v in self.module.state_dict().items()}
+        about = {
+            "format": FORMAT,
+            "architecture": self.architecture,
+            "input_shape": list(self.input_shape),
+            "classes": list(self.classes),
+            "transform": asdict(self.transform),
+            "preprocessing": self.preprocessing,
+            "data": self.name,
+        }
+        for name, content in (
+            ("model.safetensors", save(weights)),
+            ("model.json", json.dumps(about, indent=1).encode()),
+        ):
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(content)
+            partial.replace(folder / name)
+        return folder
+
+    def predict(self, data: Any, batch_size: int = 1024) -> np.ndarray:
+        """(N,) class names.
+
+        ``data``: a DataFrame, a list of dicts, a path to a table, image, folder of images or ``.npy`` file, a list of
+        image paths or PIL images, or an array of samples as they were stored for training.
+        """
+        return np.array(self.classes, dtype=object)[self.predict_proba(data, batch_size).argmax(1)]
+
+    def predict_proba(self, data: Any, batch_size: int = 1024) -> np.ndarray:
+        """(N, C) float32 class probabilities, in the order of ``classes``."""
+        notes: list[str] = []
+        x = self.inputs(data, notes)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return self.probabilities(x, batch_size)
+
+    def inputs(self, data: Any, notes: list[str]) -> Tensor:
+        """(N, *input_shape) as stored for training; remarks on the data are added to ``notes``."""
+        # Another memory order, as of channels-last images, would change the last bits of a convolution.
+        return prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
+
+    def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
+        """(N, C) float32 from stored samples. Batches change at most the last bits."""
+        self.module.eval()
+        with torch.no_grad():
+            parts = [
+                torch.softmax(self.module(self.transform(part.to(self.device))), dim=-1).cpu()
+                for part in x.split(max(1, batch_size))
+            ]
+        return torch.cat(parts).numpy()
+
+
+def load_model(
+    path: str | Path, *, device: str = "cpu", module: nn.Module | None = None, allow_code: bool = False
+) -> SavedModel:
+    """A model from a run folder (or its ``model.json``). Only tensors and JSON are read, nothing is unpickled.
+
+    A model of your own (``module:callable``) is code: pass ``allow_code=True`` to have it imported, or the
+    ``module`` itself.
+    """
+    check_device("--device", device)
+    folder, about = read_description(path)
+    where = str(folder / "model.json")
+    try:
+        architecture, classes = dict(about["architecture"]), tuple(str(c) for c in about["classes"])
+        shape = tuple(int(n) for n in about["input_shape"])
+        scaling = about.get("transform", {})
+        transform = Transform(
+            float(scaling.get("scale", 1.0)), tuple(scaling.get("mean", ())), tuple(scaling.get("std", ()))
+        )
+        preprocessing = dict(about.get("preprocessing", {}))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
+    if module is None:
+        if not architecture.get("name"):
+            raise FedtailError(f"{where!r} does not say how its model is built; pass load_model(..., module=...)")
+        name = str(architecture["name"])
+        if is_custom(name) and not allow_code:
+            raise FedtailError(
+                f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what BatchNorm means for training is no news here
+            module = build_model(name, shape, len(classes), **architecture.get("options", {}))
+    _load_weights(module, folder / "model.safetensors")
+    return SavedModel(
+        module.to(device).eval(),
+        classes,
+        shape,
+        transform,
+        preprocessing,
+        str(about.get("data", "model")),
+        torch.device(device),
+        architecture,
+    )
+
+
+def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """(run folder, content of ``model.json``), checked for the keys that prediction needs."""
+    path = Path(path)
+    folder = path.parent if path.name == "model.json" else path
+    try:
+        about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "the run has not finished" if (folder / "config.toml").is_file() else "is it a run folder?"
+        raise FedtailError(f"{str(folder)!r} has no model.json; {hint}") from None
+    except (OSError, ValueError) as error:
+        raise FedtailError(f"{str(folder / 'model.json')!r} cannot be read: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise FedtailError(
+            f"{str(folder / 'model.json')!r} is not of format {FORMAT}; it was written by another version"
+        )
+    for key in ("architecture", "classes", "input_shape"):
+        if key not in about:
+            raise FedtailError(f"{str(folder / 'model.json')!r} lacks {key!r}")
+    return folder, about
+
+
+def _load_weights(module: nn.Module, path: Path) -> None:
+    try:
+        weights = load_file(path)
+        module.load_state_dict(weights)
+    except FileNotFoundError:
+        raise FedtailError(f"there are no weights {str(path)!r}") from None
+    except (OSError, SafetensorError) as error:
+        raise FedtailError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        raise FedtailError(f"{str(path)!r} does not fit the model: {lines[min(1, len(lines) - 1)].strip()}") from error

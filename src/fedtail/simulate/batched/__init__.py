@@ -1,0 +1,1 @@
+"""The CPU's fast path: all clients and probes of a round in one captured step."""

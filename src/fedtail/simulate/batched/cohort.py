@@ -1,0 +1,183 @@
+"""All local runs of a round side by side: what each step of each run trains on, drawn before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.records import Task
+from fedtail.data.federation import Federation
+from fedtail.methods.base import LocalRun, Method
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import LocalPlan, plan_local_run
+
+GRAIN = 8
+"""Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the
+round alone: another size rounds differently, and a resumed run must give the bits of an uninterrupted one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One client's local run with one probe."""
+
+    row: int
+    probe: int
+    local: LocalRun
+    hyper: dict[str, float]
+    groups: np.ndarray
+    """(C,) group of each class."""
+    plan: LocalPlan
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """N runs, longest first, so that the runs still going at step s are always the first ``active[s]``.
+
+    Batches are padded to B columns and, with more than one group, sorted by group; the order of a batch's samples
+    changes its gradient only by rounding.
+    """
+
+    runs: tuple[Run, ...]
+    active: np.ndarray
+    """(S,) runs still going at each step, descending."""
+    index: Tensor
+    """(S, N, B) pool indices; padding repeats a sample of the batch."""
+    labels: Tensor
+    """(S, N, 2, B) class and group of each sample; padding has group -1."""
+    shares: Tensor
+    """(S, N, 2, B) what a sample counts in the batch's mean (1/size), and its weight (1); 0 for padding."""
+    windows: tuple[tuple[int, int], ...]
+    """(H,) columns low:high that hold all samples of each group, in all steps."""
+    draws: Tensor | None
+    """(S, N, B, 3) augmentation draws."""
+
+    def __len__(self) -> int:
+        return len(self.active)
+
+
+def draw_runs(federation: Federation, method: Method, task: Task, settings: LocalSettings, n_params: int) -> list[Run]:
+    """All local runs of ``task``, longest first; the draws of ``plan_local_run`` client by client."""
+    runs = []
+    base = {**method.hyper(), "lr": task.lr}
+    grouping: dict[bytes, np.ndarray] = {}
+    for row, k in enumerate(task.clients):
+        client = federation.client(k)
+        message = {**task.broadcast, **task.messages.get(k, {})}
+        plans: dict[float, LocalPlan] = {}
+        for probe in range(task.n_probes):
+            tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
+            rate = tried.pop("rate")
+            if rate not in plans:
+                plans[rate] = plan_local_run(client, rate, task.round, settings, method.sampler)
+            plan = plans[rate]
+            key = plan.resampled.tobytes()
+            if key not in grouping:
+                grouping[key] = method.groups(plan.resampled)
+            hyper = {**base, **tried}
+            local = LocalRun(
+                k, task.round, plan.counts, plan.resampled, n_params, len(plan.sizes), hyper["lr"], message,
+                seed=settings.seed,
+            )  # fmt: skip
+            runs.append(Run(row, probe, local, hyper, grouping[key], plan))
+    return sorted(runs, key=lambda r: -r.local.steps)
+
+
+def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int) -> Cohort:
+    """Some runs, longest first, side by side. labels: of the whole pool."""
+    longest = max(int(r.plan.sizes.max(initial=1)) for r in runs)
+    columns = -(-longest // GRAIN) * GRAIN
+    index, sizes, draws = _pack([r.plan for r in runs], columns)
+    y = labels[index]
+    filled = np.arange(columns) < sizes[:, :, None]
+    member = np.zeros_like(y)
+    windows: tuple[tuple[int, int], ...] = ((0, columns),)
+    if n_groups > 1:
+        table = np.stack([r.groups for r in runs])
+        member = np.where(filled, table[np.arange(len(runs))[:, None], y], n_groups)
+        index, y, filled, member, draws, windows = _sort_by_group(index, y, filled, member, draws, n_groups)
+    weight = filled.astype(np.float32)
+    share = weight / np.maximum(sizes, 1)[:, :, None].astype(np.float32)
+    steps = np.array([r.local.steps for r in runs])
+    return Cohort(
+        tuple(runs), (steps[None, :] > np.arange(len(index))[:, None]).sum(1), torch.from_numpy(index),
+        torch.from_numpy(np.stack([y, member], axis=2)), torch.from_numpy(np.stack([share, weight], axis=2)), windows,
+        None if draws is None else torch.from_numpy(draws),
+    )  # fmt: skip
+
+
+def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """(S, N, B) indices, (S, N) batch sizes, (S, N, B, 3) augmentation draws."""
+    n, longest = len(plans), max((len(p.sizes) for p in plans), default=0)
+    index = np.zeros((n, longest, columns), dtype=np.int64)
+    sizes = np.zeros((n, longest), dtype=np.int64)
+    draws = None if plans[0].all_draws is None else np.zeros((n, longest, columns, 3), dtype=np.int64)
+    for i, plan in enumerate(plans):
+        lengths, steps = plan.sizes, len(plan.sizes)
+        if not steps:
+            continue
+        sizes[i, :steps] = lengths
+        index[i] = plan.index[0]
+        starts = np.cumsum(lengths) - lengths
+        place = np.arange(len(plan.index)) + np.repeat(np.arange(steps) * columns - starts, lengths)
+        index[i].reshape(-1)[place] = plan.index
+        if draws is not None:
+            draws[i].reshape(-1, 3)[place] = plan.all_draws
+    return (
+        np.ascontiguousarray(index.transpose(1, 0, 2)),
+        np.ascontiguousarray(sizes.T),
+        None if draws is None else np.ascontiguousarray(draws.transpose(1, 0, 2, 3)),
+    )
+
+
+def _sort_by_group(
+    index: np.ndarray, y: np.ndarray, filled: np.ndarray, member: np.ndarray, draws: np.ndarray | None, n_groups: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, tuple[tuple[int, int], ...]]:
+    """Every batch sorted by group, and the columns in which each group is found.
+
+    A short batch is spread over the columns in proportion, so that its groups lie where those of full ones do.
+    """
+    steps, n, columns = index.shape
+    kind = np.int16 if (n_groups + 1) * columns < 2**15 else np.int32
+    keys = np.sort(member.astype(kind) * np.array(columns, kind) + np.arange(columns, dtype=kind), axis=-1)
+    order, member = (keys % columns).astype(np.int64), (keys // columns).astype(np.int64)
+    cells = np.arange(steps * n)[:, None] * (n_groups + 1) + member.reshape(-1, columns)
+    counts = np.bincount(cells.reshape(-1), minlength=steps * n * (n_groups + 1)).reshape(steps, n, n_groups + 1)
+    sizes, ends = columns - counts[..., -1], counts.cumsum(-1)[..., :-1]
+    begins = ends - counts[..., :-1]
+    starts = begins * columns // np.maximum(sizes, 1)[..., None]
+    member[member == n_groups] = -1
+    short = np.flatnonzero((sizes < columns).reshape(-1))
+    if short.size:
+        order, member = _spread(order, member, short, begins.reshape(-1, n_groups), starts.reshape(-1, n_groups))
+    windows = []
+    for h in range(n_groups):
+        there = counts[..., h] > 0
+        low = int(starts[..., h][there].min(initial=columns))
+        high = int((starts + counts[..., :-1])[..., h][there].max(initial=0))
+        windows.append((low // GRAIN * GRAIN, min(columns, -(-high // GRAIN) * GRAIN)) if there.any() else (0, 0))
+    if draws is not None:
+        draws = np.take_along_axis(draws, order[..., None], 2)
+    index, y, filled = (np.take_along_axis(a, order, -1) for a in (index, y, filled))
+    return index, y, filled, member, draws, tuple(windows)
+
+
+def _spread(
+    order: np.ndarray, member: np.ndarray, short: np.ndarray, begins: np.ndarray, starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Move the samples of the batches ``short`` from where their groups begin to where they shall start."""
+    columns = order.shape[-1]
+    flat_order, flat_member = order.reshape(-1, columns), member.reshape(-1, columns)
+    groups = flat_member[short]
+    rows, column = np.nonzero(groups >= 0)
+    h = groups[rows, column]
+    place = column + (starts - begins)[short[rows], h]
+    moved_order = np.repeat(flat_order[short][:, -1:], columns, axis=1)  # padding: the last column is always some
+    moved_member = np.full_like(groups, -1)
+    moved_order[rows, place] = flat_order[short][rows, column]
+    moved_member[rows, place] = h
+    flat_order[short], flat_member[short] = moved_order, moved_member
+    return order, member

@@ -1,0 +1,40 @@
+"""Any other model, batched over clients by ``torch.func``: slower than ``network``, but it takes what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from fedtail.simulate.batched.layers import Window
+
+
+class FunctionalKernel:
+    """A module without BatchNorm, dropout or buffers, as a function of its flat parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        self.n_params = sum(s.numel() for s in self.shapes.values())
+
+    def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """(B, C) logits of one model (d,) on one batch."""
+        params, offset = {}, 0
+        for name, shape in self.shapes.items():
+            params[name] = x[offset : offset + shape.numel()].view(shape)
+            offset += shape.numel()
+        out: Tensor = functional_call(self.module, params, (inputs,))
+        return out
+
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
+        logits, pull = vjp(lambda v: vmap(self.logits)(v, inputs), x)  # type: ignore[misc]
+        return logits.transpose(1, 2), pull
+
+    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
+        d = d.transpose(1, 2)
+        if masks is None:
+            return saved(d)[0].unsqueeze(1)
+        return torch.stack([saved(d * masks[:, h].unsqueeze(-1))[0] for h in range(len(windows))], dim=1)

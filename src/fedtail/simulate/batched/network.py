@@ -1,0 +1,192 @@
+"""A sequential network for many models at once: recognised from an ``nn.Sequential``, run by ``layers``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtail.simulate.batched.layers import GroupNorm, Layer, Linear, Piece, ReLU, Reshape, Shape, Sums, Window
+
+
+@dataclass(frozen=True)
+class Network:
+    """``layers`` on n flat models; parameters in the module's own order."""
+
+    input_shape: Shape
+    layers: tuple[Layer, ...]
+
+    @property
+    def n_params(self) -> int:
+        return sum(math.prod(s) for layer in self.layers for s in layer.shapes)
+
+    def parameters(self, flat: Tensor) -> list[list[Tensor]]:
+        """Views of (n, d) parameters, layer by layer."""
+        views, offset = [], 0
+        for layer in self.layers:
+            mine = []
+            for shape in layer.shapes:
+                size = math.prod(shape)
+                mine.append(flat[:, offset : offset + size].view(flat.shape[0], *shape))
+                offset += size
+            views.append(mine)
+        return views
+
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
+        """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
+        params = self.parameters(x)
+        a, saved = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape)), []
+        for layer, p in zip(self.layers, params, strict=True):
+            a, kept = layer.forward(p, a)
+            saved.append(kept)
+        return a, (params, saved)
+
+    @property
+    def leading_linear(self) -> int | None:
+        """Position of a linear layer that sees the inputs themselves."""
+        first = next(i for i, layer in enumerate(self.layers) if not isinstance(layer, Reshape))
+        return first if isinstance(self.layers[first], Linear) else None
+
+    def affine_logits(self, base: Tensor, directions: Tensor, patterns: Tensor, inputs: Tensor) -> Tensor:
+        """(c, C, B) logits of the models base + patterns @ directions on the same inputs (B, ...).
+
+        The first layer is linear in its parameters, so its output is combined from A + 1 products instead of being
+        computed c times; it holds most of a small network's work.
+        """
+        models = base + patterns @ directions
+        first = self.leading_linear
+        if first is None:
+            return self.forward(models, inputs.expand(len(models), *inputs.shape))[0]
+        a = inputs.reshape(1, inputs.shape[0], -1).transpose(1, 2).expand(len(directions) + 1, -1, -1)
+        parts = self.layers[first].forward(self.parameters(torch.cat([base.unsqueeze(0), directions]))[first], a)[0]
+        z = torch.addmm(parts[0].reshape(1, -1), patterns, parts[1:].flatten(1)).view(-1, *parts.shape[1:])
+        for layer, p in list(zip(self.layers, self.parameters(models), strict=True))[first + 1 :]:
+            z, _ = layer.forward(p, z)
+        return z
+
+    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
+        """(n, H, d) group gradients from the gradient of the logits, (n, C, B)."""
+        params, kept = saved
+        first = next(i for i, layer in enumerate(self.layers) if layer.shapes)
+        pieces: list[Piece] = []
+        for i in range(len(self.layers) - 1, first - 1, -1):
+            d, mine = self.layers[i].backward(params[i], kept[i], d, windows, i == first)
+            pieces[:0] = mine
+        return self._gather(pieces, masks)
+
+    def _gather(self, pieces: Sequence[Piece], masks: Tensor | None) -> Tensor:
+        """(n, H, d) from the parameters' gradients; all sums over samples are taken in one go."""
+        terms = [p.terms for p in pieces if isinstance(p, Sums)]
+        if terms:
+            rows = torch.cat(terms, 1)
+            sums = rows.sum(-1).unsqueeze(1) if masks is None else torch.bmm(masks, rows.transpose(1, 2))
+        if torch.compiler.is_compiling():  # a compiler fuses what a captured step computes in place
+            return _joined(pieces, sums if terms else None, masks)
+        like = terms[0] if terms else next(p[0] for p in pieces if not isinstance(p, Sums))
+        grads = like.new_empty(len(like), 1 if masks is None else masks.shape[1], self.n_params)
+        end = column = 0
+        for is_sum, run in groupby(pieces, key=lambda p: isinstance(p, Sums)):
+            mine: list[Any] = list(run)
+            if is_sum:  # parameters that follow each other are written at once
+                width = sum(p.terms.shape[1] for p in mine)
+                grads[..., end : end + width].copy_(sums[..., column : column + width])
+                end, column = end + width, column + width
+                continue
+            for piece in mine:
+                width = math.prod(piece[0].shape[1:])
+                for h, grad in enumerate(piece):
+                    grads[:, h, end : end + width].view(grad.shape).copy_(grad)
+                end += width
+        return grads
+
+
+def _joined(pieces: Sequence[Piece], sums: Tensor | None, masks: Tensor | None) -> Tensor:
+    """``_gather`` without writes into a given place."""
+    rows = []
+    for h in range(1 if masks is None else masks.shape[1]):
+        column = 0
+        for piece in pieces:
+            if isinstance(piece, Sums):
+                assert sums is not None
+                rows.append(sums[:, h, column : column + piece.terms.shape[1]])
+                column += piece.terms.shape[1]
+            else:
+                rows.append(piece[h].flatten(1))
+    return torch.cat(rows, 1).view(rows[0].shape[0], -1, sum(r.shape[1] for r in rows[: len(pieces)]))
+
+
+def _samples_last(inputs: Tensor, flat: bool) -> Tensor:
+    """(n, B, ...) -> (n, ..., B); a view for fully connected networks, whose products read either order."""
+    if flat:
+        return inputs.flatten(2).transpose(1, 2)
+    return inputs.movedim(1, -1).contiguous()
+
+
+def recognise(module: nn.Module, input_shape: Shape) -> Network | None:
+    """The network of an ``nn.Sequential`` (nested ones too) of known layers; None if anything else is in it."""
+    leaves = _leaves(module)
+    if leaves is None or any(not p.requires_grad for p in module.parameters()):
+        return None
+    if len({id(p) for p in module.parameters()}) != sum(len(list(m.parameters())) for m in leaves):
+        return None
+    layers: list[Layer] = []
+    shape = input_shape
+    for leaf in leaves:
+        if type(leaf) is nn.Identity:
+            continue
+        if type(leaf) is nn.ReLU:
+            layers.append(ReLU(shape, inplace=bool(layers) and _fresh(layers[-1])))
+            continue
+        make = _LAYERS.get(type(leaf))
+        layer = make(leaf, shape) if make else None
+        if layer is None:
+            return None
+        layers.append(layer)
+        shape = layer.out
+    if len(shape) != 1 or not any(layer.shapes for layer in layers):
+        return None
+    return Network(input_shape, tuple(layers))
+
+
+def _leaves(module: nn.Module) -> list[nn.Module] | None:
+    if type(module) is not nn.Sequential:
+        return [module] if type(module) in (*_LAYERS, nn.Identity, nn.ReLU) else None
+    out: list[nn.Module] = []
+    for child in module:
+        inner = _leaves(child)
+        if inner is None:
+            return None
+        out += inner
+    return out
+
+
+def _fresh(layer: Layer) -> bool:
+    """Whether a layer's output is used by the next layer only."""
+    return isinstance(layer, Linear) or (isinstance(layer, GroupNorm) and layer.affine)
+
+
+def _linear(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.Linear)
+    return Linear(m.in_features, m.out_features, m.bias is not None) if shape == (m.in_features,) else None
+
+
+def _norm(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.GroupNorm)
+    return GroupNorm(m.num_groups, m.num_channels, shape, m.eps, m.affine) if shape[0] == m.num_channels else None
+
+
+def _flatten(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.Flatten)
+    return Reshape(shape) if (m.start_dim, m.end_dim) == (1, -1) else None
+
+
+_LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
+    nn.Linear: _linear,
+    nn.GroupNorm: _norm,
+    nn.Flatten: _flatten,
+}

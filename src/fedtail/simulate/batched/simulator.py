@@ -1,0 +1,387 @@
+"""The batched path: all clients and probes of a round in one step, for models too small to fill a core.
+
+A step of a small model is mostly overhead: Python, autograd, memory. Here one step moves every run of the round
+(``network``, or ``functional`` for models it does not know), and the step itself is captured once and replayed
+(``capture``). What the path does not take goes to the reference path, which it is tested against.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.data.federation import Federation, Transform
+from fedtail.data.images.augment import apply_augment
+from fedtail.errors import FedtailError
+from fedtail.methods.base import Method
+from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import accuracy
+from fedtail.simulate.batched.cohort import Cohort, Run, draw_runs, pack_cohort
+from fedtail.simulate.batched.compiling import compiled, pays
+from fedtail.simulate.batched.functional import FunctionalKernel
+from fedtail.simulate.batched.network import recognise
+from fedtail.simulate.batched.pooled import candidate_confusions, confusions, losses
+from fedtail.simulate.batched.runner import CAPTURE_AFTER, Runner, Step
+from fedtail.simulate.batched.step import Kernel, Signature, input_names, make_step
+from fedtail.simulate.reference import ReferenceSimulator
+
+MAX_ROWS = 64
+"""Runs in one step. More would share Python's overhead among no fewer microseconds, and fall out of the cache."""
+KEPT_RUNNERS = 16
+
+
+class BatchedSimulator(ReferenceSimulator):
+    """Results agree with the reference path up to rounding, and with themselves bit for bit."""
+
+    path = "batched"
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        method: Method,
+        settings: LocalSettings,
+        *,
+        threads: int = 1,
+        compile: bool | None = None,
+        rounds: int | None = None,
+        capture_after: float = CAPTURE_AFTER,
+        reason: str = "asked for",
+    ) -> None:
+        """``threads``: of torch, while clients train; more than one seldom pays for such small products.
+        ``compile``: None compiles steps where a run of ``rounds`` is long enough.
+        ``capture_after``: seconds of plain calls before a step is captured."""
+        super().__init__(federation, module, method, settings)
+        self.threads, self.compile, self.rounds, self.reason = threads, compile, rounds, reason
+        self.capture_after = capture_after
+        kernel, why = choose_kernel(self.model, federation, method)
+        if kernel is None:
+            raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
+        self.kernel = kernel
+        self.n_groups = method.group_count(federation.n_classes)
+        self._labels = federation.pool.y.numpy()
+        self._runners: OrderedDict[tuple[Signature, int], Runner] = OrderedDict()
+        self._steps_made: dict[Signature, tuple[Step, Step | None]] = {}
+        # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
+        longest, batch = int(federation.sizes.max()), settings.batch_size
+        flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
+        self._compiles = pays(compile, method, rounds, settings.epochs * -(-longest // batch), flops)
+        self._validation_rows: np.ndarray | None = None
+        self._fallbacks: dict[str, int] = {}
+        self._pool_plain = (
+            federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
+        )
+
+    # -- training -------------------------------------------------------------------------------------
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        with _threads(self.threads), torch.no_grad():
+            runs = draw_runs(self.federation, self.method, task, self.settings, self.model.n_params)
+            starts = [self.method.start(r.local, self.client_states.get(r.local.client, {})) for r in runs]
+            try:
+                const, state = _stack([c for c, _ in starts]), _stack([s for _, s in starts])
+            except (RuntimeError, KeyError):
+                reason = "clients' method states differ in shape"
+                self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
+                with torch.enable_grad():
+                    return super().train(task)
+            x, ends, loss = torch.empty(len(runs), self.model.n_params), state, []
+            for part in _parts(len(runs), MAX_ROWS):
+                cohort = pack_cohort(runs[part], self._labels, self.n_groups)
+                mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
+                loss += self._steps(cohort, task, *mine, x[part], {k: v[part] for k, v in ends.items()})
+            return self._collect(task, runs, x, loss, const, ends)
+
+    def _steps(
+        self, cohort: Cohort, task: Task, const: Tensors, state: Tensors, x: Tensor, ends: Tensors
+    ) -> list[np.ndarray]:
+        """Train a cohort: writes final models (n, d) and method states, returns each run's losses step by step."""
+        n_runs, start = len(cohort.runs), task.x[: self.model.n_params]
+        signature = self._signature(cohort, task, const, state)
+        rows = {
+            "x0": start.unsqueeze(0),
+            "lr": torch.tensor([r.hyper["lr"] for r in cohort.runs]).unsqueeze(1),
+            **{f"hyper.{k}": torch.tensor([r.hyper[k] for r in cohort.runs]) for k in signature.searched},
+            **{f"const.{k}": v for k, v in const.items()},
+        }
+        carried = {"x": start.expand(n_runs, -1), **{f"state.{k}": v for k, v in state.items()}}
+        places = {"x": x, **{f"state.{k}": v for k, v in ends.items()}}
+        loss = torch.zeros(len(cohort), n_runs, signature.columns)
+        runner: Runner | None = None
+        feed: Iterator[Tensor] = iter(())
+        for s, n in enumerate(cohort.active.tolist()):
+            size = _ladder(n, n_runs)
+            if runner is None or size < runner.rows:
+                runner = self._runner(signature, size, const, state)
+                _set(runner.inputs, {**rows, **carried})
+                carried = {k: runner.inputs[k] for k in carried}
+                feed = self._feed(runner, cohort, s, loss)
+            place = next(feed)
+            place.copy_(runner.run())
+            left = int(cohort.active[s + 1]) if s + 1 < len(cohort) else 0
+            if left < n:
+                for k, final in places.items():
+                    final[left:n] = carried[k][left:n]
+        means = loss.mul_(cohort.shares[:, :, 0]).sum(-1)
+        return [means[: r.local.steps, i].numpy() for i, r in enumerate(cohort.runs)]
+
+    def _feed(self, runner: Runner, cohort: Cohort, start: int, loss: Tensor) -> Iterator[Tensor]:
+        """Before each step from ``start`` on, its batches go into the runner's tensors; yields where losses go."""
+        rows, pool, transform = runner.rows, self.federation.pool.x, self.federation.transform
+        inputs, labels, shares = runner.inputs["inputs"], runner.packed["labels"], runner.packed["shares"]
+        flat = inputs.view(-1, *pool.shape[1:])
+        steps = zip(
+            cohort.index[start:, :rows].flatten(1).unbind(), cohort.labels[start:, :rows].unbind(),
+            cohort.shares[start:, :rows].unbind(), loss[start:, :rows].unbind(), strict=True,
+        )  # fmt: skip
+        for s, (index, label, share, place) in enumerate(steps, start):
+            if self._pool_plain:
+                torch.index_select(pool, 0, index, out=flat)
+            else:
+                x = transform(pool.index_select(0, index))
+                if cohort.draws is not None:
+                    x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
+                inputs.copy_(x.reshape(inputs.shape))
+            labels.copy_(label)
+            shares.copy_(share)
+            yield place
+
+    def _signature(self, cohort: Cohort, task: Task, const: Tensors, state: Tensors) -> Signature:
+        searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
+        fixed = tuple((k, v) for k, v in self.method.hyper().items() if k not in searched)
+        return Signature(
+            cohort.index.shape[-1], cohort.windows, self.settings.scale, fixed, searched, tuple(const), tuple(state)
+        )
+
+    def _runner(self, signature: Signature, rows: int, const: Tensors, state: Tensors) -> Runner:
+        key = (signature, rows)
+        if key in self._runners:
+            self._runners.move_to_end(key)
+            return self._runners[key]
+        b, d = signature.columns, self.model.n_params
+        packed = {
+            "labels": torch.zeros(rows, 2, b, dtype=torch.int64),
+            "shares": torch.tensor([1.0 / b, 1.0]).view(2, 1).expand(rows, 2, b).clone(),
+        }
+        tensors = {
+            "x": torch.zeros(rows, d), "x0": torch.zeros(1, d), "lr": torch.zeros(rows, 1),
+            "inputs": torch.zeros(rows, b, *self.federation.input_shape),
+            "y": packed["labels"][:, 0], "member": packed["labels"][:, 1],
+            "share": packed["shares"][:, 0], "weight": packed["shares"][:, 1],
+            **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
+            **{f"const.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in const.items()},
+            **{f"state.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in state.items()},
+        }  # fmt: skip
+        tensors["x"].copy_(self.model.vector[:d])
+        names = input_names(signature)
+        step, fast = self._step(signature)
+        given = [tensors[k] for k in names]
+        if fast is not None and rows > 1:
+            for name, t in zip(names, given, strict=True):
+                if name != "x0":
+                    torch._dynamo.mark_dynamic(t, 0)
+        runner = Runner(step, names, given, packed, compiled=fast, capture_after=self.capture_after)
+        self._runners[key] = runner
+        while len(self._runners) > KEPT_RUNNERS:
+            self._runners.popitem(last=False)
+        return runner
+
+    def _step(self, signature: Signature) -> tuple[Step, Step | None]:
+        """The step, and its compiled form where that pays."""
+        if signature not in self._steps_made:
+            step = make_step(self.kernel, self.method, signature)
+            self._steps_made[signature] = step, compiled(step) if self._compiles else None
+        return self._steps_made[signature]
+
+    def _collect(
+        self, task: Task, runs: list[Run], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
+    ) -> tuple[list[Update], list[Refusal]]:
+        place = {(r.row, r.probe): i for i, r in enumerate(runs)}
+        order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
+        delta = (x - task.x)[order].view(len(task.clients), task.n_probes, -1)
+        updates: list[Update] = []
+        refusals: list[Refusal] = []
+        for row, k in enumerate(task.clients):
+            mine = [place[row, p] for p in range(task.n_probes)]
+            reason = _diverged([loss[i] for i in mine])
+            if reason is not None:
+                refusals.append(Refusal(k, task.round, reason))
+                continue
+            before = self.client_states.get(k, {})
+            kept, extras = zip(
+                *(
+                    self.method.finish(runs[i].local, delta[row, p], _row(const, i), _row(state, i), before)
+                    for p, i in enumerate(mine)
+                ),
+                strict=True,
+            )
+            self._pending[k] = list(kept)
+            steps, means = zip(*((len(loss[i]), float(loss[i].mean(dtype=np.float64))) for i in mine), strict=True)
+            more = {name: torch.stack([e[name] for e in extras]) for name in extras[0]}
+            reports = self._reports(task, k, delta[row])
+            updates.append(Update(k, delta[row], len(self.federation.train[k]), steps, means, reports, more))
+        return updates, refusals
+
+    def _reports(self, task: Task, k: int, delta: Tensor) -> dict[str, np.ndarray]:
+        out, f = {}, self.federation
+        if "local_gain" in task.reports:
+            models = torch.cat([task.x.unsqueeze(0), task.x + delta])
+            mean = losses(self.kernel, models, f.pool, f.train[k], f.transform).mean(1).numpy().astype(np.float64)
+            out["local_gain"] = np.clip((mean[0] - mean[1:]) / max(mean[0], 1e-12), 0.0, 1.0)
+        if "local_validation" in task.reports:
+            m = confusions(self.kernel, task.x + delta, f.pool, f.validation[k], f.transform, f.n_classes)
+            out["local_validation"] = np.array([accuracy(each) for each in m])
+        return out
+
+    # -- evaluation -----------------------------------------------------------------------------------
+
+    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        f = self.federation
+        with _threads(self.threads):
+            rows = np.concatenate([f.validation[k] for k in clients])
+            m = candidate_confusions(self.kernel, candidates, f.pool, rows, f.transform, f.n_classes)
+        return np.stack([m.diagonal(axis1=1, axis2=2), m.sum(2), m.sum(1)], axis=1)
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        f = self.federation
+        if split == "validation" and self._validation_rows is None:
+            self._validation_rows = f.validation_rows()
+        data, rows = (f.pool, self._validation_rows) if split == "validation" else (f.test, None)
+        with _threads(self.threads):
+            return confusions(self.kernel, x.unsqueeze(0), data, rows, f.transform, f.n_classes)[0]
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        f = self.federation
+        if what not in ("train_loss", "class_loss"):
+            raise ValueError(f"unknown measurement {what!r}")
+        rows = np.concatenate(f.train)
+        with _threads(self.threads):
+            each = losses(self.kernel, x.unsqueeze(0), f.pool, rows, f.transform)[0].double().numpy()
+        owner = np.repeat(np.arange(self.n_clients), self.sizes)
+        if what == "train_loss":
+            means = np.bincount(owner, each, minlength=self.n_clients) / self.sizes
+            return dict(enumerate(torch.from_numpy(means)))
+        cells = owner * f.n_classes + f.pool.y.numpy()[rows]
+        with np.errstate(invalid="ignore"):
+            table = np.bincount(cells, each, self.n_clients * f.n_classes) / np.bincount(
+                cells, minlength=self.n_clients * f.n_classes
+            )
+        return dict(enumerate(torch.from_numpy(table.reshape(self.n_clients, f.n_classes))))
+
+    def info(self) -> dict[str, Any]:
+        runners = self._runners.values()
+        notes = sorted({r.note for r in runners if r.note})
+        return {
+            "engine": "simulator", "path": self.path, "reason": self.reason, "device": "cpu", "threads": self.threads,
+            "kernel": type(self.kernel).__name__, "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
+            **({"notes": notes} if notes else {}), **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
+        }  # fmt: skip
+
+
+LAUNCH_BOUND = {"Network": 2e8, "FunctionalKernel": 1.6e7}
+"""Operations of one model's forward pass on a batch up to which batching over clients pays (measured)."""
+
+
+def batched_pays(module: nn.Module, federation: Federation, method: Method, batch_size: int) -> tuple[bool, str]:
+    """Whether ``auto`` takes the batched path, and why (not)."""
+    kernel, why = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
+    if kernel is None:
+        return False, why
+    name, flops = type(kernel).__name__, batch_size * forward_flops(module, federation.input_shape)
+    if flops > LAUNCH_BOUND[name]:
+        return False, f"a batch of the model takes {flops:.2g} operations, enough to fill a core"
+    return True, f"a small model ({flops:.2g} operations per batch; {why})"
+
+
+def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Multiplications and additions of the forward pass of one sample."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.zeros(1, *input_shape))
+    return int(counter.get_total_flops())
+
+
+def choose_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[Kernel | None, str]:
+    """The kernel that can run the model, and which or why none."""
+    if model.vector.device.type != "cpu":
+        return None, f"it runs on the CPU, not on {model.vector.device}"
+    if has_batchnorm(model.module):
+        return None, "BatchNorm couples the samples of a batch"
+    if model.size != model.n_params:
+        return None, "the model has frozen parameters or buffers"
+    if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
+        return None, "dropout draws random numbers in every step"
+    if any(isinstance(m, nn.RNNBase) for m in model.module.modules()):
+        return None, "recurrent layers cannot be batched over clients"
+    if method.stateful_loss and method.group_count(federation.n_classes) > 1:
+        return None, "a stateful loss with several groups needs a backward pass per group"
+    network = recognise(model.module, federation.input_shape)
+    if network is not None:
+        return network, "known layers"
+    kernel = FunctionalKernel(model.module)
+    sample = torch.zeros(2, 1, *federation.input_shape)
+    try:
+        with torch.no_grad():
+            kernel.forward(model.vector.expand(2, -1), sample)
+    except Exception as error:  # a user's module may fail under torch.func in any way
+        return None, f"torch.func cannot batch the model ({type(error).__name__})"
+    return kernel, "torch.func"
+
+
+def _stack(each: list[Tensors]) -> Tensors:
+    return {k: torch.stack([e[k] for e in each]) for k in each[0]} if each else {}
+
+
+def _row(tensors: Tensors, i: int) -> Tensors:
+    return {k: v[i] for k, v in tensors.items()}
+
+
+def _set(place: Tensors, values: Tensors) -> None:
+    """Copy the rows that fit."""
+    for name, value in values.items():
+        place[name].copy_(value[: len(place[name])])
+
+
+def _parts(n: int, most: int) -> list[slice]:
+    """0..n in equal slices of at most ``most``."""
+    count = -(-n // most)
+    return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]
+
+
+def _ladder(n: int, most: int) -> int:
+    """The rows a step is run with when n are needed: few distinct sizes, at most a third more than needed."""
+    size = 1
+    while size < n:
+        size = size + max(1, size // 3)
+    return min(size, most)
+
+
+def _diverged(losses: list[np.ndarray]) -> str | None:
+    for each in losses:
+        bad = np.flatnonzero(~np.isfinite(each))
+        if bad.size:
+            return f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
+    return None
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before == n:
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,146 @@
+"""One local step of many runs at once, as a pure function of tensors: it can be called, captured or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedtail.core.momentum import Scalar, like
+from fedtail.core.records import Tensors
+from fedtail.methods.base import Batch, Method
+from fedtail.simulate.batched.layers import Window
+
+
+class Kernel(Protocol):
+    """Forward and backward passes of n models, each on its own batch."""
+
+    @property
+    def n_params(self) -> int: ...
+
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
+        """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
+        ...
+
+    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
+        """(n, H, d) group gradients from the logits' gradient d (n, C, B).
+
+        One group: ``d`` is weighted already, ``masks`` is None. More: masks (n, H, B) weigh each group's samples.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Everything about a step that is not a tensor; equal signatures share a captured or compiled step."""
+
+    columns: int
+    windows: tuple[tuple[int, int], ...]
+    scale: str
+    hyper: tuple[tuple[str, float], ...]
+    """Hyper-parameters that are the same for all runs and rounds."""
+    searched: tuple[str, ...]
+    """Hyper-parameters that come as one value per run."""
+    const: tuple[str, ...]
+    state: tuple[str, ...]
+
+
+FIXED = ("x", "x0", "inputs", "y", "member", "share", "weight", "lr")
+"""Tensors every step takes: (n, d) models, (1, d) global model, (n, B, ...) inputs, (n, B) classes, groups, shares and
+weights of the samples (see ``Cohort``), (n, 1) learning rates."""
+
+
+def input_names(signature: Signature) -> list[str]:
+    """Names of the step's tensors, in order."""
+    return [
+        *FIXED,
+        *(f"hyper.{k}" for k in signature.searched),
+        *(f"const.{k}" for k in signature.const),
+        *(f"state.{k}" for k in signature.state),
+    ]
+
+
+def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[..., list[Tensor]]:
+    """The step as a function of the tensors ``input_names`` lists; changes models and state in place.
+
+    Returns [(n, B) loss of each sample].
+    """
+    names = input_names(signature)
+    n_groups = len(signature.windows)
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        given = dict(zip(names, tensors, strict=True))
+        x, x0, y = given["x"], given["x0"].expand_as(given["x"]), given["y"]
+        const = {k: given[f"const.{k}"] for k in signature.const}
+        state = {k: given[f"state.{k}"] for k in signature.state}
+        lr = given["lr"]
+        hyper: dict[str, Scalar] = {
+            **dict(signature.hyper),
+            "lr": lr.squeeze(-1),
+            **{k: given[f"hyper.{k}"] for k in signature.searched},
+        }
+
+        logits, saved = kernel.forward(x, given["inputs"])
+        teacher = None
+        if method.needs_teacher:
+            teacher = kernel.forward(x0, given["inputs"])[0].transpose(1, 2)
+        batch = Batch(y, given["weight"], teacher)
+        share = given["share"]
+        if n_groups == 1:
+            losses, d, new = logit_gradient(method, logits, batch, const, state, share)
+            grads = kernel.backward(saved, d, [Window(0, y.shape[-1], None)], None)
+        else:
+            losses, d, new = logit_gradient(method, logits, batch, const, state, None)
+            masks = group_masks(given["member"], share, n_groups, signature.scale)
+            windows = [Window(a, b, masks[:, h : h + 1, a:b]) for h, (a, b) in enumerate(signature.windows)]
+            grads = kernel.backward(saved, d, windows, masks)
+        direction, new = method.direction(grads, x, x0, const, new, hyper)
+        decay = hyper["weight_decay"]
+        if isinstance(decay, Tensor) or decay:
+            direction = direction + like(decay, x) * x
+        x.addcmul_(direction, lr, value=-1.0)
+        for key, value in state.items():
+            if new[key] is not value:
+                value.copy_(new[key])  # a captured step computes the new state in place
+        return [losses]
+
+    return step
+
+
+def logit_gradient(
+    method: Method, logits: Tensor, batch: Batch, const: Tensors, state: Tensors, share: Tensor | None
+) -> tuple[Tensor, Tensor, Tensors]:
+    """(n, B) losses, their gradient (n, C, B) at the logits (n, C, B), weighted by ``share`` if given; new state.
+
+    A loss of a sample depends on its own logits only, so this is all that differs between methods' losses.
+    """
+    if type(method).loss is Method.loss:  # plain cross-entropy: softmax minus one-hot
+        log_p = torch.log_softmax(logits, 1)
+        y = batch.y.unsqueeze(1)
+        losses = -log_p.gather(1, y).squeeze(1)
+        d = log_p.exp().scatter_add_(1, y, torch.full_like(y, -1, dtype=log_p.dtype))
+        return losses, d if share is None else d.mul_(share.unsqueeze(1)), state
+    if torch.compiler.is_compiling():  # autograd.grad is not traced by the compiler, torch.func is
+        given = logits.transpose(1, 2)
+        losses, pull, new = torch.func.vjp(  # type: ignore[misc]
+            lambda z: method.loss(z, batch, const, state), given, has_aux=True
+        )
+        (d,) = pull(torch.ones_like(losses) if share is None else share)
+        return losses, d.transpose(1, 2), new
+    with torch.enable_grad():
+        z = logits.transpose(1, 2).contiguous().detach().requires_grad_()
+        losses, state = method.loss(z, batch, const, state)
+        weights = torch.ones_like(losses) if share is None else share
+        (d,) = torch.autograd.grad(losses, z, weights)
+    return losses.detach(), d.transpose(1, 2).contiguous(), {k: v.detach() for k, v in state.items()}
+
+
+def group_masks(member: Tensor, share: Tensor, n_groups: int, scale: str) -> Tensor:
+    """(n, H, B) what each sample counts in its group's gradient; 0 for other groups and padding."""
+    inside = member.unsqueeze(1) == torch.arange(n_groups, device=member.device).view(1, -1, 1)
+    if scale == "batch":
+        return inside * share.unsqueeze(1)
+    return inside / inside.sum(-1, keepdim=True).clamp_min(1)

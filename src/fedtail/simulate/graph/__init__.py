@@ -1,0 +1,1 @@
+"""The GPU's fast path: recorded graphs and fused kernels."""

@@ -1,0 +1,121 @@
+"""Models on many samples at once: candidate validation, test confusion and clients' losses, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates
+from fedtail.simulate.graph.kernels import Layout, Numerics
+
+LARGEST, GRAIN = 1024, 64
+"""A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
+
+
+class Evaluator:
+    """Logits of any model vector on any rows of the resident pool, as recorded graphs on CUDA."""
+
+    def __init__(
+        self,
+        logits: Callable[..., Tensor],
+        pool_x: Tensor,
+        pool_y: Tensor,
+        template: Tensor,
+        layout: Layout,
+        numerics: Numerics,
+        n_classes: int,
+    ) -> None:
+        self.function, self.layout = logits, layout
+        self.pool_x, self.pool_y, self.n_classes = pool_x, pool_y, n_classes
+        self.device = numerics.device
+        self.params = template[: layout.n_params].to(numerics.dtype if numerics.fused else torch.float32, copy=True)
+        self.rest = template[layout.n_params :].clone()
+        self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=self.device)
+        self.cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if self.cuda else None
+        self.memory = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def load(self, x: Tensor) -> None:
+        """Evaluate model ``x`` (n,) from now on."""
+        d = self.layout.n_params
+        self.params.copy_(self.layout.inward(x[:d]))
+        self.rest.copy_(x[d:])
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, index: np.ndarray) -> Tensor:
+        """(len(index), C) float32 logits of model ``x``."""
+        self.load(x.to(self.device))
+        parts = [self._run(rows)[:real].clone() for rows, real in self._chunks(index)]
+        return torch.cat(parts) if parts else torch.empty(0, self.n_classes, device=self.device)
+
+    @torch.no_grad()
+    def confusion(self, x: Tensor, index: np.ndarray) -> np.ndarray:
+        """(C, C) confusion matrix of model ``x``; row = true class."""
+        self.load(x.to(self.device))
+        total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
+        self._count(total, self._chunks(index))
+        return total.view(self.n_classes, self.n_classes).cpu().numpy()
+
+    @torch.no_grad()
+    def counts(self, candidates: Candidates, index: np.ndarray) -> np.ndarray:
+        """(N, 3, C) correct, true and predicted samples per class of every candidate; one copy to the host."""
+        c = self.n_classes
+        chunks = self._chunks(index)
+        total = torch.zeros(len(candidates), c * c, dtype=torch.int64, device=self.device)
+        for s, vector in candidates.walk():
+            self.load(vector)
+            self._count(total[s], chunks)
+        m = total.view(-1, c, c)
+        return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
+
+    def _count(self, total: Tensor, chunks: list[tuple[Tensor, int]]) -> None:
+        for rows, real in chunks:
+            guess = self._run(rows)[:real].argmax(-1)
+            true = self.pool_y[rows[:real]]
+            total.index_add_(0, true * self.n_classes + guess, torch.ones_like(guess))
+
+    def _chunks(self, index: np.ndarray) -> list[tuple[Tensor, int]]:
+        """Rows on the device in even pieces, filled up to the recorded sizes."""
+        n = len(index)
+        if n == 0:
+            return []
+        pieces = np.array_split(np.asarray(index, dtype=np.int64), -(-n // LARGEST))
+        out = []
+        for piece in pieces:
+            size = -(-len(piece) // GRAIN) * GRAIN if self.cuda else len(piece)
+            filled = np.concatenate([piece, np.full(size - len(piece), piece[0])])
+            out.append((torch.as_tensor(filled).to(self.device), len(piece)))
+        return out
+
+    def _run(self, rows: Tensor) -> Tensor:
+        if not self.cuda:
+            return self._call(rows)
+        n = len(rows)
+        self.rows[:n].copy_(rows)
+        if n not in self.recorded:
+            self.recorded[n] = self._record(n)
+        graph, out = self.recorded[n]
+        graph.replay()
+        return out
+
+    def _call(self, rows: Tensor) -> Tensor:
+        return self.function(self.params, self.rest, self.pool_x, rows)
+
+    def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        assert self.stream is not None
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            for _ in range(2):
+                self._call(self.rows[:n].clone())
+            self.stream.synchronize()
+            out = torch.empty(n, self.n_classes, device=self.device)
+            graph.capture_begin(pool=self.memory)
+            out.copy_(self._call(self.rows[:n].clone()))
+            graph.capture_end()
+        torch.cuda.synchronize()
+        return graph, out

@@ -1,0 +1,233 @@
+"""A network as a function of H aliases of its weights, so that one backward pass gives H group gradients.
+
+Samples do not influence each other in these networks, so the gradient with respect to activations is the same whether
+groups are run apart or together; only the weight gradients must be kept apart. One forward pass and one backward pass
+for activations over the whole batch, and per layer one weight gradient for each group's rows: the same gradients as
+H separate passes, at the cost of a plain step, with larger and fewer kernels.
+
+Works for networks that ``torch.fx`` can trace and whose parameters sit in Conv2d, Linear and GroupNorm layers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from fedtail.simulate.graph.groupnorm import has_kernel, norm_backward, norm_forward
+
+Weights = list[dict[str, Tensor]]
+"""Per group of rows: the named parameters. All groups hold the same values."""
+Network = Callable[[Weights, Tensor, tuple[int, ...]], Tensor]
+
+ADD = (operator.add, operator.iadd, torch.add)
+RELU = (F.relu, torch.relu)
+
+
+class Unsupported(Exception):
+    """The network has something that cannot be taken apart by groups of rows."""
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Conv2d, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
+        ctx.layer, ctx.sizes, h = layer, sizes, len(sizes)
+        w, bias = weights[0], weights[h] if layer.bias is not None else None
+        if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
+            x, w = _whole_eights(x), _whole_eights(w)
+        ctx.save_for_backward(x, w)
+        return F.conv2d(x, w, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (dy,), (x, w), layer = upstream, ctx.saved_tensors, ctx.layer
+        if x.is_contiguous(memory_format=torch.channels_last):
+            dy = dy.contiguous(memory_format=torch.channels_last)
+
+        def back(dy: Tensor, x: Tensor, mask: list[bool]) -> Any:
+            return torch.ops.aten.convolution_backward(
+                dy, x, w, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups, mask
+            )
+
+        wanted = ctx.needs_input_grad[0]
+        if len(ctx.sizes) == 1:
+            dx, dw, _ = back(dy, x, [wanted, True, False])
+            grads, parts = [dw], [dy]
+        else:
+            dx = back(dy, x, [True, False, False])[0] if wanted else None
+            parts = list(dy.split(list(ctx.sizes)))
+            pairs = zip(parts, x.split(list(ctx.sizes)), strict=True)
+            grads = [back(d, v, [False, True, False])[1] if len(d) else torch.zeros_like(w) for d, v in pairs]
+        channels = layer.in_channels // layer.groups
+        if w.shape[1] != channels:
+            grads = [g[:, :channels].contiguous(memory_format=torch.channels_last) for g in grads]
+            dx = None if dx is None else dx[:, : layer.in_channels]
+        if layer.bias is not None:
+            grads += [d.sum((0, 2, 3)) for d in parts]
+        return dx, None, None, *grads
+
+
+def _whole_eights(t: Tensor) -> Tensor:
+    """Zero channels up to a multiple of 8: without them the first layer of an image network misses the matrix units."""
+    out = F.pad(t, (0, 0, 0, 0, 0, -t.shape[1] % 8))
+    return out.contiguous(memory_format=torch.channels_last)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Linear, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
+        ctx.layer, ctx.sizes, h = layer, sizes, len(sizes)
+        ctx.save_for_backward(x, weights[0])
+        return F.linear(x, weights[0], weights[h] if layer.bias is not None else None)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (dy,), (x, w) = upstream, ctx.saved_tensors
+        dx = dy @ w if ctx.needs_input_grad[0] else None
+        parts = list(dy.split(list(ctx.sizes)))
+        grads = [d.flatten(0, -2).T @ v.flatten(0, -2) for d, v in zip(parts, x.split(list(ctx.sizes)), strict=True)]
+        if ctx.layer.bias is not None:
+            grads += [d.flatten(0, -2).sum(0) for d in parts]
+        return dx, None, None, *grads
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, layer: nn.GroupNorm, relu: bool, sizes: tuple[int, ...],
+        *weights: Tensor,
+    ) -> Tensor:  # fmt: skip
+        w, b = weights[0], weights[len(sizes)]
+        kernel = x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
+        if kernel:
+            x = x.contiguous(memory_format=torch.channels_last)
+            residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
+        y, mean, rstd = norm_forward(x, residual, w, b, layer.num_groups, layer.eps, relu, kernel)
+        ctx.save_for_backward(x, y, w, mean, rstd)
+        ctx.relu, ctx.sizes, ctx.residual, ctx.kernel = relu, sizes, residual is not None, kernel
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (dy,), (x, y, w, mean, rstd) = upstream, ctx.saved_tensors
+        if ctx.kernel:
+            dy = dy.contiguous(memory_format=torch.channels_last)
+        dx, dz, grads = norm_backward(dy, x, y, w, mean, rstd, ctx.sizes, ctx.relu, ctx.residual, ctx.kernel)
+        return dx, dz, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
+
+
+LAYERS = (nn.Conv2d, nn.Linear, nn.GroupNorm)
+
+
+def fused_network(module: nn.Module) -> Network:
+    """(weights per group, x, rows per group) -> output; the network in its current train / eval mode.
+
+    GroupNorm swallows a ReLU, or an addition and a ReLU, that follow it. Raises ``Unsupported``.
+    """
+    try:
+        graph = fx.symbolic_trace(module).graph
+    except Exception as error:
+        raise Unsupported(str(error)) from error
+    layers = dict(module.named_modules())
+    for name, layer in layers.items():
+        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        known = type(layer) in LAYERS and (not isinstance(layer, nn.GroupNorm) or layer.affine)
+        if own and not known:
+            raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
+        if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+            raise Unsupported(f"layer {name!r} pads with {layer.padding_mode!r}, {layer.padding!r}")
+        if any(not p.requires_grad for p in own):
+            raise Unsupported(f"layer {name!r} is frozen")
+    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
+        raise Unsupported("layers share parameters")
+    if any(node.op == "get_attr" for node in graph.nodes):
+        raise Unsupported("a parameter is used outside a layer")
+
+    def is_relu(node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return isinstance(layers[str(node.target)], nn.ReLU)
+        return (node.op == "call_function" and node.target in RELU) or (
+            node.op == "call_method" and node.target in ("relu", "relu_")
+        )
+
+    def only_user(node: fx.Node) -> fx.Node | None:
+        return next(iter(node.users)) if len(node.users) == 1 else None
+
+    # which GroupNorm is computed at which later node: relu node -> (norm node, residual node or None)
+    late: dict[fx.Node, tuple[fx.Node, fx.Node | None]] = {}
+    skipped: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_module" or not isinstance(layers[str(node.target)], nn.GroupNorm):
+            continue
+        user = only_user(node)
+        if user is None or user in skipped:
+            continue
+        if is_relu(user):
+            late[user] = (node, None)
+            skipped.add(node)
+        elif user.op == "call_function" and user.target in ADD and len(user.args) == 2 and not user.kwargs:
+            after = only_user(user)
+            other = user.args[1] if user.args[0] is node else user.args[0]
+            if after is not None and is_relu(after) and isinstance(other, fx.Node) and other is not node:
+                late[after] = (node, other)
+                skipped |= {node, user}
+
+    def norm(
+        node: fx.Node, other: fx.Node | None, relu: bool, env: dict[fx.Node, Any], weights: Weights, sizes: Any
+    ) -> Tensor:
+        name = str(node.target)
+        layer = layers[name]
+        assert isinstance(layer, nn.GroupNorm)
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        x, residual = env[source], None if other is None else env[other]
+        if residual is not None and residual.shape != x.shape:
+            out = _Norm.apply(x, None, layer, False, sizes, *_pick(weights, name, True))
+            return F.relu(out + residual)
+        return _Norm.apply(x, residual, layer, relu, sizes, *_pick(weights, name, True))
+
+    def run(weights: Weights, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        env: dict[fx.Node, Any] = {}
+        for node in graph.nodes:
+            if node in skipped:
+                continue
+            if node.op == "placeholder":
+                env[node] = x
+            elif node.op == "output":
+                result = node.args[0]
+                assert isinstance(result, fx.Node)
+                return env[result]
+            elif node in late:
+                env[node] = norm(*late[node], True, env, weights, sizes)
+            else:
+                env[node] = call(node, env, weights, sizes)
+        raise AssertionError("a traced graph ends with its output")
+
+    def call(node: fx.Node, env: dict[fx.Node, Any], weights: Weights, sizes: tuple[int, ...]) -> Any:
+        args = fx.node.map_arg(node.args, lambda n: env[n])
+        kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        name = str(node.target)
+        layer = layers[name]
+        if isinstance(layer, nn.GroupNorm):
+            return norm(node, None, False, env, weights, sizes)
+        if isinstance(layer, nn.Conv2d):
+            return _Conv.apply(args[0], layer, sizes, *_pick(weights, name, layer.bias is not None))
+        if isinstance(layer, nn.Linear):
+            return _Linear.apply(args[0], layer, sizes, *_pick(weights, name, layer.bias is not None))
+        return layer(*args, **kwargs)
+
+    return run
+
+
+def _pick(weights: Weights, name: str, bias: bool) -> list[Tensor]:
+    """The layer's weight in every group, then its bias in every group."""
+    out = [w[f"{name}.weight"] for w in weights]
+    return out + [w[f"{name}.bias"] for w in weights] if bias else out

@@ -1,0 +1,228 @@
+"""A lane: one client's local run at a time on static device buffers, so that its steps can be recorded and replayed.
+
+On CUDA every shape of a pass is one CUDA graph that reads its rows at a device-side cursor; the host only decides
+which graph comes next. Lanes run on streams of their own, without waiting for each other, so clients of different
+length need no masks. On the CPU the same functions are simply called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtail.core.records import Tensors
+from fedtail.methods.base import LocalRun
+from fedtail.simulate.graph.kernels import Gradients, Layout
+from fedtail.simulate.graph.passes import Schedule, Step
+
+
+@dataclass
+class Slot:
+    """One local run: a client and a probe. Tensors are on the device and in its layout."""
+
+    row: int
+    probe: int
+    run: LocalRun
+    hyper: dict[str, float]
+    groups: Tensor
+    const: Tensors
+    state: Tensors
+    schedule: Schedule
+    plan: dict[str, Tensor]
+    """The arrays of ``schedule``."""
+    losses: Tensor | None = None
+    """(L,) share of each pass in its step's mean loss; filled by the run."""
+    final: Tensors = field(default_factory=dict)
+    """Step state after the last step, where the method wants it."""
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Runs of equal signature can use the same recorded passes."""
+        const, state = (
+            tuple(sorted((name, tuple(t.shape), str(t.dtype)) for name, t in part.items()))
+            for part in (self.const, self.state)
+        )
+        return const, state, tuple(sorted(self.hyper))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all lanes have in common."""
+
+    device: torch.device
+    pool_x: Tensor
+    pool_y: Tensor
+    start: Tensor
+    """(n,) the round's global model, in the device's layout."""
+    layout: Layout
+    dtype: torch.dtype
+    """Of the weights that passes read."""
+    n_groups: int
+    mode: str
+    stateful: bool
+    gradients: Gradients
+    update: Callable[..., None]
+    capacity: tuple[int, int]
+    """Rows and passes of the longest run that fits."""
+    augmented: bool
+    warm: set[Any]
+    """Shapes that have run once outside a recording: libraries have made their plans for them."""
+
+
+class Lane:
+    """Buffers for one local run, and the recorded passes that work on them."""
+
+    def __init__(self, shared: Shared, example: Slot) -> None:
+        self.shared = s = shared
+        device, d = s.device, s.layout.n_params
+        rows, passes = s.capacity
+        self.vector = s.start.clone()
+        self.params, self.rest = self.vector[:d], self.vector[d:]
+        self.shadow = self.params if s.dtype == torch.float32 else self.params.to(s.dtype)
+        self.grads = torch.zeros(s.n_groups, d, device=device, dtype=s.dtype) if s.mode == "single" else None
+        self.groups = example.groups.clone()
+        self.const = {k: v.clone() for k, v in example.const.items()}
+        self.state = {k: v.clone() for k, v in example.state.items()}
+        self.hyper = {k: torch.zeros((), device=device) for k in example.hyper}
+
+        self.plan = {
+            "rows": torch.zeros(rows, dtype=torch.int64, device=device),
+            "scales": torch.zeros(rows, device=device),
+            "shares": torch.zeros(rows, device=device),
+            "groups": torch.zeros(passes, dtype=torch.int64, device=device),
+        }
+        if s.augmented:
+            self.plan["draws"] = torch.full((rows, 3), 4, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(passes, device=device)
+        self.offsets = torch.arange(rows, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+
+        cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device) if cuda else None
+        self.memory = torch.cuda.graph_pool_handle() if cuda else None
+        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+
+    # -- device work: static buffers only, so that it can be recorded ---------------------------------
+
+    def run_pass(self, sizes: tuple[int, ...]) -> None:
+        """Gradients over the next rows; except in ``single`` mode also the update."""
+        s = self.shared
+        n = sum(sizes)
+        here = self.cursor + self.offsets[:n]
+        rows, scales, shares = (self.plan[k].index_select(0, here) for k in ("rows", "scales", "shares"))
+        draws = self.plan["draws"].index_select(0, here) if s.augmented else None
+        flats, share, state = s.gradients(
+            self.shadow, self.rest, s.start, s.pool_x, s.pool_y, rows, draws, scales, shares, sizes, self.groups,
+            self.const, self.state if s.stateful else {},
+        )  # fmt: skip
+        with torch.no_grad():
+            for name, value in state.items():
+                if value is not self.state[name]:
+                    self.state[name].copy_(value)
+            self.losses.index_copy_(0, self.counter, share.reshape(1))
+            if self.grads is not None:
+                self.grads.index_copy_(0, self.plan["groups"].index_select(0, self.counter), flats[0].unsqueeze(0))
+            else:
+                self.run_update(flats)
+            self.cursor.add_(n)
+            self.counter.add_(1)
+
+    @torch.no_grad()
+    def run_update(self, grads: Any = None) -> None:
+        s = self.shared
+        self.shared.update(
+            self.params, s.start[: s.layout.n_params], None if self.shadow is self.params else self.shadow,
+            self.grads if grads is None else grads, self.const, self.state, self.hyper,
+        )  # fmt: skip
+
+    # -- recording ------------------------------------------------------------------------------------
+
+    def record(self, shapes: set[tuple[int, ...]]) -> int:
+        """Record the passes that are missing, largest first; returns how many were."""
+        if self.shared.device.type != "cuda":
+            return 0
+        missing = sorted(shapes - self.graphs.keys(), key=lambda v: (-sum(v), v))
+        for shape in missing:
+            self.graphs[shape] = self._record(partial(self.run_pass, shape), shape)
+        if self.shared.mode == "single" and "update" not in self.graphs:
+            self.graphs["update"] = self._record(self.run_update, "update")
+        return len(missing)
+
+    def _record(self, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
+        stream, warm = self.stream, self.shared.warm
+        assert stream is not None
+        torch.cuda.synchronize(self.shared.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            for _ in range(0 if key in warm else 2):
+                self._rewind()
+                work()
+            warm.add(key)
+            self._rewind()
+            stream.synchronize()
+            graph.capture_begin(pool=self.memory)
+            work()
+            graph.capture_end()
+        torch.cuda.synchronize(self.shared.device)
+        return graph
+
+    def _rewind(self) -> None:
+        self.cursor.zero_()
+        self.counter.zero_()
+
+    # -- running --------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def load(self, slot: Slot) -> None:
+        """Set every buffer for a run from the global model."""
+        self.vector.copy_(self.shared.start)
+        if self.shadow is not self.params:
+            self.shadow.copy_(self.params)
+        self.groups.copy_(slot.groups)
+        for mine, given in ((self.const, slot.const), (self.state, slot.state)):
+            for name, value in given.items():
+                mine[name].copy_(value)
+        for name, number in slot.hyper.items():
+            self.hyper[name].fill_(number)
+        for name, value in slot.plan.items():
+            self.plan[name][: len(value)].copy_(value)
+        self._rewind()
+
+    def run(self, slots: list[Slot], out: Tensor, keep_state: bool) -> Iterator[None]:
+        """Launch the local runs one step per ``next``; deltas go to ``out`` (S, P, n), in the server's layout."""
+        layout = self.shared.layout
+        for slot in slots:
+            with torch.cuda.stream(self.stream):
+                self.load(slot)
+            for step in slot.schedule.steps:
+                with torch.cuda.stream(self.stream):
+                    self._step(step)
+                yield
+            with torch.cuda.stream(self.stream), torch.no_grad():
+                delta, target = self.vector - self.shared.start, out[slot.row, slot.probe]
+                target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
+                target[layout.n_params :].copy_(delta[layout.n_params :])
+                slot.losses = self.losses[: len(slot.schedule.at)].clone()
+                if keep_state:
+                    slot.final = {k: layout.outward(v).clone() for k, v in self.state.items()}
+
+    def _step(self, step: Step) -> None:
+        for h in step.absent:
+            assert self.grads is not None
+            self.grads[h].zero_()
+        if self.shared.device.type == "cuda":
+            for sizes in step.passes:
+                self.graphs[sizes].replay()
+            if self.grads is not None:
+                self.graphs["update"].replay()
+            return
+        for sizes in step.passes:
+            self.run_pass(sizes)
+        if self.grads is not None:
+            self.run_update()

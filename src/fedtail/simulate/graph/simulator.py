@@ -1,0 +1,306 @@
+"""The graph path: convolutional and recurrent models on a GPU, with everything resident on the device.
+
+Every sampled client and probe is a slot. Slots run on lanes (streams with static buffers), each lane replaying
+recorded CUDA graphs of compiled passes; the round's batches go to the device once, before the first step. The same
+code runs without recording on the CPU, where it is tested against the reference path.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.random import torch_seed
+from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.resampling import resampled_counts
+from fedtail.data.federation import Federation
+from fedtail.methods.base import LocalRun, Method, cross_entropy
+from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import accuracy, lone_samples_named, plan_local_run
+from fedtail.simulate.graph.evaluation import Evaluator
+from fedtail.simulate.graph.kernels import (
+    Layout,
+    Numerics,
+    choose_mode,
+    gradient_function,
+    logits_function,
+    prepare_inputs,
+    update_function,
+)
+from fedtail.simulate.graph.lane import Lane, Shared, Slot
+from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
+
+MAX_LANES = 10
+
+
+class GraphSimulator:
+    """Clients on lanes of one device. Draws are those of the reference path; results agree with it up to rounding."""
+
+    path = "graph"
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        method: Method,
+        settings: LocalSettings,
+        *,
+        device: str = "cpu",
+        precision: str = "auto",
+        fused: bool | None = None,
+        compile: bool | None = None,
+        lanes: int | None = None,
+        workers: int = 1,
+    ) -> None:
+        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``, ``compile``: see
+        ``Numerics``. ``workers`` is accepted for the sake of the other paths and changes nothing."""
+        self.federation, self.method, self.settings = federation, method, settings
+        self.device = torch.device(device)
+        self.n_clients, self.sizes = federation.n_clients, federation.sizes
+        self.numerics = Numerics.choose(module, self.device, precision, fused, compile)
+        self.numerics.apply()
+        self.layout = Layout(module, self.numerics)
+        skeleton = copy.deepcopy(module)
+        self.model = FlatModel(module.to(self.device))
+        self.n_groups = method.group_count(federation.n_classes)
+        self.mode = choose_mode(module, method, self.n_groups)
+        self.grain = 1 if has_batchnorm(module) else default_grain(settings.batch_size)
+        self.max_lanes = lanes or MAX_LANES
+
+        self._labels = federation.pool.y.numpy()
+        self.pool_x = torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device)
+        self.pool_y = torch.cat([federation.pool.y, federation.test.y]).to(self.device)
+        self._test_rows = np.arange(len(federation.pool), len(self.pool_y))
+        inputs = prepare_inputs(federation.transform, self.device, len(federation.input_shape))
+        if self.numerics.compile and self.mode == "masked":
+            torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
+        self._gradients = gradient_function(
+            skeleton, method, inputs, self.layout, self.numerics, self.mode, self.n_groups
+        )
+        self._update = update_function(method, self.numerics.compile)
+        self.start = self.model.vector.clone()
+        self.evaluator = Evaluator(
+            logits_function(skeleton, inputs, self.layout, self.numerics), self.pool_x, self.pool_y, self.start,
+            self.layout, self.numerics, federation.n_classes,
+        )  # fmt: skip
+        self._lanes: dict[Any, list[Lane]] = {}
+        self._shared: Shared | None = None
+        self.recorded, self.recording_seconds = 0, 0.0
+        self.client_states: dict[int, Tensors] = {}
+        self._pending: dict[int, list[Tensors]] = {}
+
+    # -- training -------------------------------------------------------------------------------------
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        d = self.layout.n_params
+        self.start[:d] = self.layout.inward(task.x.to(self.device)[:d])
+        self.start[d:] = task.x[d:]
+        slots = [self._slot(task, row, p) for row in range(len(task.clients)) for p in range(task.n_probes)]
+        out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(torch_seed(self.settings.seed, "dropout", round=task.round))
+            with lone_samples_named():
+                self._run(slots, out)
+        return self._collect(task, slots, out)
+
+    def _slot(self, task: Task, row: int, probe: int) -> Slot:
+        client = self.federation.client(task.clients[row])
+        tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
+        plan = plan_local_run(client, tried.pop("rate"), task.round, self.settings, self.method.sampler)
+        hyper = {**self.method.hyper(), "lr": task.lr, **tried}
+        message = {**task.broadcast, **task.messages.get(client.index, {})}
+        run = LocalRun(
+            client.index, task.round, plan.counts, plan.resampled, self.model.n_params, len(plan.batches),
+            hyper["lr"], {k: v.to(self.device) for k, v in message.items()}, self.device,
+            self.settings.seed,
+        )  # fmt: skip
+        groups = self.method.groups(plan.resampled)
+        const, state = self.method.start(run, self.client_states.get(client.index, {}))
+        schedule = build_schedule(
+            plan, self._labels, groups, self.n_groups, mode=self.mode, scale=self.settings.scale, grain=self.grain
+        )
+        arrays = {
+            "rows": schedule.rows, "scales": schedule.scales, "shares": schedule.shares, "groups": schedule.groups
+        }  # fmt: skip
+        if schedule.draws is not None:
+            arrays["draws"] = schedule.draws
+
+        def inward(tensors: Tensors) -> Tensors:
+            return {k: self.layout.inward(v.to(self.device)) for k, v in tensors.items()}
+
+        return Slot(
+            row, probe, run, hyper, torch.as_tensor(groups).to(self.device), inward(const), inward(state), schedule,
+            {name: torch.as_tensor(a).to(self.device) for name, a in arrays.items()},
+        )  # fmt: skip
+
+    def _run(self, slots: list[Slot], out: Tensor) -> None:
+        """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
+        keep = type(self.method).finish is not Method.finish
+        launches = []
+        for kind in dict.fromkeys(s.signature for s in slots):
+            mine = [s for s in slots if s.signature == kind]
+            lanes = self._ready(kind, mine)
+            for lane, share in zip(lanes, assign([len(s.schedule.steps) for s in mine], len(lanes)), strict=True):
+                todo = [mine[i] for i in share]
+                self._record(lane, todo)
+                launches.append(lane.run(todo, out, keep))
+        self._synchronize()
+        while launches:
+            launches = [steps for steps in launches if next(steps, True) is None]
+        self._synchronize()
+
+    def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:
+        """Lanes for slots of one signature; all are made anew when a run does not fit their buffers."""
+        rows = max(len(s.schedule.rows) for s in slots)
+        passes = max(len(s.schedule.at) for s in slots)
+        shared = self._shared
+        if shared is None or rows > shared.capacity[0] or passes > shared.capacity[1]:
+            self._lanes.clear()
+            self._shared = shared = Shared(
+                self.device, self.pool_x, self.pool_y, self.start, self.layout,
+                self.numerics.dtype if self.numerics.fused else torch.float32, self.n_groups, self.mode,
+                self.method.stateful_loss, self._gradients, self._update, self._capacity(rows, passes),
+                self.federation.augment is not None, set() if shared is None else shared.warm,
+            )  # fmt: skip
+        lanes = self._lanes.setdefault(kind, [])
+        while len(lanes) < min(len(slots), self.max_lanes):
+            lanes.append(Lane(shared, slots[0]))
+        return lanes[: len(slots)]
+
+    def _capacity(self, rows: int, passes: int) -> tuple[int, int]:
+        """Room for every client at rate 1, filling included, so that buffers stay where graphs expect them."""
+        s = self.settings
+        longest = max(int(resampled_counts(self.federation.client(k).counts, 1.0).sum()) for k in range(self.n_clients))
+        steps = s.epochs * (-(-longest // s.batch_size))
+        parts = 1 if self.mode == "masked" else min(self.n_groups, s.batch_size)
+        per_step = parts if self.mode == "single" else 1
+        return max(rows, s.epochs * longest + steps * parts * self.grain), max(passes, steps * per_step)
+
+    def _record(self, lane: Lane, slots: list[Slot]) -> None:
+        began = time.perf_counter()
+        count = lane.record(set().union(*(s.schedule.shapes for s in slots)))
+        self.recorded += count
+        if count:
+            self.recording_seconds += time.perf_counter() - began
+
+    def _collect(self, task: Task, slots: list[Slot], out: Tensor) -> tuple[list[Update], list[Refusal]]:
+        updates: list[Update] = []
+        refusals: list[Refusal] = []
+        for row, k in enumerate(task.clients):
+            mine = [s for s in slots if s.row == row]
+            losses = [self._step_losses(s) for s in mine]
+            bad = next((v for v in losses if not np.isfinite(v).all()), None)
+            if bad is not None:
+                i = int(np.flatnonzero(~np.isfinite(bad))[0])
+                refusals.append(Refusal(k, task.round, f"loss became {bad[i]} at step {i + 1} of {len(bad)}"))
+                continue
+            before = self.client_states.get(k, {})
+            kept, extras = zip(
+                *(self._finish(s, out[row, s.probe], before) for s in mine),
+                strict=True,
+            )
+            self._pending[k] = list(kept)
+            reports = self._reports(task, k, out[row])
+            update = Update(
+                k, out[row].to(task.x.device), len(self.federation.train[k]),
+                tuple(len(s.schedule.steps) for s in mine), tuple(float(v.mean()) for v in losses), reports,
+                {name: torch.stack([e[name] for e in extras]) for name in extras[0]},
+            )  # fmt: skip
+            updates.append(update)
+        return updates, refusals
+
+    def _finish(self, slot: Slot, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
+        const = {k: self.layout.outward(v) for k, v in slot.const.items()}
+        return self.method.finish(slot.run, delta[: self.layout.n_params], const, slot.final, before)
+
+    def _step_losses(self, slot: Slot) -> np.ndarray:
+        """(E,) mean loss of each step's batch."""
+        total = np.zeros(len(slot.schedule.steps))
+        assert slot.losses is not None
+        np.add.at(total, slot.schedule.at, slot.losses.double().cpu().numpy())
+        return total
+
+    def _reports(self, task: Task, k: int, delta: Tensor) -> dict[str, np.ndarray]:
+        reports, x = {}, task.x.to(self.device)
+        if "local_gain" in task.reports:
+            before = float(self._losses(x, k).mean())
+            after = np.array([float(self._losses(x + d, k).mean()) for d in delta])
+            reports["local_gain"] = np.clip((before - after) / max(before, 1e-12), 0.0, 1.0)
+        if "local_validation" in task.reports:
+            tables = [self.evaluator.confusion(x + d, self.federation.validation[k]) for d in delta]
+            reports["local_validation"] = np.array([accuracy(m) for m in tables])
+        return reports
+
+    # -- evaluation -----------------------------------------------------------------------------------
+
+    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        rows = np.concatenate([self.federation.validation[k] for k in clients])
+        held = Candidates(candidates.base.to(self.device), candidates.directions.to(self.device), candidates.patterns)
+        return self.evaluator.counts(held, rows)
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        rows = self.federation.validation_rows() if split == "validation" else self._test_rows
+        return self.evaluator.confusion(x, rows)
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        if what not in ("train_loss", "class_loss"):
+            raise ValueError(f"unknown measurement {what!r}")
+        out = {}
+        for k in range(self.n_clients):
+            losses = self._losses(x, k).double().cpu()
+            if what == "train_loss":
+                out[k] = losses.mean()
+            else:
+                client = self.federation.client(k)
+                sums = torch.zeros(client.n_classes, dtype=torch.float64)
+                sums.index_add_(0, torch.as_tensor(client.labels), losses)
+                out[k] = sums / torch.as_tensor(client.counts)
+        return out
+
+    def _losses(self, x: Tensor, k: int) -> Tensor:
+        """(n_k,) cross-entropy of each un-resampled training sample."""
+        index = self.federation.train[k]
+        return cross_entropy(self.evaluator.logits(x, index), self.pool_y[torch.as_tensor(index).to(self.device)])
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def commit(self, choice: dict[int, int]) -> None:
+        for k, probe in choice.items():
+            if k in self._pending and self._pending[k][probe]:
+                self.client_states[k] = self._pending[k][probe]
+        self._pending.clear()
+
+    def state(self) -> dict[int, Tensors]:
+        return self.client_states
+
+    def load_state(self, state: dict[int, Tensors]) -> None:
+        self.client_states = {k: {n: t.to(self.device) for n, t in v.items()} for k, v in state.items()}
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "engine": "simulator", "path": self.path, "device": str(self.device),
+            "precision": self.numerics.precision, "fused": self.numerics.fused, "mode": self.mode,
+            "lanes": max((len(v) for v in self._lanes.values()), default=0),
+            "recorded_passes": self.recorded, "recording_seconds": round(self.recording_seconds, 3),
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the device's memory."""
+        self._pending.clear()
+        self._lanes.clear()
+        self._shared = None
+        self.evaluator.recorded.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,150 @@
+"""The reference simulator: clients one after another, nothing clever. Fast paths are tested against it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import confusion_matrix
+from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.data.federation import Federation
+from fedtail.methods.base import Method
+from fedtail.models.flat import FlatModel
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import EVAL_BATCH, DivergedError, client_confusion, measure_client, train_client
+from fedtail.rounds.validation import count_candidates, model_inputs
+
+T = TypeVar("T")
+
+
+class ReferenceSimulator:
+    """Every client in this process. With ``workers`` > 1 several clients run at once, each on a model of its own;
+    since every draw is keyed by client and round, the result does not depend on it."""
+
+    path = "reference"
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        method: Method,
+        settings: LocalSettings,
+        *,
+        workers: int = 1,
+        device: str = "cpu",
+        reason: str = "asked for",
+    ) -> None:
+        self.federation, self.method, self.settings = federation, method, settings
+        self.device, self.reason = torch.device(device), reason
+        # torch's CPU generator is one per process, so models that draw from it run one client at a time
+        self.workers = 1 if workers <= 1 or draws_numbers(module, federation.input_shape) else workers
+        model = FlatModel(module.to(self.device))
+        self.models = [model, *(model.clone() for _ in range(self.workers - 1))]
+        self.n_clients, self.sizes = federation.n_clients, federation.sizes
+        self.client_states: dict[int, Tensors] = {}
+        self._pending: dict[int, list[Tensors]] = {}
+
+    @property
+    def model(self) -> FlatModel:
+        return self.models[0]
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        def one(model: FlatModel, row: int) -> tuple[Update, list[Tensors]] | Refusal:
+            k = task.clients[row]
+            try:
+                return train_client(
+                    model, self.federation.client(k), self.method, task, row,
+                    self.client_states.get(k, {}), self.settings,
+                )  # fmt: skip
+            except DivergedError as error:
+                return Refusal(k, task.round, str(error))
+
+        updates, refusals = [], []
+        for outcome in self._map(one, range(len(task.clients))):
+            if isinstance(outcome, Refusal):
+                refusals.append(outcome)
+            else:
+                update, states = outcome
+                updates.append(update)
+                self._pending[update.client] = states
+        return updates, refusals
+
+    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        held = self.federation.pool.take(np.concatenate([self.federation.validation[k] for k in clients]))
+        inputs = model_inputs(held.x, self.federation.transform, self.device)
+        return count_candidates(self.model, candidates, inputs, held.y.numpy(), self.federation.n_classes)
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        n_classes = self.federation.n_classes
+        if split == "validation":
+            return client_confusion(self.model, self.federation.client(0), x, self.federation.validation_rows())
+        test = self.federation.test
+        self.model.load(x)
+        self.model.module.eval()
+        with torch.no_grad():
+            guesses = [
+                self.model.module(self.federation.transform(part.to(self.device))).argmax(-1).cpu()
+                for part in test.x.split(EVAL_BATCH)
+            ]
+        guess = torch.cat(guesses) if guesses else torch.empty(0)
+        return confusion_matrix(test.y.numpy(), guess.numpy(), n_classes)
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        values = self._map(
+            lambda model, k: measure_client(model, self.federation.client(k), x, what), range(self.n_clients)
+        )
+        return dict(enumerate(values))
+
+    def commit(self, choice: dict[int, int]) -> None:
+        for k, probe in choice.items():
+            if k in self._pending and self._pending[k][probe]:
+                self.client_states[k] = self._pending[k][probe]
+        self._pending.clear()
+
+    def state(self) -> dict[int, Tensors]:
+        return self.client_states
+
+    def load_state(self, state: dict[int, Tensors]) -> None:
+        self.client_states = state
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "engine": "simulator", "path": self.path, "reason": self.reason, "device": str(self.device),
+            "workers": self.workers,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self._pending.clear()
+
+    def _map(self, work: Callable[[FlatModel, int], T], items: Sequence[int]) -> list[T]:
+        """Results in the order of ``items``, whatever worker did them."""
+        if self.workers == 1:
+            return [work(self.model, i) for i in items]
+        with ThreadPoolExecutor(self.workers) as pool:
+            shares = [
+                pool.submit(lambda m, mine: [(i, work(m, i)) for i in mine], model, list(items)[w :: self.workers])
+                for w, model in enumerate(self.models)
+            ]
+            done = dict(pair for share in shares for pair in share.result())
+        return [done[i] for i in items]
+
+
+def draws_numbers(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a training step takes random numbers from torch, by whatever layer or function: it is tried.
+
+    On inputs that differ: a layer may draw for some values only, as RReLU does for negative ones.
+    """
+    trial = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        x = torch.rand(16, *input_shape).to(next(trial.parameters()).device)
+        before = torch.get_rng_state()
+        trial(x)
+        return not torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,1 @@
+"""Many runs: grids of cells, each an ordinary run in a content-addressed folder."""

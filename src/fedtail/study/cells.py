@@ -1,0 +1,198 @@
+"""Cells: ordinary runs in content-addressed folders, run in parallel processes.
+
+The folder of a cell is named by a digest of everything its result depends on. So an interrupted grid continues
+where it stopped, a finished cell is never run again, and two tables that share a cell share its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedtail.data.sources import SOURCES, locate
+from fedtail.errors import FedtailError, writing
+from fedtail.runs.config import Config, changed, check_config, result_keys
+from fedtail.runs.execution import run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid. ``label`` is for people; the digest is what counts."""
+
+    label: str
+    config: Config
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps(result_keys(self.config), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def folder(self, base: Path) -> Path:
+        """Where this run is, under whatever label it was begun, or where it will be."""
+        own = base / f"{self.label}-{self.digest}"
+        begun = [] if own.exists() else sorted(base.glob(f"*-{self.digest}"))
+        return begun[0] if begun else own
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: a finished run folder, or the error that stopped it."""
+
+    cell: Cell
+    folder: Path
+    cached: bool = False
+    error: str | None = None
+
+
+def seeds_of(config: Config, label: str, seeds: Iterable[int]) -> list[Cell]:
+    """The same config under several seeds."""
+    return [Cell(f"{label}-s{seed}", changed(config, {"run.seed": seed})) for seed in seeds]
+
+
+def finished(folder: Path) -> bool:
+    """Whether a cell's folder holds a complete run."""
+    return (folder / "result.json").is_file()
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    base: Path,
+    *,
+    workers: int = 1,
+    on_done: Callable[[Outcome], None] | None = None,
+    launcher: Callable[[Sequence[Cell], Path], Iterator[Outcome]] | None = None,
+) -> list[Outcome]:
+    """Run what is not finished yet; outcomes come in the order of ``cells``.
+
+    A cell that fails does not stop the others: its outcome carries the error. ``launcher`` replaces the process
+    pool (a cluster, for instance): it yields the outcome of every cell it is given, in any order.
+    """
+    with writing(base):
+        base.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Outcome] = {}
+
+    def note(outcome: Outcome) -> None:
+        found[outcome.cell.digest] = outcome
+        if on_done is not None:
+            on_done(outcome)
+
+    todo: dict[str, Cell] = {}
+    for cell in cells:
+        if finished(cell.folder(base)):
+            note(Outcome(cell, cell.folder(base), cached=True))
+        else:
+            todo.setdefault(cell.digest, cell)
+    if launcher is None:
+        missing = fetch_data(todo.values())
+        if not found and todo and all(data_of(c) in missing for c in todo.values()):
+            raise FedtailError(next(iter(missing.values())))  # none can run: one reason, not one per cell
+        for cell in [c for c in todo.values() if data_of(c) in missing]:
+            note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
+    if todo:
+        chosen = launcher or (one_by_one if workers <= 1 or len(todo) == 1 else in_processes(workers))
+        for outcome in chosen(list(todo.values()), base):
+            note(outcome)
+    return [found[cell.digest] for cell in cells]
+
+
+def data_of(cell: Cell) -> tuple[str, str | None]:
+    """Which data a cell reads, and from where."""
+    return cell.config.data.name, cell.config.data.dir
+
+
+def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
+    """Have the public data of these cells, once, before their processes ask for it; why, for what cannot be had."""
+    missing = {}
+    for name, folder in dict.fromkeys(data_of(cell) for cell in cells):
+        if name in SOURCES:
+            try:
+                locate(name, folder)
+            except FedtailError as error:
+                missing[name, folder] = str(error)
+    return missing
+
+
+def one_by_one(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
+    """The plain launcher: this process, one cell after another."""
+    for cell in cells:
+        yield run_cell(cell, base)
+
+
+def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+    """A launcher with ``workers`` fresh processes; torch does not survive a fork."""
+
+    def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
+        context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(min(workers, len(cells)), mp_context=context, initializer=begin_worker)
+        try:
+            with _inherit_no_interrupt():  # the first submissions start the workers
+                pending = {pool.submit(run_packed, c.label, c.config.model_dump(), str(base)): c for c in cells}
+            while pending:
+                done, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in done:
+                    cell = pending.pop(future)
+                    error = future.exception()
+                    yield Outcome(cell, cell.folder(base), error=future.result() if error is None else in_words(error))
+        except BaseException:  # Ctrl-C, or a caller that wants no more: cells in mid-run have their checkpoints
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    return launch
+
+
+@contextmanager
+def _inherit_no_interrupt() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which reaches every process of a terminal: the parent answers it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_worker() -> None:
+    """A worker outlives no parent, however that ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def run_packed(label: str, raw: dict[str, Any], base: str) -> str | None:
+    """A cell as plain values, for another process; returns the error, if any."""
+    return run_cell(Cell(label, check_config(raw)), Path(base)).error
+
+
+def run_cell(cell: Cell, base: Path) -> Outcome:
+    """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
+    folder = cell.folder(base)
+    try:
+        run(changed(cell.config, {"run.folder": str(base), "run.name": folder.name}), resume=True)
+    except Exception as error:  # memory may run out in one cell and suffice for the rest
+        return Outcome(cell, folder, error=in_words(error))
+    return Outcome(cell, folder)
+
+
+def in_words(error: BaseException) -> str:
+    """What stopped a cell, in one line."""
+    if isinstance(error, FedtailError):
+        return str(error)
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

@@ -1,0 +1,1 @@
+"""The paper's tables and figures: declared grids, the recorded search, our numbers beside its own."""

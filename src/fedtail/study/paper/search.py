@@ -1,0 +1,58 @@
+"""Hyper-parameter search as the paper does it: on validation, over one declared space shared by all methods.
+
+Coordinates are searched one after another (learning rate, weight decay, batch size, then a method's own), each with
+the earlier choices fixed; a full product would be thirty times the runs for the same ranges. Every trial is a cell, so
+the search can be stopped and continued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedtail.runs.config import check_config, layered
+from fedtail.study.cells import Cell, Outcome
+from fedtail.study.compare import validation_score
+from fedtail.study.paper.grid import load_recipes, load_toml, slug
+
+Runner = Callable[[Sequence[Cell]], list[Outcome]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of one coordinate: validation metric, averaged over seeds; minus infinity if a run failed."""
+
+    method: str
+    key: str
+    value: Any
+    score: float
+
+
+def search(
+    recipe: str, methods: Sequence[str], seeds: Sequence[int], run: Runner, extra: Mapping[str, Any] | None = None
+) -> tuple[dict[str, dict[str, Any]], list[Trial]]:
+    """Best settings per method of one recipe, and every trial.
+
+    ``extra`` are settings that all trials share, on top of the recipe (the partition, the number of clients ...).
+    """
+    space = load_toml("search.toml")
+    base = {**load_recipes()[recipe].get("set", {}), **(extra or {})}
+    best: dict[str, dict[str, Any]] = {}
+    trials: list[Trial] = []
+    for method in methods:
+        chosen: dict[str, Any] = {}
+        for key, values in {**space["order"], **space.get("own", {}).get(method, {})}.items():
+            cells = [cell_of(base, recipe, method, {**chosen, key: value}, seed) for value in values for seed in seeds]
+            scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
+            means = [sum(scores[i * len(seeds) : (i + 1) * len(seeds)]) / len(seeds) for i in range(len(values))]
+            trials += [Trial(method, key, v, m) for v, m in zip(values, means, strict=True)]
+            chosen[key] = values[max(range(len(values)), key=lambda i: means[i])]
+        best[method] = chosen
+    return best, trials
+
+
+def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping[str, Any], seed: int) -> Cell:
+    """The run of one trial."""
+    config = check_config(layered([base, {"method.name": method}, settings, {"run.seed": seed}]))
+    return Cell(slug(f"search-{recipe}-{method}-s{seed}"), config)

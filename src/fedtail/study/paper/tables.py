@@ -1,0 +1,140 @@
+"""A grid's outcome beside the paper's numbers: as a terminal table, Markdown or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtail.runs.record import RunRecord, load_run
+from fedtail.study.cells import Outcome
+from fedtail.study.paper.grid import Grid, Place
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table over its seeds."""
+
+    block: str
+    row: str
+    column: str
+    values: tuple[float, ...]
+    """The metric of every finished seed."""
+    paper: float | None
+    seconds: float
+    failed: int = 0
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values)) if self.values else math.nan
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds (n - 1); NaN with fewer than two."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else math.nan
+
+    def text(self, digits: int = 3) -> str:
+        if not self.values:
+            return "failed" if self.failed else "–"
+        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+@dataclass(frozen=True)
+class GridResult:
+    """Everything a grid's runs say."""
+
+    grid: Grid
+    entries: tuple[Entry, ...]
+    runs: dict[Place, RunRecord]
+
+    def entry(self, block: str, row: str, column: str) -> Entry | None:
+        return next((e for e in self.entries if (e.block, e.row, e.column) == (block, row, column)), None)
+
+    def used(self, axis: str) -> list[str]:
+        """The names of ``block``, ``row`` or ``column`` that have entries, in the grid's order."""
+        named = {"block": self.grid.blocks, "row": self.grid.rows, "column": self.grid.columns}[axis]
+        present = {getattr(e, axis) for e in self.entries}
+        return [a.name for a in named if a.name in present]
+
+
+def collect(grid: Grid, places: Sequence[Place], outcomes: Sequence[Outcome], *, with_paper: bool = True) -> GridResult:
+    """Read the runs of a grid back; the paper's numbers stay out where another data set stood in."""
+    runs = {
+        place: load_run(outcome.folder)
+        for place, outcome in zip(places, outcomes, strict=True)
+        if outcome.error is None
+    }
+    order: dict[tuple[str, str, str], list[Place]] = {}
+    for place in places:
+        order.setdefault((place.block, place.row, place.column), []).append(place)
+    entries = []
+    for (block, row, column), members in order.items():
+        found = [runs[m] for m in members if m in runs]
+        values = tuple(v for r in found if math.isfinite(v := r.metric(grid.metric)))
+        entries.append(
+            Entry(
+                block,
+                row,
+                column,
+                values,
+                grid.reported(block, row, column) if with_paper else None,
+                sum(r.seconds for r in found),
+                len(members) - len(found),
+            )
+        )
+    return GridResult(grid, tuple(entries), runs)
+
+
+def to_markdown(result: GridResult) -> str:
+    """A table per block: ours (mean ± spread), the paper's in brackets, the best of a column in bold."""
+    parts = []
+    for block in result.used("block"):
+        columns = result.used("column")
+        lines = [f"| {block} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        best = {c: _best(result, block, c) for c in columns}
+        for row in result.used("row"):
+            cells = []
+            for c in columns:
+                entry = result.entry(block, row, c)
+                if entry is None:
+                    cells.append("")
+                    continue
+                text = entry.text()
+                if entry.values and entry.mean == best[c] and len(result.used("row")) > 1:
+                    text = f"**{text}**"
+                cells.append(text + (f" ({_paper(entry.paper)})" if entry.paper is not None else ""))
+            if any(cells):
+                lines.append(f"| {row} | " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def to_csv(result: GridResult) -> str:
+    """One line per cell: ours, spread, seeds, the paper's, seconds."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["block", "row", "column", result.grid.metric, "spread", "seeds", "failed", "paper", "seconds"])
+    for e in result.entries:
+        writer.writerow(
+            [e.block, e.row, e.column, _csv(e.mean), _csv(e.spread), len(e.values), e.failed,
+             "" if e.paper is None else e.paper, f"{e.seconds:.1f}"]
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def _best(result: GridResult, block: str, column: str) -> float:
+    means = [e.mean for e in result.entries if (e.block, e.column) == (block, column) and e.values]
+    return max(means, default=math.nan)
+
+
+def _paper(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").removeprefix("0")
+
+
+def _csv(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.6f}"

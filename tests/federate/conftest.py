@@ -1,0 +1,48 @@
+"""A whole Flower federation on loopback, with TLS and node authentication, shared by the tests that need one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtail.runs.config import Config, check_config
+
+K = 3
+
+
+def settings(**sections: dict[str, Any]) -> Config:
+    """A tiny federation: blobs, an MLP, three rounds."""
+    raw: dict[str, Any] = {
+        "data": {"name": "blobs", "clients": K, "n_max": 120, "n_classes": 4, "n_features": 6, "spread": 2.0},
+        "model": {"name": "mlp", "hidden": [8]},
+        "local": {"batch_size": 32},
+        "run": {"rounds": 3, "seed": 3},
+        "deploy": {"timeout": 90.0, "validate_every": 0},
+    }
+    for name, section in sections.items():
+        raw[name] = {**raw.get(name, {}), **section}
+    return check_config(raw)
+
+
+@pytest.fixture(scope="session")
+def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Sites north, east and south, through the generated proxy where nginx is there; ended, with all they started,
+    when the tests are over."""
+    if importlib.util.find_spec("flwr") is None:
+        pytest.skip("flwr is not installed (pip install 'fedtail[flower]')")
+    from fedtail.federate.operate import local, processes
+    from fedtail.federate.operate.create import create_deployment
+    from fedtail.federate.operate.ports import find_nginx, free_port
+
+    folder: Path = tmp_path_factory.mktemp("flower") / "fed"
+    deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=free_port())
+    try:
+        local.up(deployment, proxy=find_nginx() is not None)
+        yield deployment
+    finally:
+        local.down(deployment)
+        assert processes.find(folder) == []

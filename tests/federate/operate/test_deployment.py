@@ -1,0 +1,333 @@
+"""The deployment folder: keys, certificates, configuration; and the processes that belong to one."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
+
+from fedtail.cli import app, deploy_view
+from fedtail.data.tables import propose_schema, schema_text
+from fedtail.errors import FedtailError
+from fedtail.federate.flower.site_app import frames, worker_client
+from fedtail.federate.operate import processes, runs
+from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
+from fedtail.federate.operate.create import create_deployment, move_port
+from fedtail.federate.operate.doctor import examine_site
+from fedtail.federate.operate.layout import load_deployment
+from fedtail.federate.operate.ports import find_nginx, free_port, is_free
+from fedtail.federate.operate.status import Status
+from fedtail.federate.protocol.wire import Parcel, pack, unpack
+from fedtail.runs.config import load_config
+
+from .conftest import settings
+
+SITES = ("north", "east", "south")
+
+
+def test_private_keys_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings())
+    keys = [*tmp_path.rglob("*.key")]
+    assert len(keys) == 5
+    assert all(stat.S_IMODE(k.stat().st_mode) == 0o600 for k in keys)
+    assert all(key_matches(deployment.site(name)) for name in SITES)
+
+
+def test_a_site_folder_holds_no_secret_of_the_server_or_of_another_site(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings())
+    secrets = {k.read_bytes() for k in deployment.server.glob("*.key")}
+    mine = [{p.read_bytes() for p in deployment.site(name).rglob("*") if p.is_file()} for name in SITES]
+    assert not any(secrets & files for files in mine)
+    keys = [(deployment.site(name) / "site.key").read_bytes() for name in SITES]
+    assert [sum(key in files for files in mine) for key in keys] == [1, 1, 1]
+
+
+def test_the_server_certificate_is_for_the_public_address_and_signed_by_the_ca(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), public="fed.example.org:443")
+    seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
+    assert seen.signed_by_ca and {"fed.example.org", "127.0.0.1", "localhost"} <= set(seen.hosts)
+    assert seen.begins < datetime.datetime.now(datetime.UTC) < seen.ends
+    other = tmp_path / "other"
+    other.mkdir()
+    make_ca(other, "other")
+    assert not inspect_certificate(deployment.server / "server.crt", other / "ca.crt").signed_by_ca
+    make_server_certificate(deployment.server, ["new.example.org"])
+    assert (
+        "new.example.org" in inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt").hosts
+    )
+
+
+def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), public="fed.example.org:443", port=9300)
+    text = (deployment.server / "nginx.conf").read_text()
+    assert "listen 443 ssl;" in text and "proxy_pass https://127.0.0.1:9300;" in text
+    assert text.count("location") == 2 and "location /v1/fleet/" in text and "location / { return 403; }" in text
+    unit = (deployment.site("north") / "fedtail-site.service").read_text()
+    assert "--superlink fed.example.org:443" in unit and "KillMode=control-group" in unit
+    assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
+    assert "--host 127.0.0.1 --port 9300" in (deployment.server / "fedtail-superlink.service").read_text()
+
+
+def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
+    made = create_deployment(tmp_path / "fed", SITES, settings(), public="h.example:8443", port=9300)
+    assert load_deployment(tmp_path / "fed") == made
+    assert tomllib.loads(made.config.read_text())["run"]["folder"] == str(made.runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["init", "{full}", "--sites", "a,b"], "exists and is not empty"),
+        (["init", "{full}/file", "--sites", "a,b"], "exists and is not empty"),
+        (["init", "{new}"], "at least one site"),
+        (["init", "{full}/file/fed", "--sites", "a,b"], "cannot write"),
+        (["init", "{new}", "--sites", "a,a"], "must differ"),
+        (["init", "{new}", "--sites", "a/b"], "is not allowed"),
+        (["init", "{new}", "--sites", "a,b", "--public", "nowhere"], "host:port"),
+        (["init", "{new}", "--sites", "a,b", "--public", "host:99999"], "outside 1..65535"),
+        (["init", "{new}", "--sites", "a,b", "--port", "99999"], "outside 1..65535"),
+        (["doctor", "--site", "{new}/site.toml"], "does not exist"),
+        (["status", "{new}"], "is not a deployment folder"),
+        (["doctor"], "give the deployment folder"),
+        (["init", "{new}", "--sites", "a,b", "--local", "3"], "leave out --local 3"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    words = [a.format(full=tmp_path / "full", new=tmp_path / "new") for a in arguments]
+    result = CliRunner().invoke(app, ["deploy", *words])
+    assert isinstance(result.exception, FedtailError)
+    assert message in str(result.exception) and "\n" not in str(result.exception)
+
+
+def test_init_writes_a_folder_and_a_sites_doctor_reads_its_data(tmp_path: Path) -> None:
+    runner = CliRunner()
+    made = runner.invoke(app, ["deploy", "init", str(tmp_path / "fed"), "--sites", "a,b", "data.name=blobs"])
+    assert made.exit_code == 0, made.output
+    site = tmp_path / "fed" / "sites" / "a"
+    healthy = runner.invoke(app, ["deploy", "doctor", "--site", str(site / "site.toml")])
+    assert healthy.exit_code == 0 and "data: slice" in healthy.output
+    (site / "site.key").chmod(0o644)
+    broken = runner.invoke(app, ["deploy", "doctor", "--site", str(site / "site.toml")])
+    assert broken.exit_code == 1 and "chmod 600" in broken.output
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cude", "worker.device 'cude' is unknown; did you mean 'cuda'"), ("cuda:77", "worker.device = 'cuda:77' but")],
+)
+def test_a_device_that_is_not_there_is_noticed_by_doctor_and_at_the_workers_start(
+    tmp_path: Path, device: str, message: str
+) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
+    site.write_text(site.read_text().replace('device = "cpu"', f'device = "{device}"'))
+    (finding,) = [f for f in examine_site(site) if f.level == "error"]
+    assert finding.subject == "worker" and message in finding.message and "\n" not in finding.message
+    with pytest.raises(worker_client.WorkerError, match=re.escape(message)):
+        worker_client.ask(site, "hello", pack(Parcel({})))
+
+
+def test_a_sites_doctor_says_what_is_wrong_with_data_and_address(tmp_path: Path) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings(), rehearsal=False).site("north") / "site.toml"
+    (finding,) = [f for f in examine_site(site) if f.level == "error"]
+    assert finding.subject == "data" and "schema.toml" in finding.message
+    with pytest.raises(FedtailError, match=r"--server 'nowhere' is not of the form host:port"):
+        examine_site(site, "nowhere")
+    (site.parent / "ca.crt").unlink()
+    assert "ca.crt is missing" in examine_site(site, "127.0.0.1:1")[-1].message
+
+
+def test_a_taken_port_leaves_no_folder_behind_and_another_can_be_chosen_later(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "new"), "--port", str(port)])
+        assert isinstance(result.exception, FedtailError) and "choose another with --port" in str(result.exception)
+        assert not (tmp_path / "new").exists()
+    made = create_deployment(tmp_path / "fed", SITES, settings(), port=9300)
+    move_port(made, 9400)
+    moved = load_deployment(tmp_path / "fed")
+    assert (moved.port, moved.public, moved.proxy_port) == (9400, "127.0.0.1:9400", 9401)
+    written = [p for p in (tmp_path / "fed").rglob("*") if p.is_file() and b"9300" in p.read_bytes()]
+    assert written == [], "nothing names the old port"
+    real = create_deployment(tmp_path / "real", SITES, settings(), public="fed.example.org:443", port=9300)
+    assert move_port(real, 9400).public == "fed.example.org:443"
+
+
+def test_overrides_to_a_folder_that_exists_are_not_lost_in_silence(tmp_path: Path) -> None:
+    create_deployment(tmp_path / "fed", SITES, settings())
+    result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "fed"), "run.rounds=9"])
+    assert isinstance(result.exception, FedtailError) and "config.toml" in str(result.exception)
+
+
+def test_commands_on_a_federation_that_is_down_say_so(tmp_path: Path) -> None:
+    create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
+    runner, folder = CliRunner(), str(tmp_path / "fed")
+    for command in ("run", "register"):
+        result = runner.invoke(app, ["deploy", command, folder])
+        assert isinstance(result.exception, FedtailError) and "fedtail deploy up" in str(result.exception)
+    assert "no run is going on" in runner.invoke(app, ["deploy", "stop", folder]).output
+    assert "nothing was running" in runner.invoke(app, ["deploy", "down", folder]).output
+    shown = runner.invoke(app, ["deploy", "status", folder]).output
+    assert "SuperLink down" in shown and "no run yet" in shown
+
+
+def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
+    fault = {"client": 1, "round": 1, "reason": "no reply within 20 s"}
+    status = Status(deployment.server / "run.json", settings(), 7)
+    status.write(state="training", round=2, errors=[fault])
+    (deployment.server / "run.id").write_text("7\n")
+    shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
+    assert "run: stopped, round 2 of 3" in shown and "--resume" in shown
+    assert "round 2, east: no reply within 20 s" in shown
+    status.finish(deployment.runs / "digits")
+    shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
+    assert "run: finished" in shown and "for its page: fedtail report" in shown
+    assert runs.last_config(deployment) is None, "no run was started with overrides"
+
+
+def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
+    child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    sleep = [sys.executable, "-c", f"import subprocess, sys; subprocess.run({child}, start_new_session=True)"]
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+        processes.start(folder, "site:x", sleep, folder / "log", dict(os.environ))
+    deadline = time.monotonic() + 20
+    while len(processes.find(mine)) < 2 or len(processes.find(other)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert {p.role for p in processes.find(mine)} == {"site:x"}
+    assert processes.stop(mine, grace=2.0) == 2
+    assert processes.find(mine) == [] and len(processes.find(other)) == 2
+    processes.stop(other, grace=2.0)
+
+
+@pytest.mark.skipif(
+    find_nginx() is None,
+    reason="nginx is not installed (apt-get install nginx-light)",
+)
+def test_stop_finds_the_proxy_although_it_hides_its_environment(tmp_path: Path) -> None:
+    from fedtail.federate.operate import local
+
+    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
+    local.start_proxy(deployment)
+    assert [p.role for p in processes.find(deployment.folder)] == ["proxy"]
+    processes.stop(deployment.folder)
+    assert is_free("127.0.0.1", deployment.proxy_port)
+
+
+def test_the_site_app_imports_neither_torch_nor_fedtail() -> None:
+    """Flower starts it for every message; what it imports is paid each time."""
+    folder = Path(frames.__file__).parents[1]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import site_app.worker_client, site_app.frames\n"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'fedtail', 'numpy')]\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_is_started_on_demand_reused_replaced_when_killed_and_ends_when_told(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings())
+    site = deployment.site("north") / "site.toml"
+    hello = pack(Parcel({}))
+    pid = site.parent / "worker.pid"
+    try:
+        first = unpack(worker_client.ask(site, "hello", hello)).meta
+        assert first["site"] == "north" and first["schema"]["kind"] == "slice"
+        one = int(pid.read_text())
+        worker_client.ask(site, "hello", hello)
+        assert int(pid.read_text()) == one, "the same worker answers"
+        os.kill(one, 9)
+        assert unpack(worker_client.ask(site, "hello", hello)).meta["site"] == "north"
+        assert int(pid.read_text()) != one
+        assert "phase 'nonsense' is unknown" in unpack(worker_client.ask(site, "nonsense", hello)).meta["error"]
+    finally:
+        os.kill(int(pid.read_text()), 15)
+    deadline = time.monotonic() + 10
+    while pid.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not frames.socket_path(site).exists()
+
+
+def test_a_worker_reads_its_files_anew_when_a_run_begins_and_not_in_the_middle_of_one(tmp_path: Path) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings(), rehearsal=False).site("north") / "site.toml"
+    pd.DataFrame({"age": [1.5, 2.5, 3.5, 4.5] * 10, "y": ["a", "b"] * 20}).to_csv(site.parent / "data.csv", index=False)
+    (site.parent / "schema.toml").write_text(schema_text(propose_schema(site.parent / "data.csv", "y")[0]))
+    hello, pid = pack(Parcel({})), site.parent / "worker.pid"
+    try:
+        assert unpack(worker_client.ask(site, "hello", hello)).meta["schema"]["classes"] == ["a", "b"]
+        first = int(pid.read_text())
+        later = (site.parent / "schema.toml").read_text().replace('"b",', '"b",\n    "c",')
+        (site.parent / "schema.toml").write_text(later)
+        worker_client.ask(site, "statistics", pack(Parcel({"request": {"client": 0, "seed": 0}})))
+        assert int(pid.read_text()) == first, "only a hello begins a run"
+        assert unpack(worker_client.ask(site, "hello", hello)).meta["schema"]["classes"] == ["a", "b", "c"]
+        assert int(pid.read_text()) != first
+    finally:
+        os.kill(int(pid.read_text()), 15)
+
+
+def test_overrides_of_the_data_are_refused_and_another_seed_keeps_the_sites_split(tmp_path: Path) -> None:
+    deployment = create_deployment(tmp_path / "fed", SITES, settings())
+    theirs = load_config(deployment.config)
+    with pytest.raises(FedtailError, match=r"data.\* is the sites' matter"):
+        runs.with_the_sites_data(deployment, load_config(deployment.config, ["data.n_max=50"]))
+    other = runs.with_the_sites_data(deployment, load_config(deployment.config, ["run.seed=9"]))
+    assert other.run.seed == 9 and other.data_seed == theirs.data_seed
+    assert runs.with_the_sites_data(deployment, theirs) == theirs
+
+
+def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Path) -> None:
+    site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
+    site.write_text(site.read_text().replace("memory_mb = 4096", "memory_mb = 256"))
+    assert unpack(worker_client.ask(site, "hello", pack(Parcel({})))).meta["site"] == "north"
+    log, deadline = site.parent / "worker.log", time.monotonic() + 10
+    while "more than worker.memory_mb = 256" not in log.read_text():  # its last line, after it has cleaned up
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not frames.socket_path(site).exists()
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('[site]\nname = "x"\n[data]\nkind = "tabel"\n')
+    with pytest.raises(worker_client.WorkerError, match=r"did you mean 'table'"):
+        worker_client.ask(site, "hello", pack(Parcel({})))
+
+
+def test_rounds_are_told_once_each_with_loss_accuracy_and_faults(capfd: pytest.CaptureFixture[str]) -> None:
+    show = deploy_view.follower()
+    status: dict[str, object] = {"state": "waiting for sites", "round": 0, "rounds": 2, "errors": []}
+    show(status)
+    show({**status, "time": 1.0})
+    done = {**status, "state": "training", "round": 1, "seconds": 12.3, "loss": 0.51, "accuracy": 0.8}
+    show(done)
+    show({**done, "state": "finished", "errors": []})
+    show({**done, "round": 2, "errors": [{}]})
+    assert capfd.readouterr().err.splitlines() == [
+        "waiting for sites",
+        "round 1/2  12.3 s  loss 0.510  accuracy 0.800",
+        "round 2/2  12.3 s  loss 0.510  accuracy 0.800  faults so far: 1",
+    ]

@@ -1,0 +1,267 @@
+"""The same federation through the simulator and over a transport gives the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtail import simulate as simulator
+from fedtail.core.candidates import binary_candidates
+from fedtail.core.records import Task
+from fedtail.core.sampling import local_batches
+from fedtail.data import DATASETS, Federation, partition
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.policy import Policy
+from fedtail.federate.protocol.remote import RemoteEngine
+from fedtail.federate.protocol.transport import Errors, InProcess, Replies
+from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
+from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.site import Site
+from fedtail.methods import METHODS
+from fedtail.models import build_model
+from fedtail.rates import RATES
+from fedtail.rates.base import RateStrategy
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.loop import Problem, State, train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
+
+K = 3
+SETTINGS = LocalSettings(epochs=1, batch_size=32, seed=3)
+
+
+class TwoProbe(RateStrategy):
+    """Two fixed probes per client, all 2^K candidates, the best one wins: FedHOO's wire without its tree."""
+
+    name = "two-probe"
+
+    def __init__(self, n_clients: int) -> None:
+        self.n_clients, self._choice = n_clients, np.zeros(n_clients, dtype=np.int64)
+
+    def ask(self) -> np.ndarray:
+        return np.tile([0.3, 0.7], (self.n_clients, 1))
+
+    def patterns(self) -> str | None:
+        return "binary"
+
+    def tell(self, rewards=None, *, reports=None, present=None) -> int:
+        winner = int(np.argmax(rewards))
+        self._choice = (winner >> np.arange(self.n_clients)) & 1
+        return winner
+
+    @property
+    def choice(self) -> np.ndarray:
+        return self._choice
+
+    @property
+    def rates(self) -> np.ndarray:
+        return self.ask()[np.arange(self.n_clients), self._choice]
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    pooled = DATASETS.build("blobs", n_max=120, n_features=6, n_classes=4, spread=2.0)
+    return partition(pooled.train, pooled.test, clients=K, classes=pooled.classes, transform=pooled.transform)
+
+
+def job_for(federation: Federation, method: str = "fedcgnm", **more: object) -> Job:
+    return Job(
+        "test", "mlp", federation.input_shape, federation.classes, method, 3, {"hidden": (8,)},
+        local=SETTINGS, transform=federation.transform, **more,
+    )  # fmt: skip
+
+
+def sites(federation: Federation, **more: object) -> dict[int, Site]:
+    return {k: Site(f"site {k}", FederationSlice(federation, k), Policy(reveal="classes"), **more) for k in range(K)}
+
+
+def strategy(name: str) -> RateStrategy:
+    return TwoProbe(K) if name == "two-probe" else RATES.build(name, K)
+
+
+def run(engine, federation: Federation, method: str, rates: RateStrategy, **plan: object) -> State:
+    problem = Problem(engine, engine.model, METHODS.build(method), rates, ServerOptimizer(), federation.n_classes)
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+    server = problem.method.init_server(K, federation.n_classes, engine.model.n_params)
+    state = State(0, engine.model.vector.clone(), server)
+    return train_rounds(problem, Plan(rounds=3, seed=3, **plan), state)
+
+
+def remote(federation: Federation, transport: object = None, method: str = "fedcgnm", **more: object) -> RemoteEngine:
+    job = job_for(federation, method, reveal=more.pop("reveal", "totals"), noise=more.pop("noise", 0.0))
+    wires = transport or InProcess({k: s.handle for k, s in sites(federation).items()})
+    return RemoteEngine(wires, job, federation.sizes, federation.test, **more)
+
+
+@pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])
+@pytest.mark.parametrize("reveal", ["totals", "classes"])
+def test_simulator_and_transport_give_the_same_bits(federation: Federation, rates: str, reveal: str) -> None:
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS, path="reference")
+    here = run(plain, federation, "fedcgnm", strategy(rates))
+    there = run(remote(federation, reveal=reveal), federation, "fedcgnm", strategy(rates))
+    assert torch.equal(here.x, there.x)
+    for a, b in zip(here.history, there.history, strict=True):
+        assert a["rates"] == b["rates"] and a["train_loss"] == b["train_loss"] and a["test"] == b["test"]
+        assert a.get("reward") == b.get("reward")
+        assert a["validation"]["accuracy"] == b["validation"]["accuracy"]
+        assert reveal == "totals" or repr(a["validation"]) == repr(b["validation"])
+
+
+def test_candidates_built_by_the_server_give_the_same_model(federation: Federation) -> None:
+    affine = run(remote(federation), federation, "fedcgnm", TwoProbe(K))
+    models = run(remote(federation, candidates="models", models_per_message=3), federation, "fedcgnm", TwoProbe(K))
+    assert torch.equal(affine.x, models.x)
+
+
+def nan(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {**parcel.tensors, "delta": parcel.tensors["delta"] * float("nan")})
+
+
+def wrong_shape(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {**parcel.tensors, "delta": parcel.tensors["delta"][:, 1:]})
+
+
+def over_norm(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {**parcel.tensors, "delta": parcel.tensors["delta"] + 100.0})
+
+
+def impostor(parcel: Parcel) -> Parcel:
+    return Parcel({**parcel.meta, "update": {**parcel.meta["update"], "client": 0}}, parcel.tensors)
+
+
+def inflated_steps(parcel: Parcel) -> Parcel:
+    fields = {**parcel.meta["update"], "steps": [10**6]}
+    return Parcel({**parcel.meta, "update": fields}, {**parcel.tensors, "delta": parcel.tensors["delta"] + 100.0})
+
+
+def stale(parcel: Parcel) -> Parcel:
+    return Parcel({**parcel.meta, "round": parcel.meta["round"] - 1}, parcel.tensors)
+
+
+def no_runs(parcel: Parcel) -> Parcel:
+    fields = {**parcel.meta["update"], "steps": [], "loss": []}
+    return Parcel({**parcel.meta, "update": fields}, {**parcel.tensors, "delta": parcel.tensors["delta"][:0]})
+
+
+def short_extra(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {k: v[:0] if "extra/" in k else v for k, v in parcel.tensors.items()})
+
+
+def long_report(parcel: Parcel) -> Parcel:
+    return Parcel(parcel.meta, {k: v.repeat(3) if "report/" in k else v for k, v in parcel.tensors.items()})
+
+
+class Faulty:
+    """An in-process transport on which client 1 misbehaves in round 1."""
+
+    name, n_clients = "faulty", K
+
+    def __init__(self, federation: Federation, fault: str) -> None:
+        self.inner = InProcess({k: s.handle for k, s in sites(federation).items()})
+        self.fault, self.rounds = fault, -1
+
+    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+        self.rounds += phase == "train"
+        replies, errors = self.inner.exchange(phase, payloads, timeout)
+        if self.rounds == 1 and phase == "train":
+            if self.fault == "dropout":
+                del replies[1]
+                errors[1] = "node 7 is gone"
+            elif self.fault == "late":
+                del replies[1]
+            elif self.fault == "malformed":
+                replies[1] = {"meta": b"{", "tensor/delta": b"\x00" * 40}
+            elif self.fault == "truncated":
+                replies[1]["tensor/delta"] = replies[1]["tensor/delta"][:-8]
+            else:
+                replies[1] = pack(globals()[self.fault](unpack(replies[1])))
+        return dict(reversed(replies.items())), errors
+
+    def close(self) -> None: ...
+
+
+FAULTS = {
+    "dropout": "node 7 is gone",
+    "late": "no reply",
+    "malformed": "malformed message",
+    "truncated": "malformed message",
+    "nan": "not finite",
+    "wrong_shape": "has shape",
+    "over_norm": "exceeds the method's bound",
+    "inflated_steps": "claims 1000000 local steps",
+    "impostor": "reply is for client 0",
+    "stale": "in round 0, expected client 1 in round 1",
+    "no_runs": "has shape (0, ",
+    "short_extra": "'control_change' of shape (0,), expected (1,)",
+    "long_report": "'local_gain' of shape (3,), expected (1,)",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_reply_is_refused_with_its_reason_and_the_round_goes_on(federation: Federation, fault: str) -> None:
+    method, rates = "scaffold" if "extra" in fault else "fedcgnm", "fast" if "report" in fault else "uniform"
+    engine = remote(federation, Faulty(federation, fault), method)
+    state = run(engine, federation, method, RATES.build(rates, K), quorum=0.5)
+    assert [r["clients"] for r in state.history] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    (refused,) = state.history[1]["refused"]
+    assert refused["client"] == 1 and FAULTS[fault] in refused["reason"]
+    assert torch.isfinite(state.x).all()
+
+
+def test_below_the_quorum_the_run_stops_and_says_who_is_missing(federation: Federation) -> None:
+    with pytest.raises(FedtailError, match=r"2 of 3 clients .* quorum of 1 \(client 1: node 7 is gone\)"):
+        run(remote(federation, Faulty(federation, "dropout")), federation, "fedcgnm", RATES.build("uniform", K))
+
+
+def test_order_of_arrival_does_not_change_the_model(federation: Federation) -> None:
+    usual = run(remote(federation), federation, "fedcgnm", RATES.build("uniform", K))
+    reversed_ = run(
+        remote(federation, Faulty(federation, "identity")),
+        federation, "fedcgnm", RATES.build("uniform", K),
+    )  # fmt: skip
+    assert torch.equal(usual.x, reversed_.x)
+
+
+def identity(parcel: Parcel) -> Parcel:
+    return parcel
+
+
+class MissesOne(Faulty):
+    """Client 1 does not answer the second validation message of a round."""
+
+    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+        replies, errors = self.inner.exchange(phase, payloads, timeout)
+        self.rounds = 0 if phase != "validate" else self.rounds + 1
+        if self.rounds == 2:
+            replies.pop(1, None)
+        return replies, errors
+
+
+def test_candidates_are_compared_on_the_same_samples_when_a_site_misses_a_message(federation: Federation) -> None:
+    engine = remote(
+        federation, MissesOne(federation, ""), candidates="models", models_per_message=3, quorum=0.5, reveal="classes"
+    )
+    rng = torch.Generator().manual_seed(0)
+    x = engine.model.vector.clone()
+    deltas = [0.3 * torch.randn(2, x.numel(), generator=rng) for _ in range(K)]
+    made = binary_candidates(x, np.full(K, 1 / K), deltas, np.arange(K), K)
+    counts = engine.validate(made, [0, 1, 2])
+    np.testing.assert_array_equal(counts, remote(federation, reveal="classes").validate(made, [0, 2]))
+    assert [f.client for f in engine.drain()] == [1]
+
+
+def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Federation) -> None:
+    """PCN+O takes the largest class B // C at a time: more steps than an epoch of C times the data can have."""
+    engine = remote(federation, method="pcn_o")
+    engine.job = replace(engine.job, local=replace(SETTINGS, batch_size=7))
+    engine.sizes = np.array([1000, 1000, 1000])
+    labels = np.repeat(np.arange(4), [970, 10, 10, 10])
+    steps = len(local_batches(labels, 0.5, np.random.default_rng(0), sampler="balanced", batch_size=7, epochs=1))
+    task = Task(0, engine.model.vector, (0,), {"rate": np.full((1, 1), 0.5)}, 0.1)
+    assert steps <= engine._most_steps(0, task) <= 1000

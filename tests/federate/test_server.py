@@ -1,0 +1,182 @@
+"""The server's side over an in-process transport: handshake, own data, policy, resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedtail.data.tables import propose_schema, schema_text
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.transport import InProcess
+from fedtail.federate.server import federate
+from fedtail.federate.site.config import load_site
+from fedtail.runs.config import check_config
+from fedtail.runs.execution import run
+
+NAMES = ("north", "south")
+
+
+def sites(root: Path, data: dict[str, str], policy: str = "", names: tuple[str, ...] = NAMES) -> InProcess:
+    """Sites from ``site.toml`` files, as a worker would open them."""
+    handles = {}
+    for k, name in enumerate(names):
+        folder = root / name
+        folder.mkdir(exist_ok=True)
+        (folder / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data[name]}\n[policy]\n{policy}\n')
+        handles[k] = load_site(folder / "site.toml").open_site().handle
+    return InProcess(handles)
+
+
+def config(root: Path, **sections: dict[str, Any]) -> Any:
+    raw: dict[str, Any] = {
+        "local": {"batch_size": 16}, "run": {"rounds": 3, "seed": 1, "folder": str(root / "runs")}
+    }  # fmt: skip
+    for name, section in sections.items():
+        raw[name] = {**raw.get(name, {}), **section}
+    return check_config(raw)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Two tables with numbers, a category and missing values, and the schema both sites agreed on."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for k, name in enumerate(NAMES):
+        n = 150 + 50 * k
+        y = rng.random(n) < 0.25
+        frame = pd.DataFrame(
+            {
+                "age": np.where(rng.random(n) < 0.1, np.nan, 40 + 10 * y + rng.normal(0, 5, n)),
+                "dose": 1e6 + rng.normal(3 * y, 1.0, n),
+                "ward": rng.choice(["a", "b", "c"], n),
+                "severe": np.where(y, "yes", "no"),
+            }
+        )
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    schema, _ = propose_schema(folder / "north.csv", "severe")
+    (tmp_path / "schema.toml").write_text(schema_text(schema))
+    return tmp_path
+
+
+def table_data(root: Path) -> dict[str, str]:
+    return {name: f'kind = "table"\npath = "{root}/tables/{name}.csv"\nschema = "{root}/schema.toml"' for name in NAMES}
+
+
+@pytest.mark.parametrize("reveal", ["totals", "classes"])
+def test_sites_with_tables_of_their_own_train_the_simulators_model(tables: Path, reveal: str) -> None:
+    there = federate(
+        config(tables, deploy={"reveal": reveal}), sites(tables, table_data(tables), f'reveal = "{reveal}"'), NAMES
+    )
+    data = {"name": "site_tables", "path": str(tables / "tables"), "schema": str(tables / "schema.toml")}
+    here = run(config(tables, data=data, engine={"path": "reference"}))
+    assert torch.equal(here.x, there.x)
+    assert there.test["accuracy"] == here.test["accuracy"]
+    assert there.folder is not None and here.folder is not None
+    ours, theirs = (json.loads((f / "model.json").read_text()) for f in (here.folder, there.folder))
+    assert ours["preprocessing"] == theirs["preprocessing"]
+    about = json.loads((there.folder / "clients.json").read_text())
+    assert about["sizes"] == here_sizes(here.folder) and "label_map" not in about and "train_counts" not in about
+    assert {r["traffic"]["exchanges"] for r in there.history} == {2}, "train, then test and validation at once"
+    assert np.isnan(there.test["macro_f1"]) == (reveal == "totals")
+
+
+def here_sizes(folder: Path) -> list[int]:
+    return list(json.loads((folder / "clients.json").read_text())["sizes"])
+
+
+def test_a_site_with_another_schema_stops_the_run_with_the_column_named(tables: Path) -> None:
+    data = table_data(tables)
+    other = (tables / "schema.toml").read_text().replace('"c"', '"d"')
+    (tables / "other.toml").write_text(other)
+    data["south"] = data["south"].replace("schema.toml", "other.toml")
+    with pytest.raises(FedtailError, match=r"south: its schema file is not that of 'north' \(columns \['ward'\]\)"):
+        federate(config(tables), sites(tables, data), NAMES)
+
+
+def test_a_site_can_refuse_the_method_and_the_server_says_so(tables: Path) -> None:
+    with pytest.raises(FedtailError, match="north: site policy: method 'fedcgnm' is not allowed"):
+        federate(config(tables), sites(tables, table_data(tables), 'methods = ["fedavg"]'), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"diagnostics": ["alignment", "losses"]}, "'losses' needs the simulator"),
+        ({"metric": "macro_f1"}, "needs per-class counts"),
+        ({"validate_on": "server"}, "needs a hold-out set"),
+    ],
+)
+def test_what_a_real_federation_cannot_do_is_refused_and_not_left_out(
+    settings: dict[str, Any], reason: str, tables: Path
+) -> None:
+    with pytest.raises(FedtailError, match=reason):
+        federate(config(tables, run=settings), sites(tables, table_data(tables)), NAMES)
+
+
+def test_a_site_folder_used_twice_is_noticed(tables: Path) -> None:
+    transport = sites(tables, table_data(tables))
+    transport.sites[1] = transport.sites[0]
+    with pytest.raises(FedtailError, match=r"south: its site.toml says it is 'north'"):
+        federate(config(tables), transport, NAMES)
+
+
+def test_a_run_resumed_after_a_crash_ends_with_the_model_of_an_uninterrupted_one(tables: Path) -> None:
+    method = {"name": "scaffold"}  # keeps state at the sites
+    whole = federate(
+        config(tables, method=method, run={"rounds": 4, "name": "whole"}), sites(tables, table_data(tables)), NAMES
+    )
+
+    class Killed(Exception):
+        pass
+
+    def kill(state: Any, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 2:
+            raise Killed
+
+    settings = config(tables, method=method, run={"rounds": 4, "name": "crash"})
+    with pytest.raises(Killed):
+        federate(settings, sites(tables, table_data(tables)), NAMES, on_round=kill)
+    resumed = federate(settings, sites(tables, table_data(tables)), NAMES, resume=True)
+    assert torch.equal(whole.x, resumed.x)
+    assert [r["round"] for r in resumed.history] == [0, 1, 2, 3]
+
+
+def test_sites_with_image_folders_train_and_share_one_scaling(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for name in NAMES:
+        for label, level in (("good", 60), ("crack", 190)):
+            folder = tmp_path / "images" / name / label
+            folder.mkdir(parents=True)
+            for i in range(24 if label == "good" else 8):
+                pixels = np.clip(rng.normal(level, 20, (8, 8)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    data = {
+        name: f'kind = "images"\npath = "{tmp_path}/images/{name}"\nclasses = ["crack", "good"]\nsize = 8\nchannels = 1'
+        for name in NAMES
+    }
+    result = federate(
+        config(tmp_path, model={"name": "mlp", "hidden": [8]}, run={"rounds": 8}), sites(tmp_path, data), NAMES
+    )
+    assert result.test["accuracy"] > 0.9
+    assert result.folder is not None
+    about = json.loads((result.folder / "model.json").read_text())
+    assert about["preprocessing"] == {"kind": "images", "size": [8, 8], "channels": 1}
+    assert 0.2 < about["transform"]["mean"][0] < 0.6
+    assert load_file(result.folder / "model.safetensors")
+
+
+def test_a_mistake_in_site_toml_is_one_line(tmp_path: Path) -> None:
+    data = dict.fromkeys(NAMES, 'kind = "table"\npath = "x.csv"\nschem = "s"')
+    with pytest.raises(FedtailError, match=r"did you mean 'schema'"):
+        sites(tmp_path, data)
+    with pytest.raises(FedtailError, match=r"missing 1 required positional argument: 'schema'"):
+        sites(tmp_path, dict.fromkeys(NAMES, 'kind = "table"\npath = "x.csv"'))

@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedtail import fit
+from fedtail.core.records import Task
+from fedtail.data.federation import Client, Federation, Samples, Transform
+from fedtail.errors import FedtailError
+from fedtail.methods import PCN, Batch, FedAvg, FedCGN, FedCGNM, Method
+from fedtail.models import FlatModel, build_model
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import group_gradients, load_batch, plan_local_run, train_client, train_probe
+
+
+def task_for(x: torch.Tensor, client: int = 0, rate: float = 0.6, lr: float = 0.1, probes: int = 1) -> Task:
+    return Task(0, x, (client,), {"rate": np.full((1, probes), rate)}, lr)
+
+
+def conv_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+
+
+@pytest.mark.parametrize("scale", ["batch", "group"])
+def test_gradients_of_split_batches_equal_masked_ones(scale: str) -> None:
+    model = FlatModel(conv_model())
+    x, y = torch.randn(32, 1, 8, 8), torch.randint(0, 5, (32,))
+    groups = torch.tensor([0, 0, 1, 2, 1])
+    batch = Batch(y, torch.ones(32))
+    split, loss_a, _ = group_gradients(model, FedAvg(), x, batch, groups, 3, {}, {}, scale=scale)
+    masked, loss_b, _ = group_gradients(model, FedAvg(), x, batch, groups, 3, {}, {}, scale=scale, split=False)
+    torch.testing.assert_close(split, masked, atol=1e-6, rtol=1e-5)
+    assert loss_a == pytest.approx(loss_b, abs=1e-6)
+
+
+def test_group_gradients_sum_to_the_ordinary_batch_gradient() -> None:
+    model = FlatModel(conv_model())
+    x, y = torch.randn(20, 1, 8, 8), torch.randint(0, 5, (20,))
+    grads, _, _ = group_gradients(
+        model, FedAvg(), x, Batch(y, torch.ones(20)), torch.tensor([0, 1, 1, 0, 1]), 2, {}, {}
+    )
+    ordinary = model.gradient(nn.functional.cross_entropy(model.module(x), y))
+    torch.testing.assert_close(grads.sum(0), ordinary, atol=1e-6, rtol=1e-5)
+
+
+def test_batchnorm_models_take_one_forward_pass_for_all_groups() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    model = FlatModel(module)
+    assert model.size == model.n_params + 12  # running mean and variance ride along
+    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+    grads, _, _ = group_gradients(model, FedAvg(), x, Batch(y, torch.ones(16)), torch.tensor([0, 1, 1]), 2, {}, {})
+    ordinary = model.gradient(nn.functional.cross_entropy(model.module(x), y))
+    torch.testing.assert_close(grads.sum(0), ordinary, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", [FedCGNM(), FedCGN(), FedCGNM(n_groups=3, beta=0.9), PCN()])
+@pytest.mark.parametrize("lr", [0.01, 0.5])
+def test_round_displacement_is_bounded_by_lr_steps_groups(federation, module, method: Method, lr: float) -> None:
+    model = FlatModel(module)
+    x0 = model.vector.clone()
+    delta, steps, *_ = train_probe(
+        model, federation.client(0), method, task_for(x0, lr=lr), 0, 0, {}, LocalSettings(batch_size=8, epochs=2)
+    )
+    bound = method.bound(lr, steps, federation.n_classes)
+    assert bound == lr * steps * method.group_count(federation.n_classes)
+    assert 0 < delta.norm() < bound
+
+
+def test_one_group_without_momentum_and_delta_is_normalized_sgd(federation, module) -> None:
+    model = FlatModel(module)
+    x0 = model.vector.clone()
+    client, settings = federation.client(1), LocalSettings(batch_size=16)
+    delta, *_ = train_probe(
+        model, client, FedCGNM(n_groups=1, beta=0.0, delta=0.0), task_for(x0, 1), 0, 0, {}, settings
+    )
+    plain = FlatModel(module)
+    plain.load(x0)
+    for index in plan_local_run(client, 0.6, 0, settings).batches:
+        loss = nn.functional.cross_entropy(plain.module(client.pool.x[index]), client.pool.y[index])
+        g = plain.gradient(loss)
+        with torch.no_grad():
+            plain.vector.sub_(0.1 * g / g.norm())
+    torch.testing.assert_close(delta, plain.vector - x0, atol=1e-6, rtol=1e-5)
+
+
+def test_pcn_is_cgn_with_a_group_per_class(federation, module) -> None:
+    model = FlatModel(module)
+    x0 = model.vector.clone()
+    runs = [
+        train_probe(model, federation.client(0), m, task_for(x0), 0, 0, {}, LocalSettings())[0]
+        for m in (PCN(), FedCGN(n_groups=5, delta=1e-6))
+    ]
+    # Groups are labelled by frequency, so the sums run in another order.
+    torch.testing.assert_close(runs[0], runs[1], atol=1e-6, rtol=1e-5)
+
+
+def test_weight_decay_comes_after_normalization(federation, module) -> None:
+    model = FlatModel(module)
+    x0 = model.vector.clone()
+    settings = LocalSettings(batch_size=10_000)  # one step
+    plain, *_ = train_probe(model, federation.client(0), FedCGNM(), task_for(x0), 0, 0, {}, settings)
+    decayed, *_ = train_probe(model, federation.client(0), FedCGNM(weight_decay=1e-2), task_for(x0), 0, 0, {}, settings)
+    torch.testing.assert_close(decayed, plain - 0.1 * 1e-2 * x0, atol=1e-6, rtol=1e-4)
+
+
+def test_both_probes_of_a_round_start_from_the_same_model_and_equal_rates_agree(federation, module) -> None:
+    model = FlatModel(module)
+    update, _ = train_client(
+        model, federation.client(2), FedCGNM(), task_for(model.vector.clone(), 2, probes=2), 0, {}, LocalSettings()
+    )
+    assert update.delta.shape[0] == 2 and torch.equal(update.delta[0], update.delta[1])
+
+
+def test_dropout_draws_are_keyed_by_client_and_round(federation) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(10, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 5))
+    model = FlatModel(module)
+    x0 = model.vector.clone()
+    torch.manual_seed(1)
+    a, *_ = train_probe(model, federation.client(0), FedAvg(), task_for(x0), 0, 0, {}, LocalSettings())
+    torch.manual_seed(2)
+    b, *_ = train_probe(model, federation.client(0), FedAvg(), task_for(x0), 0, 0, {}, LocalSettings())
+    assert torch.equal(a, b)
+
+
+def test_augmentation_is_drawn_per_copy_and_repeats_with_the_key() -> None:
+    from tests.conftest import blob_federation
+
+    assert blob_federation().client(0).augment is None
+    from dataclasses import replace
+
+    from fedtail.data import DATASETS, partition
+
+    pool = DATASETS.build("digits")
+    fed = partition(pool.train, pool.test, clients=2, transform=pool.transform, augment="crop-flip")
+    plan = plan_local_run(fed.client(0), 0.8, 3, LocalSettings(batch_size=16))
+    again = plan_local_run(fed.client(0), 0.8, 3, LocalSettings(batch_size=16))
+    other = plan_local_run(fed.client(0), 0.8, 4, LocalSettings(batch_size=16))
+    assert plan.draws is not None and again.draws is not None and other.draws is not None
+    assert all(np.array_equal(p, q) for p, q in zip(plan.draws, again.draws, strict=True))
+    assert not np.array_equal(plan.draws[0], other.draws[0])
+    model = FlatModel(build_model("mlp", fed.input_shape, 10))
+    delta, *_ = train_probe(model, fed.client(0), FedCGNM(), task_for(model.vector.clone()), 0, 0, {}, LocalSettings())
+    assert torch.isfinite(delta).all()
+    assert replace(fed, augment=None).client(0).augment is None
+
+
+def test_a_shifted_image_has_a_border_of_the_mean_colour() -> None:
+    images = Samples(torch.full((2, 3, 8, 8), 200, dtype=torch.uint8), torch.tensor([0, 1]))
+    transform = Transform(scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
+    client = Client(0, images, np.arange(2), np.arange(0), 2, transform, "crop-flip")
+    x, _ = load_batch(client, np.arange(2), np.array([[1, 4, 0], [4, 4, 0]]), torch.device("cpu"))
+    assert torch.equal(x[0, :, :3], torch.zeros(3, 3, 8)) and (x[0, :, 3:] > 0).all()
+    assert torch.equal(x[1], transform(images.x[1:])[0])
+
+
+@pytest.mark.parametrize("path", ["reference", "graph"])
+def test_batchnorm_on_a_batch_of_one_sample_is_one_clear_line(path: str) -> None:
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    one = Federation.from_arrays([(x, np.arange(9) % 2)], (x, np.arange(9) % 2), validation=0.0)
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(FedtailError, match="batch of one sample"):
+        fit(one, module, rates=0.0, rounds=1, batch_size=8, path=path)

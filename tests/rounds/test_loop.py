@@ -1,0 +1,144 @@
+"""The round loop under a rate search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtail.core.candidates import binary_candidates
+from fedtail.core.metrics import class_counts, path_variation
+from fedtail.core.records import Refusal, Task, Update
+from fedtail.data import Federation
+from fedtail.errors import FedtailError
+from fedtail.methods import METHODS
+from fedtail.models import build_model
+from fedtail.rates import RATES, FedHOO
+from fedtail.rates.base import RateStrategy
+from fedtail.rounds.engine import LocalSettings
+from fedtail.rounds.local import client_confusion
+from fedtail.rounds.loop import Problem, train_rounds
+from fedtail.rounds.plan import Plan
+from fedtail.rounds.server import ServerOptimizer
+from fedtail.runs.execution import assemble, initial_state
+from fedtail.simulate import ReferenceSimulator
+from tests.conftest import blob_federation
+
+
+class Unreliable(ReferenceSimulator):
+    """Client 2 fails in rounds 1 to 3."""
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        updates, refusals = super().train(task)
+        if task.round not in (1, 2, 3):
+            return updates, refusals
+        return [u for u in updates if u.client != 2], [*refusals, Refusal(2, task.round, "site is down")]
+
+
+def problem(rates: RateStrategy, federation: Federation | None = None, method: str = "fedcgnm") -> Problem:
+    federation = federation or blob_federation(3)
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    settings = LocalSettings(batch_size=16)
+    return assemble(federation, module, METHODS.build(method), rates, settings, ServerOptimizer(), path="reference")
+
+
+def history(p: Problem, rounds: int = 6, **plan: Any) -> list[dict[str, Any]]:
+    return train_rounds(p, Plan(rounds, **{"lr": 0.05, **plan}), initial_state(p)).history
+
+
+def test_a_search_goes_on_without_a_failed_client_and_says_so() -> None:
+    p = problem(FedHOO(3, cold_rounds=1))
+    old = p.engine
+    p.engine = Unreliable(old.federation, old.model.module, p.method, old.settings)  # type: ignore[attr-defined]
+    records = history(p, 6, quorum=0.5)
+    assert [r["search"]["missing"] for r in records] == [[], [2], [2], [2], [], []]
+    assert records[-1]["search"]["missing_rounds"] == 3
+    kept = [r["rates"][2] for r in records]
+    assert len(set(kept[:4])) == 1
+    # Along the missing axis nothing was halved: rounds 1 to 3 make 4 children each, rounds 4 and 5 make 8.
+    assert records[-1]["search"]["nodes"] == 1 + 3 * 4 + 2 * 8
+
+
+def test_history_holds_the_path_variation_of_every_round() -> None:
+    p = problem(FedHOO(3, cold_rounds=0))
+    records = history(p, 7)
+    weights = p.engine.sizes / p.engine.sizes.sum()
+    expected = path_variation([r["rates"] for r in records], weights)
+    np.testing.assert_allclose([r["path_variation"] for r in records], expected, atol=1e-12)
+    np.testing.assert_allclose(
+        [r["path_variation_per_root_round"] for r in records], expected / np.sqrt(np.arange(1, 8)), atol=1e-12
+    )
+    assert expected[-1] > 0
+
+
+@pytest.mark.parametrize(("searches", "low", "high"), [("lr", 0.01, 0.2), ("beta", 0.1, 0.9)])
+def test_any_scalar_of_the_local_step_is_searched(searches: str, low: float, high: float) -> None:
+    strategy = FedHOO(3, low, high, searches=searches, log=searches == "lr", base_rate=0.5, cold_rounds=0)
+    p = problem(strategy)
+    seen: list[Task] = []
+    train = p.engine.train
+    p.engine.train = lambda task: (seen.append(task), train(task))[1]  # type: ignore[method-assign]
+    records = history(p, 3)
+    assert all(r["rates"] == [0.5] * 3 for r in records)
+    assert all(low < v < high for r in records for v in r["searched"][searches])
+    for task in seen:
+        assert set(task.probes) == {"rate", searches} and (task.probes["rate"] == 0.5).all()
+    if searches == "lr":  # the search sets the schedule's first value; the schedule still decays it
+        first, last = seen[0].probes["lr"], seen[-1].probes["lr"]
+        assert first.min() >= low and last.max() < 0.01 * high
+
+
+def test_a_quantity_the_method_does_not_have_is_refused() -> None:
+    with pytest.raises(FedtailError, match=r"rates\.searches.*'beta' is unknown.*lr, rate, weight_decay"):
+        history(problem(FedHOO(3, searches="beta"), method="fedavg"))
+
+
+def test_partial_participation_is_refused_before_the_first_round() -> None:
+    with pytest.raises(FedtailError, match="fedhoo_clusters"):
+        history(problem(FedHOO(3)), participation=0.5)
+
+
+def test_a_search_without_validation_data_is_refused() -> None:
+    federation = blob_federation(3)
+    bare = replace(federation, validation=tuple(np.empty(0, dtype=np.int64) for _ in range(3)))
+    with pytest.raises(FedtailError, match=r"no validation data at the clients; set data\.validation"):
+        history(problem(FedHOO(3), bare))
+
+
+def test_a_server_holdout_replaces_the_clients_validation() -> None:
+    federation = blob_federation(3)
+    test = federation.validation[0]
+    served = replace(federation, holdout=test, validation=tuple(np.empty(0, dtype=np.int64) for _ in range(3)))
+    p = problem(FedHOO(3), served)
+    records = history(p, 4, validate_on="server", validate_every=0)
+    assert all("reward" in r for r in records)
+    alone = problem(FedHOO(3), replace(federation, validation=(test, test[:0], test[:0])))
+    assert [r["reward"] for r in history(alone, 4)] == [r["reward"] for r in records]
+    with pytest.raises(FedtailError, match=r"data\.holdout"):
+        history(problem(FedHOO(3)), validate_on="server")
+
+
+def test_pooled_validation_equals_the_sum_over_clients() -> None:
+    federation = blob_federation(4)
+    p = problem(RATES.build("uniform", 4), federation)
+    rng = np.random.default_rng(0)
+    x = p.model.vector.clone()
+    deltas = [x.new_tensor(rng.standard_normal((2, x.numel()))) for _ in range(3)]
+    candidates = binary_candidates(x, np.full(3, 1 / 3), deltas, np.arange(3), 3)
+    counts = p.engine.validate(candidates, [0, 1, 3])
+    for s in range(8):
+        expected = sum(
+            class_counts(client_confusion(p.model, c, candidates.model(s), c.validation))
+            for c in map(federation.client, (0, 1, 3))
+        )
+        np.testing.assert_array_equal(counts[s], expected)
+
+
+def test_the_metric_decides_which_candidate_wins() -> None:
+    picked = set()
+    for metric in ("accuracy", "balanced_accuracy", "macro_f1"):
+        records = history(problem(FedHOO(3, 0.0, 1.0)), 5, metric=metric)
+        picked.add(tuple(round(r["reward"], 6) for r in records))
+    assert len(picked) > 1

@@ -1,0 +1,284 @@
+"""The batched path does what the reference path does, for every method."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedtail.core.candidates import binary_candidates
+from fedtail.core.records import Task, Tensors
+from fedtail.data.federation import Federation, Transform
+from fedtail.errors import FedtailError
+from fedtail.methods import METHODS, FedAvg
+from fedtail.methods.base import LocalRun, Method, Server
+from fedtail.models import build_model
+from fedtail.rounds.engine import LocalSettings
+from fedtail.simulate import simulator
+from fedtail.simulate.batched.simulator import BatchedSimulator
+from fedtail.simulate.reference import ReferenceSimulator
+
+TOLERANCE = 5e-5
+"""Largest difference of any parameter's update after one round, in units of the largest update."""
+
+SIZES = (61, 40, 22, 9, 5)
+CLASSES = 4
+
+
+class Residual(nn.Module):
+    """No sequence of known layers, so it goes through torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x.flatten(1)))
+        return self.last(h + torch.tanh(self.second(h)))
+
+
+def make_module(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "mlp":
+        return build_model("mlp", (12,), CLASSES, hidden=(16, 8), norm_groups=2)
+    if kind == "cnn":
+        return build_model("small_cnn", (2, 6, 6), CLASSES, channels=(4, 6), norm_groups=2)
+    return Residual()
+
+
+def make_federation(kind: str) -> Federation:
+    """Ragged clients: sizes from 5 to 61, the smallest without some classes."""
+    rng = np.random.default_rng(0)
+    shape = (2, 6, 6) if kind == "cnn" else (12,)
+    transform = Transform(1 / 255, (0.5, 0.4), (0.2, 0.3)) if kind == "cnn" else Transform()
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.choice(CLASSES, size=n, p=[0.6, 0.25, 0.1, 0.05])
+        if kind == "cnn":
+            return rng.integers(0, 256, size=(n, *shape)).astype(np.uint8), y
+        return (rng.standard_normal((n, *shape)) + y[:, None] / 2).astype(np.float32), y
+
+    return Federation.from_arrays(
+        [draw(n) for n in SIZES], draw(30), classes=list("abcd"), validation=0.2, transform=transform,
+        augment="crop-flip" if kind == "cnn" else None,
+    )  # fmt: skip
+
+
+def both(
+    kind: str, method: Method, settings: LocalSettings, capture_after: float = math.inf
+) -> tuple[ReferenceSimulator, BatchedSimulator]:
+    federation = make_federation(kind)
+    return (
+        ReferenceSimulator(federation, make_module(kind), method, settings),
+        BatchedSimulator(federation, make_module(kind), method, settings, capture_after=capture_after),
+    )
+
+
+def make_task(
+    method: Method,
+    engine: ReferenceSimulator,
+    *,
+    probes: int = 2,
+    clients: tuple[int, ...] | None = None,
+    **more: object,
+) -> Task:
+    """A round as the loop would give it, with the method's server messages."""
+    x = engine.model.vector.clone()
+    state = method.init_server(engine.n_clients, CLASSES, engine.model.n_params)
+    offset, (rows, columns) = engine.model.output_layer()
+    server = Server(
+        0, 10, x, engine.n_clients, CLASSES, engine.sizes / engine.sizes.sum(), lambda what: engine.measure(x, what),
+        lambda: torch.randn(CLASSES, rows, columns, generator=torch.Generator().manual_seed(1)),
+        lambda v: v[offset : offset + rows * columns].view(rows, columns),
+    )  # fmt: skip
+    state = method.before_round(server, state)
+    sampled = tuple(range(engine.n_clients)) if clients is None else clients
+    rates = np.linspace(0.2, 0.9, len(sampled) * probes).reshape(len(sampled), probes)
+    return Task(
+        0, x, sampled, {"rate": rates, **more}, 0.1, method.broadcast(state),
+        {k: m for k in sampled if (m := method.message(state, k))}, frozenset({"local_gain", "local_validation"}),
+    )  # fmt: skip
+
+
+def assert_same_round(reference: ReferenceSimulator, fast: BatchedSimulator, task: Task) -> None:
+    expected, refused = reference.train(task)
+    got, refused_too = fast.train(task)
+    assert not refused and not refused_too
+    for a, b in zip(expected, got, strict=True):
+        scale = float(a.delta.abs().max())
+        assert float((a.delta - b.delta).abs().max()) <= TOLERANCE * scale + 1e-7
+        assert (a.steps, a.client, a.n_samples) == (b.steps, b.client, b.n_samples)
+        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
+        assert a.reports.keys() == b.reports.keys()
+        for name in a.reports:
+            np.testing.assert_allclose(a.reports[name], b.reports[name], atol=1e-4)
+        assert a.extras.keys() == b.extras.keys()
+        for name in a.extras:
+            torch.testing.assert_close(a.extras[name], b.extras[name], rtol=1e-3, atol=TOLERANCE * max(scale, 1))
+    choice = {u.client: task.n_probes - 1 for u in expected}
+    reference.commit(choice)
+    fast.commit(choice)
+    assert reference.state().keys() == fast.state().keys()
+    for k, state in reference.state().items():
+        for name, value in state.items():
+            torch.testing.assert_close(value, fast.state()[k][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "residual"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_two_rounds_equal_the_reference_for_every_method(name: str, kind: str) -> None:
+    method = METHODS.build(name)
+    reference, fast = both(kind, method, LocalSettings(batch_size=8, seed=3))
+    task = make_task(method, reference)
+    assert_same_round(reference, fast, task)
+    assert_same_round(reference, fast, task)  # with the client state of the first
+    assert "fallbacks" not in fast.info()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "residual"])
+@pytest.mark.parametrize("scale", ["batch", "group"])
+@pytest.mark.parametrize("n_groups", [1, 2, 3, None])
+def test_every_number_of_groups_and_both_scales_equal_the_reference(
+    n_groups: int | None, scale: str, kind: str
+) -> None:
+    method = METHODS.build("fedcgnm", n_groups=n_groups, weight_decay=1e-3)
+    reference, fast = both(kind, method, LocalSettings(epochs=2, batch_size=16, scale=scale))
+    assert_same_round(reference, fast, make_task(method, reference))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "focal", "scaffold"])
+def test_uniform_rounds_with_some_of_the_clients_equal_the_reference(name: str) -> None:
+    method = METHODS.build(name)
+    reference, fast = both("mlp", method, LocalSettings(batch_size=8, seed=1))
+    for clients in ((0, 2, 4), (3,), (1, 2)):
+        assert_same_round(reference, fast, make_task(method, reference, probes=1, clients=clients))
+
+
+def test_searched_quantities_are_taken_per_client_and_probe() -> None:
+    method = METHODS.build("fedcgnm")
+    reference, fast = both("mlp", method, LocalSettings(batch_size=16))
+    beta, lr = np.linspace(0.1, 0.9, 10).reshape(5, 2), np.linspace(0.02, 0.2, 10).reshape(5, 2)
+    assert_same_round(reference, fast, make_task(method, reference, beta=beta))
+    assert_same_round(reference, fast, make_task(method, reference, lr=lr))
+    decay = np.linspace(0.0, 0.1, 10).reshape(5, 2)
+    assert_same_round(reference, fast, make_task(method, reference, weight_decay=decay))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fedavg", "mlp"), ("fedcgnm", "mlp"), ("fedgrab", "mlp"), ("fednoro", "mlp"), ("fedcgnm", "residual")],
+)
+def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> None:
+    method = METHODS.build(name)
+    settings = LocalSettings(batch_size=16, epochs=2)
+    federation = make_federation(kind)
+    results = []
+    for capture_after in (math.inf, 0.0):
+        engine = BatchedSimulator(federation, make_module(kind), method, settings, capture_after=capture_after)
+        task = make_task(method, engine, clients=(0, 1))
+        updates, _ = engine.train(task)
+        engine.commit({u.client: 0 for u in updates})
+        updates, _ = engine.train(task)
+        results.append(torch.cat([u.delta for u in updates]))
+        assert engine.info()["steps"] == ("eager" if capture_after else "replay")
+        assert "notes" not in engine.info()
+    assert torch.equal(*results)
+
+
+def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 3)
+    method = METHODS.build("fedcgnm")
+    reference, fast = both("mlp", method, LocalSettings(batch_size=8))
+    assert_same_round(reference, fast, make_task(method, reference))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "residual"])
+def test_validation_confusion_and_measurements_equal_the_reference(kind: str) -> None:
+    method = METHODS.build("fedavg")
+    reference, fast = both(kind, method, LocalSettings(batch_size=8))
+    x = reference.model.vector.clone()
+    deltas = torch.randn(5, 2, x.numel(), generator=torch.Generator().manual_seed(0)) * 0.3
+    candidates = binary_candidates(x, np.array([0.4, 0.3, 0.2, 0.05, 0.05]), deltas, np.arange(5), 5)
+    for clients in ([0, 1, 2, 3, 4], [0, 2]):
+        assert np.array_equal(reference.validate(candidates, clients), fast.validate(candidates, clients))
+    for split in ("test", "validation"):
+        assert np.array_equal(reference.confusion(x, split), fast.confusion(x, split))
+    for what in ("train_loss", "class_loss"):
+        a, b = reference.measure(x, what), fast.measure(x, what)
+        assert a.keys() == b.keys()
+        for k in a:
+            torch.testing.assert_close(a[k], b[k], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_a_loss_that_is_not_finite_refuses_that_client_only_and_names_the_step() -> None:
+    method = METHODS.build("fedavg")
+    reference, fast = both("mlp", method, LocalSettings(batch_size=8))
+    task = make_task(method, reference, probes=1, clients=(0, 2))
+    bad = Task(0, task.x, (0, 2), {**task.probes, "lr": np.array([[1e30], [0.1]])}, 0.1)
+    expected, refused = reference.train(bad)
+    got, refused_too = fast.train(bad)
+    assert [r.client for r in refused_too] == [r.client for r in refused] == [0]
+    assert refused_too[0].reason.split(" at ")[1] == refused[0].reason.split(" at ")[1]
+    assert [u.client for u in got] == [u.client for u in expected] == [2]
+
+
+def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> None:
+    class Uneven(FedAvg):
+        def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
+            return {"own": torch.zeros(run.client + 1)}, {}
+
+    reference, fast = both("mlp", Uneven(), LocalSettings(batch_size=8))
+    assert_same_round(reference, fast, make_task(Uneven(), reference, probes=1))
+    assert sum(fast.info()["fallbacks"].values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), "BatchNorm"),
+        (nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)), "dropout"),
+        (nn.Sequential(nn.Linear(12, 6000), nn.ReLU(), nn.Linear(6000, 4)), "enough to fill a core"),
+    ],
+)
+def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(module: nn.Module, reason: str) -> None:
+    engine = simulator(make_federation("mlp"), module, METHODS.build("fedavg"), LocalSettings(batch_size=4096))
+    assert engine.info()["path"] == "reference"
+    assert reason in engine.info()["reason"]
+
+
+def test_auto_takes_small_models_and_says_why() -> None:
+    for kind in ("mlp", "cnn", "residual"):
+        engine = simulator(make_federation(kind), make_module(kind), METHODS.build("fedcgnm"), LocalSettings())
+        assert engine.info()["path"] == "batched"
+        assert "small model" in engine.info()["reason"]
+
+
+def test_asking_for_the_batched_path_where_it_does_not_work_is_one_clear_line() -> None:
+    module = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
+    with pytest.raises(FedtailError, match=r"engine.path = 'batched' does not take this run: BatchNorm .*'auto'"):
+        simulator(make_federation("mlp"), module, METHODS.build("fedavg"), LocalSettings(), path="batched")
+
+
+def test_threads_are_restored_after_training() -> None:
+    method = METHODS.build("fedavg")
+    federation = make_federation("mlp")
+    engine = BatchedSimulator(federation, make_module("mlp"), method, LocalSettings(batch_size=8), threads=2)
+    assert torch.get_num_threads() == 1
+    engine.train(make_task(method, engine))
+    assert torch.get_num_threads() == 1
+
+
+def test_a_client_without_validation_samples_reports_none_as_on_the_reference_path() -> None:
+    """An accuracy of 0 at every probe would be a tie, and the lowest rate would win it."""
+    reference, fast = both("mlp", FedAvg(), LocalSettings(batch_size=8))
+    for engine in (reference, fast):
+        f = engine.federation
+        engine.federation = replace(f, validation=(f.validation[0][:0], *f.validation[1:]))
+    task = make_task(FedAvg(), reference)
+    assert_same_round(reference, fast, task)
+    assert np.isnan(fast.train(task)[0][0].reports["local_validation"]).all()

@@ -1,0 +1,69 @@
+"""A local run as passes: every sample of every batch once, in its group, with the right weight."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtail.rounds.local import LocalPlan
+from fedtail.simulate.graph.passes import MODES, assign, build_schedule, default_grain, padded
+
+
+@given(
+    st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 5), st.sampled_from(MODES),
+    st.sampled_from(["batch", "group"]),
+)  # fmt: skip
+def test_passes_hold_every_sample_once_and_filling_has_no_weight(
+    seed: int, n_groups: int, grain: int, mode: str, scale: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 6, size=50)
+    groups = rng.integers(0, n_groups, size=6)
+    batches = [rng.choice(50, size=n) for n in (9, 9, 4)]
+    draws = [rng.integers(0, 9, size=(len(b), 3)) for b in batches]
+    counts = np.bincount(labels, minlength=6)
+    sizes = np.array([len(b) for b in batches])
+    joined = None if draws is None else np.concatenate(draws)
+    plan = LocalPlan(np.concatenate(batches), sizes, joined, counts, counts)
+    schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, scale=scale, grain=grain)
+    cursor = counter = 0
+    for i, (step, batch) in enumerate(zip(schedule.steps, batches, strict=True)):
+        seen = []
+        counts = np.bincount(groups[labels[batch]], minlength=n_groups)
+        for sizes in step.passes:
+            assert schedule.at[counter] == i
+            for h, size in enumerate(sizes):
+                here = slice(cursor, cursor + size)
+                cursor += size
+                rows, real = schedule.rows[here], schedule.rows[here] >= 0
+                assert size % grain == 0 and size - real.sum() < grain
+                assert set(~rows[~real]) <= set(rows[real])
+                assert not schedule.scales[here][~real].any() and not schedule.shares[here][~real].any()
+                np.testing.assert_allclose(schedule.shares[here][real], 1 / len(batch), rtol=1e-6)
+                member = groups[labels[rows[real]]]
+                size_of = np.full(n_groups, len(batch)) if scale == "batch" else counts
+                np.testing.assert_allclose(schedule.scales[here][real], 1 / size_of[member], rtol=1e-6)
+                if mode != "masked":
+                    assert (member == (h if mode == "joint" else schedule.groups[counter])).all()
+                seen += [(int(r), *map(int, d)) for r, d in zip(rows[real], schedule.draws[here][real], strict=True)]
+            counter += 1
+        assert sorted(seen) == sorted((int(r), *map(int, d)) for r, d in zip(batch, draws[i], strict=True))
+        if mode == "single":
+            assert step.absent == tuple(np.flatnonzero(counts == 0))
+    assert cursor == len(schedule.rows) and counter == len(schedule.at)
+
+
+@given(st.integers(1, 500), st.sampled_from([16, 32, 64, 128, 256]))
+def test_filling_costs_less_than_a_thirty_second_of_a_batch_per_group(n: int, batch_size: int) -> None:
+    grain = default_grain(batch_size)
+    assert n <= padded(n, grain) < n + grain
+    assert grain <= max(2, batch_size / 32)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 8))
+def test_lanes_share_the_work_evenly(lengths: list[int], n_lanes: int) -> None:
+    lanes = assign(lengths, n_lanes)
+    assert sorted(i for lane in lanes for i in lane) == list(range(len(lengths)))
+    loads = [sum(lengths[i] for i in lane) for lane in lanes]
+    assert max(loads) - min(loads) <= max(lengths)

@@ -1,0 +1,70 @@
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from fedtail.errors import FedtailError
+from fedtail.runs.config import load_config
+from fedtail.study import run_cells
+from fedtail.study.cells import seeds_of
+from fedtail.study.launchers import launcher_named, on_ray
+
+SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=2", "run.rounds=1"]
+
+
+class FakeRay(types.ModuleType):
+    """The few calls of Ray that the launcher makes, run in this process; the second task is lost."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.up, self.asked, self.tasks = False, [], []
+
+    def is_initialized(self) -> bool:
+        return self.up
+
+    def init(self, **options: object) -> None:
+        self.up = True
+        assert options["include_dashboard"] is False
+
+    def shutdown(self) -> None:
+        self.up = False
+
+    def remote(self, **resources: float):
+        self.asked.append(resources)
+
+        def wrap(function):
+            def submit(*arguments):
+                self.tasks.append((function, arguments))
+                return len(self.tasks) - 1
+
+            return types.SimpleNamespace(remote=submit)
+
+        return wrap
+
+    def wait(self, references, num_returns: int):
+        return references[:num_returns], references[num_returns:]
+
+    def get(self, reference: int):
+        if reference == 1:
+            raise RuntimeError("node died\nwith a long trace")
+        function, arguments = self.tasks[reference]
+        return function(*arguments)
+
+
+def test_ray_runs_every_cell_and_a_lost_node_is_that_cells_error(tmp_path: Path, monkeypatch) -> None:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    cells = seeds_of(load_config(None, SMALL), "cell", range(3))
+    outcomes = run_cells(cells, tmp_path, launcher=on_ray(gpus=1.0))
+    assert [o.error for o in outcomes] == [None, "RuntimeError: node died", None]
+    assert (outcomes[0].folder / "result.json").is_file() and not fake.up
+    assert fake.asked == [{"num_cpus": 1.0, "num_gpus": 1.0}]
+
+
+def test_missing_ray_and_unknown_launchers_are_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(FedtailError, match=r"fedtail\[ray\]"):
+        on_ray()
+    with pytest.raises(FedtailError, match="processes"):
+        launcher_named("slurm")
