@@ -26,12 +26,9 @@ from fedtail.data.federation import Federation, Samples, Transform, assemble
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import assemble as assemble_problem
-from fedtail.runs.execution import initial_state
+from fedtail.runs.problem import assemble as assemble_problem
+from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 
@@ -90,8 +87,9 @@ def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
 def eager(data: Federation, batch: int, device: str, width: int, steps: int = 6) -> float:
     """Images per second of the plain loop over clients and groups, on the first ``steps`` batches of each client."""
     short = replace(data, train=tuple(i[: batch * steps] for i in data.train))
-    engine = ReferenceSimulator(short, model(width), METHODS.build("fedcgnm"), LocalSettings(batch_size=batch),
-                                device=device)  # fmt: skip
+    engine = ReferenceSimulator(
+        short, model(width), METHODS.build("fedcgnm"), Settings.of(batch_size=batch, device=device)
+    )
     work = replace(task(engine), probes={"rate": np.zeros((engine.n_clients, 1))})
     timed(lambda: engine.train(work), device)
     seconds, _ = timed(lambda: engine.train(work), device)
@@ -103,8 +101,8 @@ def simulated(
 ) -> tuple[dict[str, Any], GraphSimulator]:
     """Images per second of FedCGNM rounds on the graph path once their shapes are recorded (median of ``rounds``),
     and what the first round cost."""
-    engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), LocalSettings(batch_size=batch),
-                            device=device, **options)  # fmt: skip
+    settings = Settings.of(batch_size=batch, device=device)
+    engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), settings, **options)
     first, (updates, _) = timed(lambda: engine.train(task(engine)), device)
     for _ in range(2):
         seconds = [timed(lambda r=r: engine.train(task(engine, r)), device)[0] for r in range(rounds)]
@@ -123,11 +121,13 @@ def whole_rounds(data: Federation, rates: str, batch: int, device: str, width: i
     """Median seconds of a round of the loop, with evaluation; the first two (warm-up) are left out."""
     strategy = RATES.build(rates, data.n_clients, **({"rate": RATE} if rates == "uniform" else {}))
     problem = assemble_problem(
-        data, model(width), METHODS.build("fedcgnm"), strategy, LocalSettings(batch_size=batch), ServerOptimizer(),
-        path="graph", device=device,
+        data, model(width), METHODS.build("fedcgnm"), strategy,
+        Settings.of(batch_size=batch, path="graph", device=device),
     )  # fmt: skip
     marks = [time.perf_counter()]
-    train_rounds(problem, Plan(rounds, lr=0.05), initial_state(problem), lambda *_: marks.append(time.perf_counter()))
+    train_rounds(
+        problem, Settings.of(rounds=rounds, lr=0.05), problem.begin(), lambda *_: marks.append(time.perf_counter())
+    )
     problem.engine.close()
     return float(np.median(np.diff(marks)[2:]))
 
@@ -171,8 +171,8 @@ def agreement(data: Federation, width: int, device: str, batch: int = 128) -> di
     From a model three rounds old and at a small learning rate: in its first steps a fresh network amplifies any
     rounding, and a comparison there says nothing.
     """
-    method, settings = METHODS.build("fedcgnm"), LocalSettings(batch_size=batch)
-    start = GraphSimulator(data, model(width), method, settings, device=device)
+    method, settings = METHODS.build("fedcgnm"), Settings.of(batch_size=batch, device=device)
+    start = GraphSimulator(data, model(width), method, settings)
     x = start.model.vector.clone()
     for r in range(3):
         deltas = [u.delta[0] for u in start.train(replace(task(start, r), x=x))[0]]
@@ -183,14 +183,16 @@ def agreement(data: Federation, width: int, device: str, batch: int = 128) -> di
     def update(engine: Any) -> torch.Tensor:
         return engine.train(work)[0][0].delta.double()
 
-    reference = ReferenceSimulator(data, model(width), method, settings, device=device)
+    reference = ReferenceSimulator(data, model(width), method, settings)
     torch.backends.cudnn.allow_tf32 = True
     plain_tf32 = update(reference)
     torch.backends.cudnn.allow_tf32 = False
     expected = update(reference)
     out = {"reference in tf32": float((plain_tf32 - expected).norm() / expected.norm())}
     for precision in ("fp32", "tf32", "bf16"):
-        fast = GraphSimulator(data, model(width), method, settings, device=device, precision=precision)
+        fast = GraphSimulator(
+            data, model(width), method, Settings.of(batch_size=batch, device=device, precision=precision)
+        )
         out[precision] = float((update(fast) - expected).norm() / expected.norm())
         fast.close()
     return out

@@ -22,7 +22,7 @@ from fedtail.core.records import Task
 from fedtail.data.federation import Federation, Samples
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.rounds.engine import LocalSettings
+from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from workload import fastest
 
@@ -56,7 +56,7 @@ def measure(case: dict[str, Any], path: str, repeats: int) -> dict[str, Any]:
     hidden = tuple(h * case["width"] for h in (32, 16, 8))
     module = build_model("mlp", (FEATURES,), classes, hidden=hidden)
     method = METHODS.build("fedcgnm", n_groups=case["H"])
-    engine = simulator(federation, module, method, LocalSettings(batch_size=64), path=path)
+    engine = simulator(federation, module, method, Settings.of(batch_size=64, path=path))
     if path == "batched":
         engine.capture_after = 0.0
     task = Task(0, engine.model.vector.clone(), tuple(range(k)), {"rate": np.zeros((k, case["P"]))}, 0.1)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from fedtail.data.federation import Federation
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
-from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.loop import Problem, State, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import assemble, initial_state
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
 from workload import BATCH, LR, Workload
 
 WARM = 3
@@ -31,22 +29,22 @@ class Job:
     ) -> None:  # fmt: skip
         strategy = RATES.build(rates, federation.n_clients, **options)
         self.problem: Problem = assemble(
-            federation, work.module(), METHODS.build(method), strategy, LocalSettings(batch_size=BATCH),
-            ServerOptimizer(), path=path, compile="off",
+            federation, work.module(), METHODS.build(method), strategy,
+            Settings.of(batch_size=BATCH, path=path, compile="off"),
         )  # fmt: skip
         if path != "reference":
             self.problem.engine.capture_after = 0.0
-        self.plan = Plan(
-            rounds=1, lr=LR, schedule="constant", participation=participation,
-            evaluate_every=rounds + 1, validate_every=validate_every, alignment=False,
-        )  # fmt: skip
-        self.state: State = initial_state(self.problem)
+        self.plan: dict[str, Any] = {
+            "lr": LR, "schedule": "constant", "participation": participation,
+            "evaluate_every": rounds + 1, "validate_every": validate_every, "diagnostics": (),
+        }  # fmt: skip
+        self.state: State = self.problem.begin()
         began = time.perf_counter()
         self.round()
         self.first = time.perf_counter() - began
 
     def round(self) -> None:
-        plan = replace(self.plan, rounds=self.state.round + 2)  # never the last round, which would be evaluated
+        plan = Settings.of(rounds=self.state.round + 2, **self.plan)  # never the last round, which would be evaluated
         with suppress(_Stop):
             train_rounds(self.problem, plan, self.state, on_round=_stop)
 

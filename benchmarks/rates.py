@@ -19,11 +19,9 @@ from fedtail.data import DATASETS, partition
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import FAST, HOO, ClusteredFedHOO, FedHOO, Grid, LocallyOptimal, RateStrategy, Setting, Uniform
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import assemble, initial_state
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
 
 K, ROUNDS, SEEDS = 5, 60, 20
 NOISE = 0.01
@@ -171,13 +169,13 @@ def round_seconds(
     runs = []
     for rates in (Uniform(K, 0.6), FedHOO(K, 0.55, 0.65, stable_rounds=99)):
         module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=hidden)
-        settings = LocalSettings(epochs=epochs)
-        problem = assemble(federation, module, METHODS.build("fedcgnm"), rates, settings, ServerOptimizer(), path=path)
-        runs.append((problem, initial_state(problem), []))
+        settings = Settings.of(epochs=epochs, path=path)
+        problem = assemble(federation, module, METHODS.build("fedcgnm"), rates, settings)
+        runs.append((problem, problem.begin(), []))
     for t in range(rounds):
         for problem, state, seconds in runs:
             began = time.perf_counter()
-            train_rounds(problem, Plan(t + 1, schedule="constant", alignment=False), state)
+            train_rounds(problem, Settings.of(rounds=t + 1, schedule="constant", diagnostics=()), state)
             seconds.append(time.perf_counter() - began)
     uniform, fedhoo = (float(np.median(seconds[2:])) for _, _, seconds in runs)
     return uniform, fedhoo

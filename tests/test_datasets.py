@@ -13,7 +13,7 @@ from fedtail.data.inspection import ratio
 def test_load_builds_a_pool_by_name_with_its_options() -> None:
     pooled = ft.datasets.load("digits", imbalance=50)
     assert ratio(pooled.train.counts(10)) > 40 and pooled.name == "digits"
-    assert ft.datasets.federate(pooled, clients=4, scheme="iid").n_clients == 4
+    assert ft.partition(pooled, clients=4, partition="iid").n_clients == 4
 
 
 def test_unknown_names_and_options_are_one_line(tmp_path: Path) -> None:
@@ -34,9 +34,9 @@ def test_get_tells_built_in_sets_apart() -> None:
 
 def test_a_data_set_declares_its_validation_share_and_a_user_may_override_it() -> None:
     pooled = ft.datasets.load("digits")
-    none = ft.datasets.federate(pooled, validation=0.0)
+    none = ft.partition(pooled, validation=0.0)
     assert sum(map(len, none.validation)) == 0
-    assert 0 < sum(map(len, ft.datasets.federate(pooled).validation)) < 0.2 * len(pooled.train)
+    assert 0 < sum(map(len, ft.partition(pooled).validation)) < 0.2 * len(pooled.train)
 
 
 def test_partition_takes_a_data_set_with_all_it_suggests_or_bare_samples() -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtail.data import DATASETS, SOURCES, Pooled, federate
+from fedtail.data import DATASETS, SOURCES, Pooled
 from fedtail.data.inspection import Inspection, inspect
 from fedtail.data.sources import is_here, locate
 
-__all__ = ["Entry", "Inspection", "federate", "get", "inspect", "load", "names", "overview"]
+__all__ = ["Entry", "Inspection", "get", "inspect", "load", "names", "overview"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Entry:
 def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Pooled:
     """A data set by name, before it is split over clients.
 
+    >>> from fedtail.data import partition
     >>> pooled = load("digits", imbalance=50)
-    >>> federate(pooled, clients=5, alpha=0.5).n_clients
+    >>> partition(pooled, clients=5, alpha=0.5).n_clients
     5
 
     Args:

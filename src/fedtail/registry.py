@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import inspect
+import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -16,37 +24,72 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names -> classes or functions.
+    """Names -> classes, functions or records.
 
-    ``kind`` is what error messages call an entry, ``section`` the config section its options live in, ``given``
-    the parameters that the caller supplies and that are therefore no options.
+    Beside what is registered, a name may point at the user's own: ``my_method.py:MyMethod``, ``package.module:Name``,
+    or an entry point of an installed package.
+
+    Args:
+        kind: what error messages call an entry.
+        section: the settings that its options live in.
+        given: parameters that the caller supplies and that are therefore no options.
+        group: the entry points that installed packages add to it by, ``fedtail.<group>``.
+        adapt: (name, the user's object) -> entry; raises ``FedtailError`` for what cannot be one.
     """
 
-    def __init__(self, kind: str, section: str | None = None, given: tuple[str, ...] = ()) -> None:
-        self.kind, self.section, self.given = kind, section or kind, given
-        self._entries: dict[str, Callable[..., T]] = {}
+    def __init__(
+        self,
+        kind: str,
+        section: str | None = None,
+        given: tuple[str, ...] = (),
+        group: str | None = None,
+        adapt: Callable[[str, Any], Any] = lambda name, found: found,
+    ) -> None:
+        self.kind, self.section, self.given, self.adapt = kind, section or kind, given, adapt
+        self.group = f"fedtail.{group or self.section}"
+        self._entries: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
 
-    def add(self, name: str) -> Callable[[Callable[..., T]], Any]:
-        """Decorator that registers a class or function under ``name``."""
+    def add(self, name: str) -> Callable[[Any], Any]:
+        """Decorator that registers a class, function or record under ``name``."""
 
-        def register(entry: Callable[..., T]) -> Callable[..., T]:
+        def register(entry: Any) -> Any:
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
+            if isinstance(entry, type):
+                entry.name = name  # type: ignore[attr-defined]
             self._entries[name] = entry
             return entry
 
         return register
 
-    def __getitem__(self, name: str) -> Callable[..., T]:
-        if name not in self._entries:
-            raise one_of(self.kind, name, self._entries)
-        return self._entries[name]
+    def __getitem__(self, name: str) -> Any:
+        if name in self._entries:
+            return self._entries[name]
+        if name not in self._own:
+            self._own[name] = self.adapt(name, self._find(name))
+        return self._own[name]
+
+    def _find(self, name: str) -> Any:
+        if is_own(name):
+            return load_object(self.kind, name)
+        for point in entry_points(group=self.group, name=name):
+            return point.load()
+        raise one_of(self.kind, name, self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        """Whether a name is registered or points at the user's own, which is only looked at when it is used."""
+        return name in self._entries or (isinstance(name, str) and (is_own(name) or name in self._installed()))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(dict.fromkeys([*self._entries, *self._installed()]))
+
+    def _installed(self) -> list[str]:
+        return [point.name for point in entry_points(group=self.group)]
+
+    def named(self) -> list[str]:
+        """Every name, those of the user's own that were used in this process included."""
+        return [*self, *(name for name in self._own if name not in self._installed())]
 
     def options(self, name: str) -> dict[str, Any]:
         """Option names and defaults of an entry (``inspect.Parameter.empty`` where there is none)."""
@@ -104,3 +147,74 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
 
 def _hinted(entry: Any) -> Any:
     return entry if dataclasses.is_dataclass(entry) else entry.__init__
+
+
+def is_own(name: str) -> bool:
+    """Whether a name points at code of the user's."""
+    return ":" in name
+
+
+def load_object(kind: str, name: str) -> Any:
+    """What ``module:attribute`` or ``file.py:attribute`` names. The working folder counts as importable, as for
+    ``python -m``."""
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise FedtailError(f"{kind} {name!r} is not of the form 'module:Name' or 'file.py:Name'")
+    module = _load_file(kind, name, Path(where)) if where.endswith(".py") else _import(kind, name, where)
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            public = ", ".join(n for n in sorted(vars(module)) if not n.startswith("_")) or "nothing"
+            raise FedtailError(f"{kind} {name!r}: {where!r} has no {attribute!r} (it defines: {public})")
+        value = getattr(value, part)
+    return value
+
+
+def in_user_code(kind: str, name: str, error: Exception) -> FedtailError:
+    """One line with the place; the rest of the traceback is shown by ``--debug``."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return FedtailError(f"{kind} {name!r}: {type(error).__name__} in {file}, line {line}: {first}; --debug shows all")
+
+
+def _import(kind: str, name: str, where: str) -> ModuleType:
+    try:
+        with _importable(Path.cwd()):
+            return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        raise FedtailError(
+            f"{kind} {name!r}: cannot import {error.name!r}; run from the folder that holds it, install it, "
+            "or name the file as 'path/to/file.py:Name'"
+        ) from error
+    except Exception as error:
+        raise in_user_code(kind, name, error) from error
+
+
+def _load_file(kind: str, name: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FedtailError(f"{kind} {name!r}: there is no file {str(path)!r}")
+    module_name = f"fedtail_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        with _importable(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        raise in_user_code(kind, name, error) from error
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    entry = str(folder)
+    known = entry in sys.path
+    if not known:
+        sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        if not known and entry in sys.path:
+            sys.path.remove(entry)

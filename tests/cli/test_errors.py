@@ -15,7 +15,7 @@ import torch
 import fedtail_command
 from fedtail.cli import main
 from fedtail.cli.progress import RoundProgress
-from fedtail.rounds.loop import State
+from fedtail.rounds.state import State
 from fedtail.runs.config import load_config
 
 FAST = ["--dataset", "blobs", "data.n_max=40", "--clients", "2", "--rounds", "2"]

@@ -15,7 +15,7 @@ from fedtail.cli import app, main
 from fedtail.cli.options import FLAGS, config_values
 from fedtail.errors import FedtailError
 from fedtail.runs.config import Config, load_config
-from fedtail.runs.execution import build_federation
+from fedtail.runs.problem import build_federation
 
 COMMANDS = {name: get_command(app).commands[name] for name in ("run", "tune", "compare")}  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedtail.cli import app
 from fedtail.errors import FedtailError
-from tests.report.conftest import write_run
+from tests.run_folders import write_run
 
 
 @pytest.fixture

@@ -95,7 +95,6 @@ def test_defect_score_is_the_mean_of_defect_recall_and_precision_of_the_passed()
     assert parts["defect_recall"] == 3 / 4 and parts["background_precision"] == 8 / 9
     assert parts["false_alarm_rate"] == pytest.approx(0.2)
     assert parts["defect_score"] == pytest.approx((3 / 4 + 8 / 9) / 2)
-    assert defect_score(m, 0, weight=1.0)["defect_score"] == 3 / 4
 
 
 def test_defect_score_of_passing_everything_or_nothing_is_at_most_a_half() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedtail import fit
-from fedtail.core.privacy import Privacy, epsilon, limit, noisy_limit, sensitivity
+from fedtail.core.privacy import epsilon, limit, noisy_limit, sensitivity
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
@@ -52,8 +52,8 @@ def test_noise_of_the_right_size_passes_and_a_forged_update_does_not() -> None:
 @pytest.mark.parametrize("mode", ["central", "local"])
 def test_history_tells_what_was_spent_and_noise_changes_the_model(federation: Federation, mode: str) -> None:
     plain = fit(federation, rounds=2)
-    noisy = fit(federation, rounds=2, privacy=Privacy(mode, noise=0.5, seed=0))
-    again = fit(federation, rounds=2, privacy=Privacy(mode, noise=0.5, seed=0))
+    noisy = fit(federation, rounds=2, privacy={"mode": mode, "noise": 0.5})
+    again = fit(federation, rounds=2, privacy={"mode": mode, "noise": 0.5})
     assert not np.allclose(plain.x, noisy.x) and np.array_equal(noisy.x, again.x)
     spent = [r["privacy"]["epsilon"] for r in noisy.history]
     assert spent == [epsilon(0.5, 1, 1e-5), epsilon(0.5, 2, 1e-5)]
@@ -62,19 +62,19 @@ def test_history_tells_what_was_spent_and_noise_changes_the_model(federation: Fe
 
 def test_central_noise_has_the_deviation_it_claims(federation: Federation) -> None:
     plain = fit(federation, rounds=1)
-    noisy = fit(federation, rounds=1, privacy=Privacy("central", noise=2.0, seed=1))
+    noisy = fit(federation, rounds=1, seed=1, privacy={"mode": "central", "noise": 2.0})
     claimed = 2.0 * noisy.history[0]["privacy"]["sensitivity"]
     assert float((noisy.x - plain.x).std()) == pytest.approx(claimed, rel=0.15)
 
 
 def test_two_probes_cost_two_releases(federation: Federation) -> None:
-    result = fit(federation, rates="fedhoo", rounds=1, privacy=Privacy("local", noise=1.0, seed=0))
+    result = fit(federation, rates="fedhoo", rounds=1, privacy={"mode": "local", "noise": 1.0})
     assert result.history[0]["privacy"]["epsilon"] == epsilon(1.0, 2, 1e-5)
 
 
 def test_what_a_search_has_spent_stays_spent_when_it_is_over(federation: Federation) -> None:
     search = RATES.build("fedhoo", 3, cold_rounds=0, max_rounds=2)
-    result = fit(federation, rates=search, rounds=4, privacy=Privacy("local", noise=1.0, seed=0))
+    result = fit(federation, rates=search, rounds=4, privacy={"mode": "local", "noise": 1.0})
     assert [r["searching"] for r in result.history] == [True, False, False, False]
     assert [r["privacy"]["releases"] for r in result.history] == [2, 4, 5, 6]
     assert [r["privacy"]["epsilon"] for r in result.history] == [epsilon(1.0, n, 1e-5) for n in (2, 4, 5, 6)]
@@ -86,7 +86,7 @@ def test_only_trained_parameters_get_noise(federation: Federation, mode: str) ->
     frozen = torch.nn.Linear(4, 8).requires_grad_(False)
     before = frozen.weight.clone()
     net = torch.nn.Sequential(frozen, torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    trained = fit(federation, net, rounds=1, privacy=Privacy(mode, noise=1.0, seed=0)).module
+    trained = fit(federation, net, rounds=1, privacy={"mode": mode, "noise": 1.0}).module
     assert torch.equal(trained[0].weight, before)
 
 
@@ -95,7 +95,7 @@ def test_a_searched_weight_decay_leaves_no_bound_to_promise(federation: Federati
     result = fit(federation, rates=decayed, rounds=2, lr=0.1)
     assert all(r["refused"] == [] for r in result.history), "decay alone moves a model beyond lr * steps * H"
     with pytest.raises(FedtailError, match="has no bound"):
-        fit(federation, rates=decayed, rounds=1, privacy=Privacy("local"))
+        fit(federation, rates=decayed, rounds=1, privacy={"mode": "local"})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_promise_that_cannot_be_kept_is_refused(
     federation: Federation, method: object, rates: object, reason: str
 ) -> None:
     with pytest.raises(FedtailError, match=reason):
-        fit(federation, method=method, rates=rates, rounds=1, privacy=Privacy("central"))  # type: ignore[arg-type]
+        fit(federation, method=method, rates=rates, rounds=1, privacy={"mode": "central"})  # type: ignore[arg-type]
 
 
 def test_the_report_and_the_result_tell_what_was_spent(tmp_path: Path) -> None:

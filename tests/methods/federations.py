@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +14,10 @@ from fedtail.methods import Method
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
-from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.loop import Problem, State, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import assemble, initial_state
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
 from fedtail.simulate.reference import ReferenceSimulator
 
 N_CLASSES = 4
@@ -53,7 +53,6 @@ def problem(
     *,
     workers: int = 1,
     rates: RateStrategy | None = None,
-    server: ServerOptimizer | None = None,
     epochs: int = 3,
     wrap: Callable[[ReferenceSimulator], None] | None = None,
 ) -> Problem:
@@ -61,17 +60,15 @@ def problem(
     torch.set_num_threads(1)
     federation = federation or awkward_federation()
     module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, hidden=(12,))
-    made = assemble(
-        federation, module, method, rates or RATES.build("uniform", federation.n_clients, rate=0.5),
-        LocalSettings(epochs=epochs, batch_size=16, seed=5), server or ServerOptimizer(),
-        path="reference", workers=workers,
-    )  # fmt: skip
+    strategy = rates or RATES.build("uniform", federation.n_clients, rate=0.5)
+    settings = Settings.of(epochs=epochs, batch_size=16, seed=5, path="reference", workers=workers)
+    made = assemble(federation, module, method, strategy, settings)
     if wrap is not None:
         wrap(made.engine)  # type: ignore[arg-type]
     return made
 
 
-def train(made: Problem, rounds: int = 3, *, participation: float = 1.0, state: State | None = None) -> State:
+def train(made: Problem, rounds: int = 3, *, state: State | None = None, **settings: Any) -> State:
     """Train from the start, or go on from ``state``."""
-    plan = Plan(rounds=rounds, lr=0.05, schedule="constant", participation=participation, seed=11, validate_every=0)
-    return train_rounds(made, plan, state or initial_state(made))
+    plan = {"lr": 0.05, "schedule": "constant", "seed": 11, "validate_every": 0, **settings}
+    return train_rounds(made, Settings.of(rounds=rounds, **plan), state or made.begin())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.methods import METHODS, Batch, LocalRun, Method
+from fedtail.methods.base import LocalStep
 
 K, B, C, D = 3, 8, 4, 6
 COUNTS = ((20, 8, 3, 1), (15, 0, 2, 2), (0, 7, 0, 0))
@@ -85,11 +86,13 @@ def test_direction_agrees_also_with_one_hyperparameter_per_client(name: str, opt
     x, x0 = torch.randn(K, D, generator=rng), torch.randn(D, generator=rng)
     const, state = zip(*(start(method, k) for k in range(K)), strict=True)
     hyper = {key: torch.tensor([value, value + 0.1, value + 0.2]) for key, value in method.hyper().items()}
-    together, new = method.direction(grads, x, x0.expand(K, D), stack(list(const)), stack(list(state)), hyper)
+    together, new = method.direction(
+        LocalStep(grads, x, x0.expand(K, D), stack(list(const)), stack(list(state)), hyper)
+    )
     assert together.shape == (K, D)
     for k in range(K):
         own = {key: float(value[k]) for key, value in hyper.items()}
-        alone, mine_new = method.direction(grads[k], x[k], x0, const[k], state[k], own)
+        alone, mine_new = method.direction(LocalStep(grads[k], x[k], x0, const[k], state[k], own))
         assert close(together[k], alone)
         for key, value in mine_new.items():
             assert close(new[key][k], value), key

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedtail.core.records import Update
 from fedtail.methods import CLIMB
+from fedtail.methods.base import LocalStep
 from fedtail.methods.climb import client_weights
 from tests.methods.federations import problem, train
 
@@ -69,7 +70,7 @@ def test_duals_move_every_primal_rounds_rounds_on_losses_taken_before_them() -> 
 
 def test_gradients_are_clipped_to_the_norm_asked_for() -> None:
     g = torch.tensor([[3.0, 4.0]])
-    step, _ = CLIMB(clip=1.0).direction(g, torch.zeros(2), torch.zeros(2), {}, {}, {})
+    step, _ = CLIMB(clip=1.0).direction(LocalStep(g, torch.zeros(2), torch.zeros(2), {}, {}, {}))
     assert float(torch.linalg.vector_norm(step)) == pytest.approx(1.0, abs=1e-5)
-    kept, _ = CLIMB(clip=6.0).direction(g, torch.zeros(2), torch.zeros(2), {}, {}, {})
+    kept, _ = CLIMB(clip=6.0).direction(LocalStep(g, torch.zeros(2), torch.zeros(2), {}, {}, {}))
     assert torch.equal(kept, g[0])

@@ -14,9 +14,9 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, Method
 from fedtail.rates import RATES
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.rounds.loop import Problem, State, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.runs.execution import initial_state
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.settings import Settings
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.methods.federations import awkward_federation, problem, train
 
@@ -53,7 +53,7 @@ def test_a_negative_weight_decay_is_refused(method: Method) -> None:
 
 def test_the_model_learns(method: Method) -> None:
     made = problem(method)
-    before = made.engine.confusion(initial_state(made).x, "test").trace()
+    before = made.engine.confusion(made.begin().x, "test").trace()
     after = made.engine.confusion(train(made, 5).x, "test").trace()
     assert after > before
 
@@ -71,27 +71,27 @@ def test_the_same_seed_gives_the_same_bits_with_any_number_of_workers_in_any_ord
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_a_run_resumed_half_way_ends_with_the_same_bits(method: Method, participation: float, tmp_path: Path) -> None:
-    plan = Plan(rounds=4, lr=0.05, participation=participation, seed=11, validate_every=0)
+    plan = Settings.of(rounds=4, lr=0.05, participation=participation, seed=11, validate_every=0)
     whole = problem(method)
-    expected = train_rounds(whole, plan, initial_state(whole))
+    expected = train_rounds(whole, plan, whole.begin())
 
     class Killed(Exception):
         pass
 
     def stop(state: State, record: dict[str, Any], seconds: float) -> None:
-        save_checkpoint(tmp_path, state, first)
+        save_checkpoint(tmp_path, first.capture(state))
         if state.round == 2:
             raise Killed
 
     first = problem(method)
-    begun = initial_state(first)
+    begun = first.begin()
     with pytest.raises(Killed):
         train_rounds(first, plan, begun, stop)
 
     second = problem(method)
-    state = load_checkpoint(tmp_path, second, begun.history)
+    state = load_checkpoint(tmp_path, second.model.vector, begun.history)
     assert state is not None
-    resumed = train_rounds(second, plan, state)
+    resumed = train_rounds(second, plan, second.restore(state))
     assert torch.equal(resumed.x, expected.x)
     assert resumed.method.keys() == expected.method.keys()
     for key, value in expected.method.items():
@@ -115,11 +115,11 @@ def test_every_method_goes_with_the_joint_rate_search(method: Method, tmp_path: 
     assert len(set(expected.history[-1]["rates"])) > 1 or expected.history[-1]["searching"]
 
     first = searched()
-    save_checkpoint(tmp_path, train(first, 2), first)
+    save_checkpoint(tmp_path, first.capture(train(first, 2)))
     second = searched()
-    state = load_checkpoint(tmp_path, second, expected.history[:2])
+    state = load_checkpoint(tmp_path, second.model.vector, expected.history[:2])
     assert state is not None
-    assert torch.equal(train(second, 3, state=state).x, expected.x)
+    assert torch.equal(train(second, 3, state=second.restore(state)).x, expected.x)
 
 
 def test_client_state_is_kept_exactly_by_the_methods_that_say_so(method: Method) -> None:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from fedtail.core.records import Update
 from fedtail.methods import FedAvg
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import plan_local_run
 from fedtail.rounds.loop import combine
+from fedtail.settings import Settings
 from tests.methods.federations import awkward_federation, problem, train
 
 
@@ -21,7 +21,7 @@ def test_a_round_is_the_weighted_mean_of_clients_trained_by_torch_sgd() -> None:
     made = problem(FedAvg(weight_decay=decay), federation, epochs=2)
     start = copy.deepcopy(made.model.module)
     got = train(made, 1).x
-    settings = LocalSettings(epochs=2, batch_size=16, seed=5)
+    settings = Settings.of(epochs=2, batch_size=16, seed=5)
     total = torch.zeros_like(got, dtype=torch.float64)
     for k in range(federation.n_clients):
         module = copy.deepcopy(start)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedCGN, FedCGNM, LocalRun
+from fedtail.methods.base import LocalStep
 from tests.methods.federations import problem, train
 
 
@@ -20,7 +21,7 @@ def steps(method: FedCGNM, gradients: np.ndarray) -> np.ndarray:
     const, state = method.start(LocalRun(0, 0, n, n, d, len(gradients), 0.1, {}), {})
     out = []
     for g in torch.as_tensor(gradients, dtype=torch.float32):
-        step, state = method.direction(g, torch.zeros(d), torch.zeros(d), const, state, method.hyper())
+        step, state = method.direction(LocalStep(g, torch.zeros(d), torch.zeros(d), const, state, method.hyper()))
         out.append(step.numpy())
     return np.array(out)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from fedtail.methods import FedProx
+from fedtail.methods.base import LocalStep
 
 
 def local_steps(mu: float, lr: float, steps: int) -> torch.Tensor:
@@ -11,7 +12,7 @@ def local_steps(mu: float, lr: float, steps: int) -> torch.Tensor:
     x = x0.clone()
     for _ in range(steps):
         g = x * torch.tensor([1.0, 3.0, 0.2]) + x**3
-        step, _ = method.direction(g.unsqueeze(0), x, x0, {}, {}, method.hyper())
+        step, _ = method.direction(LocalStep(g.unsqueeze(0), x, x0, {}, {}, method.hyper()))
         x = x - lr * step
     return x
 
@@ -35,7 +36,7 @@ def test_the_first_local_step_is_fedavgs() -> None:
 def test_without_a_gradient_the_distance_shrinks_by_1_minus_lr_mu() -> None:
     method, x0 = FedProx(mu=0.4), torch.zeros(4)
     x = torch.tensor([1.0, -2.0, 3.0, 0.5])
-    step, _ = method.direction(torch.zeros(1, 4), x, x0, {}, {}, method.hyper())
+    step, _ = method.direction(LocalStep(torch.zeros(1, 4), x, x0, {}, {}, method.hyper()))
     torch.testing.assert_close(x - 0.1 * step, (1 - 0.1 * 0.4) * x)
 
 

@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from fedtail.methods import PCN, PCNO, FedCGN, LocalRun, Method
+from fedtail.methods.base import LocalStep
 
 
 def direction(method: Method, grads: torch.Tensor) -> torch.Tensor:
     n_groups, d = grads.shape
     run = LocalRun(0, 0, np.ones(n_groups, dtype=int), np.ones(n_groups, dtype=int), d, 1, 0.1, {})
     const, state = method.start(run, {})
-    return method.direction(grads, torch.zeros(d), torch.zeros(d), const, state, method.hyper())[0]
+    return method.direction(LocalStep(grads, torch.zeros(d), torch.zeros(d), const, state, method.hyper()))[0]
 
 
 def test_the_step_is_the_authors_sum_of_normalised_class_gradients() -> None:

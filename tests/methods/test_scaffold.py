@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from fedtail.core.records import Task, Tensors, Update
 from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
+from fedtail.methods.base import LocalStep
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.runs.execution import initial_state
+from fedtail.settings import Settings
 from tests.methods.federations import problem, train
 
 
@@ -29,7 +31,7 @@ def test_with_one_full_gradient_step_a_clients_control_becomes_its_gradient() ->
     gradient, own, common = torch.tensor([1.0, -2.0]), torch.tensor([0.3, 0.4]), torch.tensor([0.1, 0.2])
     run = LocalRun(0, 0, np.array([1]), np.array([1]), 2, 1, lr, {"control": common})
     const, _ = method.start(run, {"control": own})
-    step, _ = method.direction(gradient.unsqueeze(0), torch.zeros(2), torch.zeros(2), const, {}, {})
+    step, _ = method.direction(LocalStep(gradient.unsqueeze(0), torch.zeros(2), torch.zeros(2), const, {}, {}))
     torch.testing.assert_close(step, gradient - own + common)
     kept, extras = method.finish(run, -lr * step, const, {}, {"control": own})
     torch.testing.assert_close(kept["control"], gradient)
@@ -53,7 +55,7 @@ def run_on_quadratics(method: Method, rounds: int = 400, steps: int = 10, lr: fl
             local = x.clone()
             for _ in range(steps):
                 g = CURVATURE[k] * (local - MINIMUM[k])
-                step, carried = method.direction(g.unsqueeze(0), local, x, const, carried, method.hyper())
+                step, carried = method.direction(LocalStep(g.unsqueeze(0), local, x, const, carried, method.hyper()))
                 local = local - lr * step
             delta = local - x
             kept[k], extras = method.finish(run, delta, const, carried, kept[k])
@@ -74,8 +76,8 @@ def test_it_reaches_the_optimum_where_local_steps_make_fedavg_drift_away() -> No
 def test_a_round_at_learning_rate_zero_leaves_the_controls_alone() -> None:
     """The last round of a cosine schedule down to lr_min = 0."""
     made = problem(Scaffold())
-    begun = initial_state(made)
-    before = train_rounds(made, Plan(rounds=3, lr=0.05, lr_min=0.0, seed=11, validate_every=0), begun)
+    begun = made.begin()
+    before = train_rounds(made, Settings.of(rounds=3, lr=0.05, lr_min=0.0, seed=11, validate_every=0), begun)
     assert before.history[-1]["lr"] == 0.0
     assert torch.isfinite(before.method["control"]).all()
     assert before.history[-1]["method"] == before.history[-2]["method"]
@@ -86,5 +88,6 @@ def test_an_update_with_a_control_that_is_not_finite_is_refused() -> None:
     task = Task(0, torch.zeros(2), (0, 1), {"rate": np.zeros((2, 1))}, 0.1)
     good = Update(0, torch.zeros(1, 2), 1, (1,), (0.0,), {}, {"control_change": torch.zeros(1, 2)})
     bad = Update(1, torch.zeros(1, 2), 1, (1,), (0.0,), {}, {"control_change": torch.full((1, 2), np.nan)})
-    taken, refused = accept([good, bad], [], Scaffold(), task, 0.5, 2, 2)
+    problem = SimpleNamespace(method=Scaffold(), n_classes=2, model=SimpleNamespace(n_params=2))
+    taken, refused = accept([good, bad], [], problem, task, Settings.of(quorum=0.5))
     assert [u.client for u in taken] == [0] and [(r.client, r.reason) for r in refused] == [(1, "update is not finite")]

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import fedtail as ft
-from fedtail.core.privacy import Privacy
 from fedtail.errors import FedtailError
 from fedtail.models import batchnorm_note, build_model, has_batchnorm, to_groupnorm
 
@@ -76,4 +75,4 @@ def test_a_model_with_batchnorm_trains_and_its_statistics_do_not_count_against_t
     assert result.summary["refused"] == 0 and result.test["balanced_accuracy"] > 0.7
     if method == "fedcgnm":
         with pytest.raises(FedtailError, match="BatchNorm's statistics have no norm bound"):
-            ft.fit(federation, module, method, rounds=1, privacy=Privacy("local", 1.0))
+            ft.fit(federation, module, method, rounds=1, privacy={"mode": "local"})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtail.data import DATASETS
-from fedtail.data.partitions import federate
+from fedtail.data.partitions import partition
 from fedtail.errors import FedtailError
 from fedtail.rates import ClusteredFedHOO, Setting
 from fedtail.rates.clusters import k_means, sketch
@@ -72,19 +72,19 @@ def test_equal_sizes_make_one_cluster() -> None:
 
 def test_given_groups_are_the_clusters_from_options_or_from_the_data() -> None:
     labels = ["north", "south", "north", "east"]
-    given = ClusteredFedHOO(4, groups=labels)
-    named = ClusteredFedHOO(4, by="groups")
+    given = ClusteredFedHOO(4, labels=labels)
+    named = ClusteredFedHOO(4, by="labels")
     named.begin(Setting(10, 1.0, np.ones(4), tuple(labels)))
     for strategy in (given, named):
         np.testing.assert_array_equal(strategy.axes, [1, 2, 1, 0])
         assert strategy.n_axes == 3
         strategy.tell(np.zeros(8))
     with pytest.raises(FedtailError, match="needs a label per client"):
-        ClusteredFedHOO(4, by="groups").begin(Setting(10, 1.0, np.ones(4)))
+        ClusteredFedHOO(4, by="labels").begin(Setting(10, 1.0, np.ones(4)))
 
 
 def test_a_missing_client_is_stood_in_for_by_its_cluster() -> None:
-    strategy = ClusteredFedHOO(4, groups=[0, 0, 1, 1])
+    strategy = ClusteredFedHOO(4, labels=[0, 0, 1, 1])
     p = np.array([0.1, 0.2, 0.3, 0.4])
     np.testing.assert_allclose(strategy.weights(p, np.array([1, 2, 3])), [0.3, 0.3, 0.4])
     np.testing.assert_allclose(strategy.weights(p, np.arange(4)), p)
@@ -92,7 +92,7 @@ def test_a_missing_client_is_stood_in_for_by_its_cluster() -> None:
 
 
 def test_a_cluster_wholly_absent_keeps_its_interval_and_rate() -> None:
-    strategy = ClusteredFedHOO(4, groups=[0, 0, 1, 1], cold_rounds=0)
+    strategy = ClusteredFedHOO(4, labels=[0, 0, 1, 1], cold_rounds=0)
     strategy.tell([0.1, 0.2, 0.3, 0.4])
     probes, rates = strategy.ask(), strategy.rates
     strategy.tell([0.5, 0.6, 0.5, 0.6], present=np.array([True, False, False, False]))
@@ -137,12 +137,12 @@ def test_k_means_separates_clear_clusters_and_numbers_them_by_appearance() -> No
 
 def test_too_many_groups_are_refused() -> None:
     with pytest.raises(FedtailError, match="13 different labels"):
-        ClusteredFedHOO(13, groups=list(range(13)))
+        ClusteredFedHOO(13, labels=list(range(13)))
 
 
 def test_two_groups_reach_the_golden_rates() -> None:
     """With one client per cluster it is FedHOO."""
-    strategy = ClusteredFedHOO(2, groups=["a", "b"])
+    strategy = ClusteredFedHOO(2, labels=["a", "b"])
     while not strategy.done:
         rates = candidate_rates(strategy.ask())
         strategy.tell(1 - ((rates - np.array([0.47, 0.63])) ** 2).sum(axis=1))
@@ -154,10 +154,9 @@ def test_a_column_of_a_table_names_the_groups(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": rng.standard_normal(120), "site": np.arange(120) % 6, "y": np.arange(120) // 6 % 2})
     frame["region"] = np.where(frame["site"] < 4, "north", "south")
     frame.to_csv(tmp_path / "t.csv", index=False)
-    federation = federate(
-        DATASETS.build("table", path=str(tmp_path / "t.csv"), label="y", site="site", group="region"), validation=0.2
-    )
-    assert federation.groups == ("north",) * 4 + ("south",) * 2
-    strategy = ClusteredFedHOO(6, by="groups")
+    pooled = DATASETS.build("table", path=str(tmp_path / "t.csv"), label="y", site="site", cluster="region")
+    federation = partition(pooled, validation=0.2)
+    assert federation.clusters == ("north",) * 4 + ("south",) * 2
+    strategy = ClusteredFedHOO(6, by="labels")
     result = fit(federation, "mlp", "fedavg", strategy, rounds=2)
     assert strategy.n_axes == 2 and result.history[-1]["search"]["clusters"] == [0, 0, 0, 0, 1, 1]

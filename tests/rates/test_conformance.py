@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail import simulate as simulator
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES, RateStrategy, Setting
-from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.loop import Problem, State, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
 from tests.conftest import blob_federation
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,8 +39,8 @@ def problem(strategy: RateStrategy) -> Problem:
     federation = blob_federation(K)
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     method = METHODS.build("fedcgnm")
-    engine = simulator(federation, module, method, LocalSettings(batch_size=16), path="reference")
-    return Problem(engine, engine.model, method, strategy, ServerOptimizer(), federation.n_classes)
+    engine = simulator(federation, module, method, Settings.of(batch_size=16, path="reference"))
+    return Problem(engine, method, strategy, federation.n_classes)
 
 
 def start(p: Problem) -> State:
@@ -105,7 +104,7 @@ def test_saved_as_json_at_any_round_it_goes_on_identically(name: str, cut: int) 
 
 @pytest.mark.parametrize("name", ALL)
 def test_it_trains_a_federation_and_resumes_to_the_same_model(name: str) -> None:
-    plan = Plan(ROUNDS, lr=0.05)
+    plan = Settings.of(rounds=ROUNDS, lr=0.05)
     whole = problem(build(name))
     end = train_rounds(whole, plan, start(whole))
     assert len(end.history) == ROUNDS and bool(torch.isfinite(end.x).all())
@@ -116,7 +115,7 @@ def test_it_trains_a_federation_and_resumes_to_the_same_model(name: str) -> None
     def keep(state: State, record: dict[str, Any], seconds: float) -> None:
         if state.round == 3:
             saved["rates"] = json.loads(json.dumps(first.rates.state()))
-            saved["state"] = State(3, state.x.clone(), dict(state.method), list(state.history))
+            saved["state"] = State(3, state.x.clone(), dict(state.method), history=list(state.history))
 
     train_rounds(first, plan, start(first), keep)
     second = problem(build(name))
@@ -129,7 +128,7 @@ def test_it_trains_a_federation_and_resumes_to_the_same_model(name: str) -> None
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("fedhoo", "hoo")])
 def test_it_works_with_half_of_the_clients(name: str) -> None:
     p = problem(build(name))
-    end = train_rounds(p, Plan(ROUNDS, lr=0.05, participation=0.5), start(p))
+    end = train_rounds(p, Settings.of(rounds=ROUNDS, lr=0.05, participation=0.5), start(p))
     assert all(len(r["clients"]) == 2 for r in end.history)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedtail.report import load_runs, write_report
 from tests.browser import complaints, forget, requests, start
-from tests.report.conftest import write_run
+from tests.run_folders import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 

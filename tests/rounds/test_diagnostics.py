@@ -8,9 +8,9 @@ from fedtail.errors import FedtailError
 from fedtail.methods import FedCGNM
 from fedtail.models import FlatModel
 from fedtail.rounds.diagnostics import assumption_monitor, full_group_gradient
-from fedtail.rounds.engine import LocalSettings
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
+from fedtail.settings import Settings
 from tests.conftest import blob_federation
 
 WHOLE = 10_000
@@ -19,7 +19,7 @@ WHOLE = 10_000
 
 def test_full_batch_first_step_has_cosine_one_and_no_gap(federation, module) -> None:
     """The paper's assumption fails at step 1 with full-batch gradients: m = (1 - beta) grad f exactly."""
-    model, settings = FlatModel(module), LocalSettings(batch_size=WHOLE)
+    model, settings = FlatModel(module), Settings.of(batch_size=WHOLE)
     task = Task(0, model.vector.clone(), (0, 1), {"rate": np.full((2, 1), 0.5)}, 0.1)
     found = assumption_monitor(federation, model, FedCGNM(beta=0.7), settings)(task, task.x)["assumption"]
     np.testing.assert_allclose(found["cosine"], 1.0, atol=1e-6)
@@ -27,12 +27,12 @@ def test_full_batch_first_step_has_cosine_one_and_no_gap(federation, module) -> 
 
 
 def test_group_gradients_over_the_epoch_sum_to_the_resampled_objectives_gradient(federation, module) -> None:
-    model, settings = FlatModel(module), LocalSettings()
+    model, settings = FlatModel(module), Settings.of()
     task = Task(2, model.vector.clone(), (1,), {"rate": np.full((1, 1), 0.8)}, 0.1)
     full = full_group_gradient(model, federation, 1, FedCGNM(), 0.8, task, settings)
     from fedtail.rounds.local import plan_local_run
 
-    plan = plan_local_run(federation.client(1), 0.8, 2, LocalSettings(batch_size=WHOLE), "shuffled")
+    plan = plan_local_run(federation.client(1), 0.8, 2, Settings.of(batch_size=WHOLE), "shuffled")
     index = torch.as_tensor(plan.batches[0])
     loss = torch.nn.functional.cross_entropy(model.module(federation.pool.x[index]), federation.pool.y[index])
     torch.testing.assert_close(full.sum(0).float(), model.gradient(loss), atol=1e-5, rtol=1e-4)
@@ -42,7 +42,7 @@ def test_the_full_gradient_is_full_whatever_the_epoch_length(federation, module)
     model = FlatModel(module)
     task = Task(2, model.vector.clone(), (1,), {"rate": np.full((1, 1), 0.8)}, 0.1)
     found = [
-        full_group_gradient(model, federation, 1, FedCGNM(), 0.8, task, LocalSettings(epoch_length=length))
+        full_group_gradient(model, federation, 1, FedCGNM(), 0.8, task, Settings.of(epoch_length=length))
         for length in ("inflated", "original")
     ]
     torch.testing.assert_close(found[0], found[1], atol=0.0, rtol=0.0)
@@ -67,4 +67,4 @@ def test_the_shadow_of_fedavg_is_fedavg_itself(tmp_path) -> None:
 
 def test_assumption_needs_momentum() -> None:
     with pytest.raises(FedtailError, match="momentum"):
-        assumption_monitor(blob_federation(), FlatModel(torch.nn.Linear(10, 5)), ft.methods.FedAvg(), LocalSettings())
+        assumption_monitor(blob_federation(), FlatModel(torch.nn.Linear(10, 5)), ft.methods.FedAvg(), Settings.of())

@@ -9,8 +9,8 @@ from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods import PCN, Batch, FedAvg, FedCGN, FedCGNM, Method
 from fedtail.models import FlatModel, build_model
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import group_gradients, load_batch, plan_local_run, train_client, train_probe
+from fedtail.settings import Settings
 
 
 def task_for(x: torch.Tensor, client: int = 0, rate: float = 0.6, lr: float = 0.1, probes: int = 1) -> Task:
@@ -61,7 +61,7 @@ def test_round_displacement_is_bounded_by_lr_steps_groups(federation, module, me
     model = FlatModel(module)
     x0 = model.vector.clone()
     delta, steps, *_ = train_probe(
-        model, federation.client(0), method, task_for(x0, lr=lr), 0, 0, {}, LocalSettings(batch_size=8, epochs=2)
+        model, federation.client(0), method, task_for(x0, lr=lr), 0, 0, {}, Settings.of(batch_size=8, epochs=2)
     )
     bound = method.bound(lr, steps, federation.n_classes)
     assert bound == lr * steps * method.group_count(federation.n_classes)
@@ -71,7 +71,7 @@ def test_round_displacement_is_bounded_by_lr_steps_groups(federation, module, me
 def test_one_group_without_momentum_and_delta_is_normalized_sgd(federation, module) -> None:
     model = FlatModel(module)
     x0 = model.vector.clone()
-    client, settings = federation.client(1), LocalSettings(batch_size=16)
+    client, settings = federation.client(1), Settings.of(batch_size=16)
     delta, *_ = train_probe(
         model, client, FedCGNM(n_groups=1, beta=0.0, delta=0.0), task_for(x0, 1), 0, 0, {}, settings
     )
@@ -89,7 +89,7 @@ def test_pcn_is_cgn_with_a_group_per_class(federation, module) -> None:
     model = FlatModel(module)
     x0 = model.vector.clone()
     runs = [
-        train_probe(model, federation.client(0), m, task_for(x0), 0, 0, {}, LocalSettings())[0]
+        train_probe(model, federation.client(0), m, task_for(x0), 0, 0, {}, Settings.of())[0]
         for m in (PCN(), FedCGN(n_groups=5, delta=1e-6))
     ]
     # Groups are labelled by frequency, so the sums run in another order.
@@ -99,7 +99,7 @@ def test_pcn_is_cgn_with_a_group_per_class(federation, module) -> None:
 def test_weight_decay_comes_after_normalization(federation, module) -> None:
     model = FlatModel(module)
     x0 = model.vector.clone()
-    settings = LocalSettings(batch_size=10_000)  # one step
+    settings = Settings.of(batch_size=10_000)  # one step
     plain, *_ = train_probe(model, federation.client(0), FedCGNM(), task_for(x0), 0, 0, {}, settings)
     decayed, *_ = train_probe(model, federation.client(0), FedCGNM(weight_decay=1e-2), task_for(x0), 0, 0, {}, settings)
     torch.testing.assert_close(decayed, plain - 0.1 * 1e-2 * x0, atol=1e-6, rtol=1e-4)
@@ -108,7 +108,7 @@ def test_weight_decay_comes_after_normalization(federation, module) -> None:
 def test_both_probes_of_a_round_start_from_the_same_model_and_equal_rates_agree(federation, module) -> None:
     model = FlatModel(module)
     update, _ = train_client(
-        model, federation.client(2), FedCGNM(), task_for(model.vector.clone(), 2, probes=2), 0, {}, LocalSettings()
+        model, federation.client(2), FedCGNM(), task_for(model.vector.clone(), 2, probes=2), 0, {}, Settings.of()
     )
     assert update.delta.shape[0] == 2 and torch.equal(update.delta[0], update.delta[1])
 
@@ -119,9 +119,9 @@ def test_dropout_draws_are_keyed_by_client_and_round(federation) -> None:
     model = FlatModel(module)
     x0 = model.vector.clone()
     torch.manual_seed(1)
-    a, *_ = train_probe(model, federation.client(0), FedAvg(), task_for(x0), 0, 0, {}, LocalSettings())
+    a, *_ = train_probe(model, federation.client(0), FedAvg(), task_for(x0), 0, 0, {}, Settings.of())
     torch.manual_seed(2)
-    b, *_ = train_probe(model, federation.client(0), FedAvg(), task_for(x0), 0, 0, {}, LocalSettings())
+    b, *_ = train_probe(model, federation.client(0), FedAvg(), task_for(x0), 0, 0, {}, Settings.of())
     assert torch.equal(a, b)
 
 
@@ -135,14 +135,14 @@ def test_augmentation_is_drawn_per_copy_and_repeats_with_the_key() -> None:
 
     pool = DATASETS.build("digits")
     fed = partition(pool.train, pool.test, clients=2, transform=pool.transform, augment="crop-flip")
-    plan = plan_local_run(fed.client(0), 0.8, 3, LocalSettings(batch_size=16))
-    again = plan_local_run(fed.client(0), 0.8, 3, LocalSettings(batch_size=16))
-    other = plan_local_run(fed.client(0), 0.8, 4, LocalSettings(batch_size=16))
+    plan = plan_local_run(fed.client(0), 0.8, 3, Settings.of(batch_size=16))
+    again = plan_local_run(fed.client(0), 0.8, 3, Settings.of(batch_size=16))
+    other = plan_local_run(fed.client(0), 0.8, 4, Settings.of(batch_size=16))
     assert plan.draws is not None and again.draws is not None and other.draws is not None
     assert all(np.array_equal(p, q) for p, q in zip(plan.draws, again.draws, strict=True))
     assert not np.array_equal(plan.draws[0], other.draws[0])
     model = FlatModel(build_model("mlp", fed.input_shape, 10))
-    delta, *_ = train_probe(model, fed.client(0), FedCGNM(), task_for(model.vector.clone()), 0, 0, {}, LocalSettings())
+    delta, *_ = train_probe(model, fed.client(0), FedCGNM(), task_for(model.vector.clone()), 0, 0, {}, Settings.of())
     assert torch.isfinite(delta).all()
     assert replace(fed, augment=None).client(0).augment is None
 

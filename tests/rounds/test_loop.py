@@ -17,12 +17,11 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES, FedHOO
 from fedtail.rates.base import RateStrategy
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import client_confusion
-from fedtail.rounds.loop import Problem, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import assemble, initial_state
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
 from fedtail.simulate import ReferenceSimulator
 from tests.conftest import blob_federation
 
@@ -40,12 +39,12 @@ class Unreliable(ReferenceSimulator):
 def problem(rates: RateStrategy, federation: Federation | None = None, method: str = "fedcgnm") -> Problem:
     federation = federation or blob_federation(3)
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
-    settings = LocalSettings(batch_size=16)
-    return assemble(federation, module, METHODS.build(method), rates, settings, ServerOptimizer(), path="reference")
+    settings = Settings.of(batch_size=16, path="reference")
+    return assemble(federation, module, METHODS.build(method), rates, settings)
 
 
 def history(p: Problem, rounds: int = 6, **plan: Any) -> list[dict[str, Any]]:
-    return train_rounds(p, Plan(rounds, **{"lr": 0.05, **plan}), initial_state(p)).history
+    return train_rounds(p, Settings.of(rounds=rounds, **{"lr": 0.05, **plan}), p.begin()).history
 
 
 def test_a_search_goes_on_without_a_failed_client_and_says_so() -> None:

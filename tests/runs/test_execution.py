@@ -277,7 +277,7 @@ def test_a_result_tells_rates_and_what_else_was_searched_apart(tmp_path: Path) -
         ({"model": torch.nn.Linear}, "neither an nn.Module nor a name"),
         ({"method": ft.methods.FedProx}, "neither a Method"),
         ({"rates": [0.1, 0.2, 0.3]}, "rates.rates has 3 values for 2 clients"),
-        ({"momentm": 1}, "option of fit.. 'momentm' is unknown"),
+        ({"momentm": 1}, "setting 'momentm' is unknown"),
     ],
 )
 def test_fit_refuses_what_does_not_fit_in_one_line(given: dict[str, object], words: str) -> None:

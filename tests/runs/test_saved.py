@@ -17,7 +17,8 @@ from fedtail.data.federation import Transform
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.runs.config import load_config
-from fedtail.runs.execution import Result, run
+from fedtail.runs.execution import run
+from fedtail.runs.result import Result
 from fedtail.runs.saved import SavedModel
 
 
@@ -177,7 +178,7 @@ def saved(folder: Path, name: str, **options: object) -> Path:
 
 def test_a_module_trained_in_memory_can_be_kept(tmp_path: Path) -> None:
     pool = ft.data.table_from_frame(visits(), "state", "clinic")
-    federation = ft.datasets.federate(pool)
+    federation = ft.partition(pool)
     result = ft.fit(federation, torch.nn.Linear(*federation.input_shape, 2), rounds=3)
     model = ft.SavedModel.of(result.module, federation)
     expected = model.predict_proba(visits(9, seed=4))

@@ -7,16 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail import simulate as simulator
 from fedtail.data import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
 from fedtail.rates import RATES
-from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.loop import Problem, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import initial_state
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
 from fedtail.simulate.reference import ReferenceSimulator, draws_numbers
 
 
@@ -35,10 +33,10 @@ def test_a_model_that_draws_in_a_function_gives_the_same_bits_with_several_worke
     found = []
     for workers in (1, 3):
         torch.manual_seed(0)
-        engine = ReferenceSimulator(federation, Dropping(), FedAvg(), LocalSettings(epochs=3), workers=workers)
+        engine = ReferenceSimulator(federation, Dropping(), FedAvg(), Settings.of(epochs=3, workers=workers))
         rates = RATES.build("uniform", federation.n_clients)
-        problem = Problem(engine, engine.model, FedAvg(), rates, ServerOptimizer(), federation.n_classes)
-        found.append(train_rounds(problem, Plan(rounds=2), initial_state(problem)).x)
+        problem = Problem(engine, FedAvg(), rates, federation.n_classes)
+        found.append(train_rounds(problem, Settings.of(rounds=2), problem.begin()).x)
     assert torch.equal(*found)
 
 
@@ -69,4 +67,4 @@ def test_whether_a_model_draws_is_tried_without_a_trace(module: nn.Module, draws
 
 def test_the_batched_path_is_refused_where_it_would_silently_be_another(federation: Federation) -> None:
     with pytest.raises(FedtailError, match=r"engine\.path = 'batched' runs on the CPU, not on meta"):
-        simulator(federation, nn.Linear(10, 5), FedAvg(), LocalSettings(), path="batched", device="meta")
+        simulator(federation, nn.Linear(10, 5), FedAvg(), Settings.of(path="batched", device="meta"))

@@ -12,16 +12,14 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from fedtail import simulate as simulator
 from fedtail.data.federation import Federation
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
-from fedtail.runs.execution import assemble, initial_state
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
 
 
 def federation() -> Federation:
@@ -33,10 +31,13 @@ def federation() -> Federation:
 def train(method: str, rates: str) -> dict[str, Any]:
     data = federation()
     problem = assemble(
-        data, build_model("mlp", (6,), 3, hidden=(5,)), METHODS.build(method), RATES.build(rates, 3),
-        LocalSettings(batch_size=8), ServerOptimizer(), path="reference",
-    )  # fmt: skip
-    state = train_rounds(problem, Plan(3, lr=0.1), initial_state(problem))
+        data,
+        build_model("mlp", (6,), 3, hidden=(5,)),
+        METHODS.build(method),
+        RATES.build(rates, 3),
+        Settings.of(batch_size=8, path="reference"),
+    )
+    state = train_rounds(problem, Settings.of(rounds=3, lr=0.1), problem.begin())
     kept = problem.engine.state()
     return {
         "x": state.x,
@@ -78,5 +79,5 @@ def test_two_ranks_train_validate_and_keep_state_like_one_process(tmp_path: Path
 
 
 def test_a_single_process_is_not_wrapped() -> None:
-    engine = simulator(federation(), build_model("mlp", (6,), 3), METHODS.build("fedavg"), LocalSettings())
+    engine = simulator(federation(), build_model("mlp", (6,), 3), METHODS.build("fedavg"), Settings.of())
     assert "ranks" not in engine.info()

@@ -17,7 +17,7 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import SOURCE, Fresh, Json, Workers, config_flags, split_arguments
 from fedtail.cli.progress import console
 from fedtail.cli.tables import print_table
-from fedtail.core.metrics import no_background
+from fedtail.core.metrics import METRICS, lacking
 from fedtail.errors import FedtailError, one_of
 from fedtail.report import load_run, write_report
 from fedtail.report.arms import Problem, problems
@@ -25,7 +25,7 @@ from fedtail.report.tables import TESTED, headline, to_csv, to_markdown
 from fedtail.report.tables import Table as Ranking
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.history import plain
-from fedtail.runs.execution import build_federation
+from fedtail.runs.problem import build_federation
 from fedtail.study.cells import Outcome, finished
 from fedtail.study.compare import (
     DIGITS_LRS,
@@ -83,7 +83,7 @@ def compare_command(
     if own or metric == "defect_score":  # bad data is one line before the first run, not one per run
         federation = build_federation(cells[0].config)
         if metric == "defect_score" and federation.background is None:
-            raise no_background("--metric defect_score")
+            raise lacking(METRICS[metric], f"--metric {metric}")
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_rates(outcomes, metric) if tried else outcomes

@@ -21,7 +21,7 @@ from fedtail.data.registry import DATASETS
 from fedtail.data.skew_plot import save_skew_plot
 from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
-from fedtail.runs.execution import build_federation
+from fedtail.runs.problem import build_federation
 
 app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
 app.command("schema")(schema_command)

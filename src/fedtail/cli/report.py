@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.tables import print_table
-from fedtail.core.metrics import no_background
+from fedtail.core.metrics import METRICS, lacking
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail.report.arms import Problem, problems
 from fedtail.report.figures import write_figures
@@ -44,7 +44,7 @@ def report(
         raise one_of("metric", metric, TESTED)
     found = problems(load_runs(runs), baseline)
     if metric == "defect_score" and not all(math.isfinite(a.mean(metric)) for p in found for a in p.arms):
-        raise no_background("--metric defect_score")
+        raise lacking(METRICS[metric], f"--metric {metric}")
     if form in ("md", "latex", "csv"):
         tables = [headline(p, metric) for p in found]
         text = to_csv(found) if form == "csv" else to_latex(tables) if form == "latex" else to_markdown(tables)

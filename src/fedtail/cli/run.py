@@ -22,16 +22,16 @@ from fedtail.cli.options import (
     split_arguments,
 )
 from fedtail.cli.progress import RoundProgress, console, terminal
-from fedtail.core.metrics import DEFECT
+from fedtail.core.metrics import Metric, metrics
 from fedtail.report import load_run, write_report
 from fedtail.rounds.history import plain
 from fedtail.runs.config import load_config
-from fedtail.runs.execution import Result, run
+from fedtail.runs.execution import run
+from fedtail.runs.result import Result
 from fedtail.simulate.sharded import rank
 
 NARROW = 78
 """Columns of the terminal that a row of all metrics needs."""
-SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "tail")
 
 
 @config_flags(
@@ -84,24 +84,30 @@ def summary(result: Result) -> dict[str, Any]:
 
 def console_table(result: Result) -> None:
     """The outcome as a small table on standard output, beside the floor of always answering the majority class."""
-    for keys in (SHOWN, tuple(key for key in DEFECT if key in result.test)):
-        if not keys:
-            continue
-        out = terminal()
-        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-        shown.add_column("test", no_wrap=True)
-        model, floor = ([_number(of.get(key)) for key in keys] for of in (result.test, result.floor))
-        if out.width < NARROW:  # a row per metric
-            shown.add_column("model", justify="right")
-            shown.add_column("majority only", justify="right", style="dim")
-            for row in zip((key.replace("_", " ") for key in keys), model, floor, strict=True):
-                shown.add_row(*row)
-        else:
-            for key in keys:
-                shown.add_column(key.replace("_", " "), justify="right")
-            shown.add_row("model", *model)
-            shown.add_row("majority only", *floor, style="dim")
-        out.print(shown)
+    has = [m for m in metrics() if m.name in result.test]
+    for kind in (
+        [m for m in has if m.headline and m.needs != "background"],
+        [m for m in has if m.needs == "background"],
+    ):
+        if kind:
+            terminal().print(_table(kind, result, terminal().width))
+
+
+def _table(shown: list[Metric], result: Result, width: int) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("test", no_wrap=True)
+    model, floor = ([_number(of.get(m.name)) for m in shown] for of in (result.test, result.floor))
+    if width < NARROW:  # a row per metric
+        table.add_column("model", justify="right")
+        table.add_column("majority only", justify="right", style="dim")
+        for row in zip((m.title for m in shown), model, floor, strict=True):
+            table.add_row(*row)
+    else:
+        for m in shown:
+            table.add_column(m.title, justify="right")
+        table.add_row("model", *model)
+        table.add_row("majority only", *floor, style="dim")
+    return table
 
 
 def _number(value: float | None) -> str:

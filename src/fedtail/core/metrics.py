@@ -1,32 +1,150 @@
-"""Every metric from one confusion matrix."""
+"""Metrics, each declared once: function, title, direction and what it needs.
+
+Everything that ranks, prints, draws or searches by a metric reads this table. Counts of correct, true and predicted
+samples per class are what metrics are made of: sites can add them up, and sums over sites are exact.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
+from fedtail.registry import Registry
 
 MANY, FEW = 100, 20
 """Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""
 
-HEADLINE = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "micro_f1")
-DEFECT = ("defect_score", "defect_recall", "background_precision", "false_alarm_rate")
-"""Reported too where the data declare a background class."""
-SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "defect_score")
-"""What rate searches and model selection may compare by: what ``score`` knows."""
+
+@dataclass(frozen=True)
+class Evidence:
+    """What metrics are computed from, for one model or for many (leading dimensions)."""
+
+    counts: np.ndarray
+    """(..., 3, C) correctly classified, true and predicted samples per class, as floats."""
+    background: int | None = None
+    """The class that means "nothing found", where the data declare one."""
+    train_counts: np.ndarray | None = None
+    """(C,) training samples per class, where they are known (simulation)."""
+
+    @property
+    def hit(self) -> np.ndarray:
+        return np.asarray(self.counts[..., 0, :])
+
+    @property
+    def support(self) -> np.ndarray:
+        return np.asarray(self.counts[..., 1, :])
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return np.asarray(self.counts[..., 2, :])
+
+    @property
+    def seen(self) -> np.ndarray:
+        """(..., C) bool: classes with samples, which are those that averages over classes take."""
+        return self.support > 0
+
+    @property
+    def recall(self) -> np.ndarray:
+        """(..., C); NaN for classes without samples."""
+        return _ratio(self.hit, self.support, np.nan)
+
+    @property
+    def f1(self) -> np.ndarray:
+        """(..., C); 0 where undefined."""
+        return _ratio(2 * self.hit, self.support + self.predicted, 0.0)
 
 
-def no_background(setting: str) -> FedtailError:
-    """The error where a defect score is asked of data without a background class."""
-    others = ", ".join(name for name in SCORES if name != "defect_score")
-    return FedtailError(
-        f'{setting} needs data with a class that means "nothing found" (data.background of an image folder); others: '
-        f"{others}"
+@dataclass(frozen=True)
+class Metric:
+    """One number that says how good a model is."""
+
+    name: str
+    title: str
+    """The head of a column, such as "Macro F1"."""
+    function: Callable[[Evidence], np.ndarray]
+    """Evidence -> (...) values; NaN where undefined."""
+    words: str = ""
+    """The same in a sentence; by default the title."""
+    higher_is_better: bool = True
+    needs: str | None = None
+    """What must be known beyond counts: ``background`` or ``train_counts``."""
+    totals: bool = False
+    """Whether it can be told from totals, where a site reveals no counts per class."""
+    headline: bool = True
+    """Whether tables show it, where the runs have it."""
+
+    def __call__(self, evidence: Evidence) -> np.ndarray:
+        return np.asarray(self.function(evidence))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", self.words or self.title[:1].lower() + self.title[1:])
+
+
+def _own_metric(name: str, found: Any) -> Metric:
+    if isinstance(found, Metric):
+        return replace(found, name=name)
+    if not callable(found):
+        raise FedtailError(f"metric {name!r} is a {type(found).__name__}, not a Metric or a function of Evidence")
+    return Metric(name=name, title=found.__name__.replace("_", " ").capitalize(), function=found)
+
+
+METRICS: Registry[Metric] = Registry("metric", "run", group="metrics", adapt=_own_metric)
+
+
+def _shot_accuracy(kind: str, e: Evidence) -> np.ndarray:
+    return _class_mean(e.recall, e.seen & shot_groups(np.asarray(e.train_counts))[kind])
+
+
+def _declare(name: str, title: str, function: Callable[[Evidence], np.ndarray], **more: Any) -> None:
+    METRICS.add(name)(Metric(name=name, title=title, function=function, **more))
+
+
+_declare("accuracy", "Accuracy", lambda e: _ratio(e.hit.sum(-1), e.support.sum(-1), np.nan), totals=True)
+_declare("balanced_accuracy", "Balanced acc.", lambda e: _class_mean(e.recall, e.seen), words="balanced accuracy")
+_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen))
+_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e))
+_declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False)
+for _kind in ("many", "medium", "few"):
+    _declare(
+        _kind,
+        f"{_kind.capitalize()}-shot",
+        partial(_shot_accuracy, _kind),
+        words=f"accuracy of {_kind}-shot classes",
+        needs="train_counts",
+        headline=False,
     )
+_declare(
+    "head",
+    "Head",
+    lambda e: _class_mean(e.recall, e.seen & _third(e, "head")),
+    words="accuracy of the commonest third",
+    needs="train_counts",
+)
+_declare(
+    "tail",
+    "Tail",
+    lambda e: _class_mean(e.recall, e.seen & _third(e, "tail")),
+    words="accuracy of the rarest third",
+    needs="train_counts",
+)
+_declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="background")
+_declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", headline=False)
+_declare("background_precision", "Background prec.", lambda e: _defect(e)[2], needs="background", headline=False)
+_declare(
+    "false_alarm_rate",
+    "False alarms",
+    lambda e: _defect(e)[3],
+    words="false alarm rate",
+    needs="background",
+    higher_is_better=False,
+)
 
 
 def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
@@ -52,8 +170,8 @@ def shot_groups(train_counts: ArrayLike) -> dict[str, np.ndarray]:
     return {"many": n >= MANY, "medium": (n > FEW) & (n < MANY), "few": n <= FEW}
 
 
-def defect_score(confusion: ArrayLike, background: int, weight: float = 0.5) -> dict[str, float]:
-    """How well defects are found, as one number: ``weight * defect_recall + (1 - weight) * background_precision``.
+def defect_score(confusion: ArrayLike, background: int) -> dict[str, float]:
+    """How well defects are found, as one number: half ``defect_recall``, half ``background_precision``.
 
     The paper reports "the company's weighted accuracy that balances defect recall and non-defect precision" without
     a formula; this is ours. With b the background class ("no defect"):
@@ -65,76 +183,55 @@ def defect_score(confusion: ArrayLike, background: int, weight: float = 0.5) -> 
 
     Undefined shares (no defects, nothing passed) count as 0 in the score and are NaN by themselves.
     """
-    shares = _defect_shares(class_counts(np.asarray(confusion)), background, weight)
-    return {name: float(value) for name, value in zip(DEFECT, shares, strict=True)}
+    evidence = evidence_of(confusion, background=background)
+    return {m.name: float(m(evidence)) for m in metrics() if m.needs == "background"}
 
 
-def _defect_shares(counts: ArrayLike, background: int, weight: float = 0.5) -> tuple[np.ndarray, ...]:
-    """``DEFECT`` from (..., 3, C) counts of correct, true and predicted samples per class."""
-    c = np.asarray(counts, dtype=np.float64)
-    kept, good, passed = (c[..., i, background] for i in range(3))
-    defects = c[..., 1, :].sum(-1) - good
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(defects > 0, 1 - (passed - kept) / defects, np.nan)
-        precision = np.where(passed > 0, kept / passed, np.nan)
-        alarm = np.where(good > 0, 1 - kept / good, np.nan)
-    total = weight * np.nan_to_num(recall) + (1 - weight) * np.nan_to_num(precision)
-    return total, recall, precision, alarm
+def metrics() -> list[Metric]:
+    """Every metric, the user's own that this process uses included."""
+    return [METRICS[name] for name in METRICS.named()]
+
+
+def evidence_of(confusion: ArrayLike, train_counts: ArrayLike | None = None, background: int | None = None) -> Evidence:
+    """What a confusion matrix says."""
+    n = None if train_counts is None else np.asarray(train_counts)
+    return Evidence(class_counts(np.asarray(confusion, dtype=np.float64)), background, n)
 
 
 def summarize(
     confusion: ArrayLike, train_counts: ArrayLike | None = None, background: int | None = None
 ) -> dict[str, Any]:
-    """Headline metrics, per-class accuracy and, given training counts, head / tail and shot groups.
-
-    Data with a ``background`` class ("no defect") also get ``defect_score`` and its parts.
+    """Every metric that the matrix, the training counts and the background class suffice for, and accuracy and F1 per
+    class.
 
     Averages over classes take the classes that have test samples. An empty group is NaN, not 0.
     ``head`` and ``tail`` are the accuracy over the most and least frequent third of the classes (at least
     one class each), since small data sets have no few-shot classes at all.
 
     Where class counts stay at the sites of a real federation, ``confusion`` is (1, 2): correctly classified and
-    all samples. Accuracy is then the only number that is not NaN.
+    all samples. What cannot be told from these is NaN.
     """
     m = np.asarray(confusion, dtype=np.float64)
     if m.shape == (1, 2):
-        return _totals(float(m[0, 0]), float(m[0, 1]))
-    each = per_class(m)
-    total, support, seen = m.sum(), each["support"], each["support"] > 0
-    share = support / total if total else support
-    recall, f1 = each["recall"], each["f1"]
-    accuracy = float(np.diag(m).sum() / total) if total else float("nan")
-    out: dict[str, Any] = {
-        "accuracy": accuracy,
-        "balanced_accuracy": _mean(recall[seen]),
-        "macro_f1": _mean(f1[seen]),
-        "weighted_f1": float((share * f1).sum()) if total else float("nan"),
-        "micro_f1": accuracy,
-        "per_class_accuracy": [float(v) for v in recall],
-        "per_class_f1": [float(v) for v in f1],
+        totals = Evidence(np.array([[m[0, 0]], [m[0, 1]], [m[0, 1]]]))
+        return {x.name: float(x(totals)) if x.totals else float("nan") for x in metrics() if x.needs is None}
+    evidence = evidence_of(m, train_counts, background)
+    out: dict[str, Any] = {x.name: float(x(evidence)) for x in metrics() if known(x, evidence)}
+    return out | {
+        "per_class_accuracy": [float(v) for v in evidence.recall],
+        "per_class_f1": [float(v) for v in evidence.f1],
     }
-    if background is not None:
-        out |= defect_score(m, background)
-    if train_counts is not None:
-        n = np.asarray(train_counts)
-        for name, mask in shot_groups(n).items():
-            out[name] = _mean(recall[mask & seen])
-        order = np.lexsort((np.arange(n.size), -n))
-        third = max(1, n.size // 3)
-        out["head"] = _mean(recall[order[:third]][seen[order[:third]]])
-        out["tail"] = _mean(recall[order[-third:]][seen[order[-third:]]])
-    return out
 
 
-def _totals(correct: float, total: float) -> dict[str, Any]:
-    accuracy = correct / total if total else float("nan")
-    return {**dict.fromkeys(HEADLINE, float("nan")), "accuracy": accuracy, "micro_f1": accuracy}
+def known(metric: Metric, evidence: Evidence) -> bool:
+    """Whether the evidence suffices for a metric."""
+    return metric.needs is None or getattr(evidence, metric.needs) is not None
 
 
 def majority_floor(
     test_counts: ArrayLike, majority: int | None = None, background: int | None = None
 ) -> dict[str, float]:
-    """Headline metrics of always answering the majority class: the floor every table shows.
+    """Metrics of always answering the majority class: the floor every table shows.
 
     ``majority`` is the most frequent training class; by default the most frequent test class.
     """
@@ -142,34 +239,76 @@ def majority_floor(
     column = int(n.argmax()) if majority is None else majority
     m = np.zeros((n.size, n.size), dtype=np.int64)
     m[:, column] = n
-    summary = summarize(m, background=background)
-    return {name: summary[name] for name in (*HEADLINE, *DEFECT) if name in summary}
+    return {name: value for name, value in summarize(m, background=background).items() if name in METRICS}
 
 
 def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.ndarray:
-    """A validation metric from per-class counts, for one model or many.
+    """What candidates are compared by: a metric from per-class counts, for one model or many; higher is better.
 
     Args:
         counts: (..., 3, C) correctly classified, true and predicted samples per class: what clients
             return instead of a confusion matrix. Sums over clients are exact.
-        metric: one of ``SCORES``.
+        metric: name of a metric that needs no training counts.
         background: the class that means "nothing found"; ``defect_score`` needs it.
     """
-    c = np.asarray(counts, dtype=np.float64)
-    hit, support, predicted = c[..., 0, :], c[..., 1, :], c[..., 2, :]
-    seen = support > 0
-    n_seen = np.maximum(seen.sum(-1), 1)
-    if metric == "accuracy":
-        return hit.sum(-1) / np.maximum(support.sum(-1), 1)
-    if metric == "balanced_accuracy":
-        return np.where(seen, hit / np.maximum(support, 1), 0.0).sum(-1) / n_seen
-    if metric == "macro_f1":
-        return np.where(seen, 2 * hit / np.maximum(support + predicted, 1), 0.0).sum(-1) / n_seen
-    if metric == "defect_score":
-        if background is None:
-            raise no_background("run.metric = 'defect_score'")
-        return _defect_shares(c, background)[0]
-    raise one_of("metric", metric, SCORES)
+    chosen, evidence = METRICS[metric], Evidence(np.asarray(counts, dtype=np.float64), background)
+    check_known(chosen, evidence)
+    values = np.nan_to_num(chosen(evidence))
+    return values if chosen.higher_is_better else -values
+
+
+def check_known(metric: Metric, evidence: Evidence, setting: str | None = None) -> None:
+    """Raise unless models can be compared by a metric with what is known."""
+    if not known(metric, evidence):
+        raise lacking(metric, setting or f"run.metric = {metric.name!r}")
+
+
+def lacking(metric: Metric, setting: str) -> FedtailError:
+    """The error where ``setting`` asks for a metric that needs more than is known."""
+    others = ", ".join(m.name for m in metrics() if m.headline and m.needs is None)
+    lacks = {
+        "background": 'data with a class that means "nothing found" (data.background of an image folder)',
+        "train_counts": "class counts of the training data, which a search does not see",
+    }[str(metric.needs)]
+    return FedtailError(f"{setting} needs {lacks}; others: {others}")
+
+
+def _ratio(a: np.ndarray, b: np.ndarray, undefined: float) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(b > 0, a / b, undefined)
+
+
+def _class_mean(values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """(...) mean of (..., C) values over some of the classes; NaN over none."""
+    if values.ndim == 1:
+        return np.asarray(_mean(values[over]))
+    return _ratio(np.where(over, values, 0.0).sum(-1), over.sum(-1), np.nan)
+
+
+def _weighted_f1(e: Evidence) -> np.ndarray:
+    total = e.support.sum(-1, keepdims=True)
+    return np.where(total[..., 0] > 0, (_ratio(e.support, total, 0.0) * e.f1).sum(-1), np.nan)
+
+
+def _third(e: Evidence, which: str) -> np.ndarray:
+    """(C,) bool: the most or the least frequent third of the classes by training counts."""
+    n = np.asarray(e.train_counts)
+    order = np.lexsort((np.arange(n.size), -n))
+    size = max(1, n.size // 3)
+    out = np.zeros(n.size, dtype=bool)
+    out[order[:size] if which == "head" else order[-size:]] = True
+    return out
+
+
+def _defect(e: Evidence) -> tuple[np.ndarray, ...]:
+    """Defect score, defect recall, background precision and false alarm rate; see ``defect_score``."""
+    b = int(e.background or 0)
+    kept, good, passed = e.hit[..., b], e.support[..., b], e.predicted[..., b]
+    defects = e.support.sum(-1) - good
+    recall = 1 - _ratio(passed - kept, defects, np.nan)
+    precision = _ratio(kept, passed, np.nan)
+    alarm = 1 - _ratio(kept, good, np.nan)
+    return 0.5 * np.nan_to_num(recall) + 0.5 * np.nan_to_num(precision), recall, precision, alarm
 
 
 def class_counts(confusion: np.ndarray) -> np.ndarray:

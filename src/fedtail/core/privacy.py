@@ -17,7 +17,6 @@ are; numbers of steps are taken as public. No gain from sampling of clients is c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -25,32 +24,14 @@ import torch
 from torch import Tensor
 
 from fedtail.core.random import generator
-from fedtail.errors import FedtailError, check_range, one_of
-
-MODES = ("none", "central", "local")
+from fedtail.errors import FedtailError
 
 
-@dataclass(frozen=True)
-class Privacy:
-    """Where noise goes and how much. ``seed`` None draws from the system's entropy, as a real federation must:
+def draw_noise(n: int, deviation: float, seed: int | None, purpose: str, client: int, round: int) -> Tensor:
+    """(n,) Gaussian noise in float32. ``seed`` None draws from the system's entropy, as a real federation must:
     whoever knows the seed of a keyed generator can take the noise off again."""
-
-    mode: str = "none"
-    noise: float = 1.0
-    """The noise multiplier z: standard deviation over sensitivity."""
-    delta: float = 1e-5
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise one_of("privacy.mode", self.mode, MODES)
-        check_range("privacy.noise", self.noise, 0.0, open_low=True)
-        check_range("privacy.delta", self.delta, 0.0, 1.0, open_low=True, open_high=True)
-
-    def draw(self, n: int, deviation: float, purpose: str, client: int, round: int) -> Tensor:
-        """(n,) Gaussian noise in float32."""
-        rng = np.random.default_rng() if self.seed is None else generator(self.seed, purpose, client, round)
-        return torch.as_tensor(rng.normal(0.0, deviation, n).astype(np.float32))
+    rng = np.random.default_rng() if seed is None else generator(seed, purpose, client, round)
+    return torch.as_tensor(rng.normal(0.0, deviation, n).astype(np.float32))
 
 
 def limit(bound: float) -> float:

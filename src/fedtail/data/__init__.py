@@ -4,14 +4,13 @@ from fedtail.data import sets
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.images import folders  # registers "images"
 from fedtail.data.longtail import long_tail_counts, long_tail_index
-from fedtail.data.partitions import PARTITIONS, federate, partition, split
+from fedtail.data.partitions import federate, partition, split
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import SOURCES
 from fedtail.data.tables import site_tables, table, table_from_frame
 
 __all__ = [
     "DATASETS",
-    "PARTITIONS",
     "SOURCES",
     "Client",
     "Federation",

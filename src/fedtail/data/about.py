@@ -38,7 +38,15 @@ class About:
 def describe(federation: Federation) -> About:
     """Everything about a federation that is in this process."""
     return About(
-        federation.name, federation.sites, federation.classes, federation.input_shape, federation.sizes,
-        tuple(len(v) for v in federation.validation), federation.transform, federation.preprocessing, federation.notes,
-        federation.test.counts(federation.n_classes), federation.label_map(),
-    )  # fmt: skip
+        name=federation.name,
+        sites=federation.sites,
+        classes=federation.classes,
+        input_shape=federation.input_shape,
+        sizes=federation.sizes,
+        validation_sizes=tuple(len(v) for v in federation.validation),
+        transform=federation.transform,
+        preprocessing=federation.preprocessing,
+        notes=federation.notes,
+        test_counts=federation.test.counts(federation.n_classes),
+        label_map=federation.label_map(),
+    )

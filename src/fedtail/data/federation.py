@@ -111,8 +111,8 @@ class Federation:
     """The class that means "nothing found", where there is one: adds ``defect_score`` to the metrics."""
     holdout: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Pool indices of validation samples that the server owns; in no client's splits."""
-    groups: tuple[str, ...] = ()
-    """A label per client (region, machine type ...) for rate searches over groups of clients; empty if none."""
+    clusters: tuple[str, ...] = ()
+    """A label per client (region, machine type ...) for rate searches over clusters of clients; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
     notes: tuple[str, ...] = ()
@@ -278,10 +278,10 @@ def take_auxiliary(
     return kept, np.flatnonzero(aux)
 
 
-def with_groups(federation: Federation, labels: np.ndarray) -> Federation:
+def with_clusters(federation: Federation, labels: np.ndarray) -> Federation:
     """Label each client by the most frequent of its samples' ``labels`` (N,), ties to the first in order."""
     names = []
     for index in federation.train:
         values, counts = np.unique(np.asarray(labels)[index].astype(str), return_counts=True)
         names.append(str(values[counts.argmax()]))
-    return replace(federation, groups=tuple(names))
+    return replace(federation, clusters=tuple(names))

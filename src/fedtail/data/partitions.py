@@ -9,17 +9,16 @@ import numpy as np
 import pandas as pd
 
 from fedtail.core.random import generator
-from fedtail.data.federation import Federation, Samples, assemble, with_groups
+from fedtail.data.federation import Federation, Samples, Transform, assemble, with_clusters
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError, one_of
-
-PARTITIONS = ("iid", "dirichlet", "per_client", "column")
+from fedtail.settings import Data, allowed_values, checked
 
 
 def split(
     y: np.ndarray,
-    scheme: str,
+    partition: str,
     n_clients: int,
     *,
     alpha: float = 0.5,
@@ -36,9 +35,7 @@ def split(
     - ``column``: one client per value of ``column``.
     """
     y = np.asarray(y)
-    if scheme not in PARTITIONS:
-        raise one_of("partition", scheme, PARTITIONS)
-    if scheme == "column":
+    if partition == "column":
         if column is None:
             raise FedtailError("partition 'column' needs the column that names each sample's site")
         return _by_column(column)
@@ -46,85 +43,99 @@ def split(
         raise FedtailError(f"clients = {n_clients} is not allowed; use 1 or more")
     if n_clients > len(y):
         raise FedtailError(f"clients = {n_clients} is more than the {len(y)} samples there are; use {len(y)} or fewer")
-    rng = generator(seed, f"partition/{scheme}")
-    if scheme == "iid":
-        return _iid(y, n_clients, rng), None
     if not alpha > 0:
         raise FedtailError(f"alpha = {alpha!r} is outside (0, inf)")
-    if scheme == "dirichlet":
+    rng = generator(seed, f"partition/{partition}")
+    if partition == "iid":
+        return _iid(y, n_clients, rng), None
+    if partition == "dirichlet":
         return _per_class(y, n_clients, alpha, min_samples, rng), None
-    return _per_client(y, n_clients, alpha, rng), None
+    if partition == "per_client":
+        return _per_client(y, n_clients, alpha, rng), None
+    raise one_of("partition", partition, allowed_values(Data, "partition"))
 
 
 def partition(
     train: Samples | Pooled,
     test: Samples | None = None,
     *,
-    scheme: str | None = None,
-    clients: int = 5,
-    alpha: float = 0.5,
     column: Sequence[Any] | np.ndarray | None = None,
-    min_samples: int = 10,
     classes: Sequence[str] | None = None,
-    validation: float | None = None,
-    seed: int = 0,
-    **more: Any,
+    transform: Transform | None = None,
+    name: str = "data",
+    **settings: Any,
 ) -> Federation:
-    """A data set, or training and test samples, split over clients. See ``split`` for the schemes.
+    """A data set, or training and test samples, split over clients.
 
-    By default: per-class Dirichlet, or the sites of a data set that has them; a tenth of each client's samples for
-    validation, or what the data set suggests.
+    By default: per-class Dirichlet, or the sites of data that has them (``column``); a tenth of each client's samples
+    for validation, or what the data set suggests.
+
+    Args:
+        settings: those of the section ``data`` that say how to split: ``clients``, ``partition``, ``alpha``,
+            ``min_samples``, ``validation``, ``auxiliary``, ``holdout``, ``augment``, ``seed``; see docs/settings.md.
     """
+    for key in settings:
+        if key not in SPLITTING:
+            raise one_of("setting of a partition", key, SPLITTING)
+    data = checked(Data, settings)
     if isinstance(train, Pooled):
         if test is not None or column is not None or classes is not None:
             raise FedtailError("partition of a data set takes its own test samples, sites and classes")
-        return federate(
-            train, scheme=scheme or "auto", clients=clients, alpha=alpha, min_samples=min_samples,
-            validation=validation, seed=seed, **more,
-        )  # fmt: skip
+        return federate(train, data)
     if test is None:
         raise FedtailError("partition needs test samples beside the training samples, or a data set that has both")
     n_classes = int(max(train.y.max(), test.y.max() if len(test) else 0)) + 1
-    parts, sites = split(
-        train.y.numpy(), scheme or "dirichlet", clients, alpha=alpha, column=column, min_samples=min_samples, seed=seed
+    pooled = Pooled(
+        train=train,
+        test=test,
+        classes=tuple(classes) if classes is not None else tuple(str(c) for c in range(n_classes)),
+        name=name,
+        transform=transform or Transform(),
+        sites=None if column is None else np.asarray(column),
     )
-    names = classes if classes is not None else [str(c) for c in range(n_classes)]
-    held = 0.1 if validation is None else validation
-    return assemble(train, parts, test, classes=names, sites=sites, validation=held, seed=seed, **more)
+    return federate(pooled, data)
 
 
-def federate(
-    pooled: Pooled,
-    *,
-    scheme: str = "auto",
-    clients: int = 5,
-    alpha: float = 0.5,
-    min_samples: int = 10,
-    validation: float | None = None,
-    auxiliary: int = 0,
-    holdout: float = 0.0,
-    augment: str | None = None,
-    seed: int = 0,
-) -> Federation:
-    """A data set -> ``Federation``, with whatever the data set itself suggests.
+SPLITTING = tuple(key for key in Data.model_fields if key not in ("name", "dir"))
 
-    ``scheme="auto"`` takes the data's own sites where it has them, else ``dirichlet``; ``augment="none"`` switches
-    the suggested augmentation off. See ``split`` for the schemes.
-    """
-    augment = pooled.augment if augment is None else None if augment == "none" else augment
+
+def federate(pooled: Pooled, data: Data) -> Federation:
+    """A data set -> ``Federation``, with whatever the data set itself suggests."""
+    augment = pooled.augment if data.augment is None else None if data.augment == "none" else data.augment
     check_augment(augment)
-    if scheme == "auto":
-        scheme = "dirichlet" if pooled.sites is None else "column"
-    if scheme == "column" and pooled.sites is None:
+    how = data.partition
+    if how == "auto":
+        how = "dirichlet" if pooled.sites is None else "column"
+    if how == "column" and pooled.sites is None:
         raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pooled.name!r} has none")
-    federation = partition(
-        pooled.train, pooled.test, scheme=scheme, clients=clients, alpha=alpha, column=pooled.sites,
-        min_samples=min_samples, classes=pooled.classes, seed=seed, auxiliary=auxiliary, holdout=holdout,
-        validation=pooled.validation if validation is None else validation,
-        name=pooled.name, transform=pooled.transform, augment=augment, background=pooled.background,
-        preprocessing=pooled.preprocessing, notes=pooled.notes,
-    )  # fmt: skip
-    return federation if pooled.groups is None else with_groups(federation, pooled.groups)
+    seed = data.seed or 0
+    parts, sites = split(
+        pooled.train.y.numpy(),
+        how,
+        data.clients,
+        alpha=data.alpha,
+        column=pooled.sites,
+        min_samples=data.min_samples,
+        seed=seed,
+    )
+    federation = assemble(
+        pooled.train,
+        parts,
+        pooled.test,
+        classes=pooled.classes,
+        sites=sites,
+        validation=pooled.validation if data.validation is None else data.validation,
+        auxiliary=data.auxiliary or 0,
+        holdout=data.holdout,
+        seed=seed,
+        name=pooled.name,
+        transform=pooled.transform,
+        augment=augment,
+        background=pooled.background,
+        preprocessing=pooled.preprocessing,
+        notes=pooled.notes,
+    )
+    return federation if pooled.clusters is None else with_clusters(federation, pooled.clusters)
 
 
 def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:

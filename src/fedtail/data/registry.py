@@ -23,8 +23,8 @@ class Pooled:
     augment: str | None = None
     sites: np.ndarray | None = None
     """(N,) site of each training sample, where the data has sites of its own."""
-    groups: np.ndarray | None = None
-    """(N,) group of each training sample's site, where the data names one: for rate searches over groups."""
+    clusters: np.ndarray | None = None
+    """(N,) cluster of each training sample's site, where the data names one: for rate searches over clusters."""
     model: str = "mlp"
     """The model the paper (or good sense) uses for it, and its options."""
     model_options: dict[str, Any] = field(default_factory=dict)
@@ -36,4 +36,4 @@ class Pooled:
     notes: tuple[str, ...] = ()
 
 
-DATASETS: Registry[Pooled] = Registry("data set", "data")
+DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

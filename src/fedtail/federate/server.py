@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,13 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.rounds.loop import Problem
+from fedtail.rounds.loop import RoundHook
+from fedtail.rounds.state import Problem
 from fedtail.runs.config import Config
-from fedtail.runs.execution import Result, RoundHook, drive, load_pooled, local_settings, round_plan, server_optimizer
+from fedtail.runs.execution import drive
 from fedtail.runs.folder import choose_folder, claimed
+from fedtail.runs.problem import load_pooled
+from fedtail.runs.result import Result
 
 
 def federate(
@@ -48,23 +50,27 @@ def federate(
     agree(hellos, missing, names)
     test = server_test(config, schema)
     engine = RemoteEngine(
-        transport, job, np.array([h.n_train for h in hellos.values()]), test, deploy.timeout, config.run.quorum,
-        deploy.candidates, deploy.models_per_message,
-    )  # fmt: skip
+        transport=transport,
+        job=job,
+        sizes=np.array([h.n_train for h in hellos.values()]),
+        test=test,
+        timeout=deploy.timeout,
+        quorum=config.run.quorum,
+        candidates=deploy.candidates,
+        models_per_message=deploy.models_per_message,
+    )
     method = job.build_method()
     if method.needs_auxiliary:
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
-    strategy = RATES.build(config.rates.name, len(names), **config.rates.options)
     problem = Problem(
-        engine, engine.model, method, strategy, server_optimizer(config), job.n_classes,
+        engine=engine,
+        method=method,
+        rates=RATES.build(config.rates.name, len(names), **config.rates.options),
+        n_classes=job.n_classes,
         background=schema.get("background"),
-    )  # fmt: skip
+    )
     about = describe(schema, job, names, list(hellos.values()), test)
-
-    plan = round_plan(config)
-    secret = None if plan.privacy is None else replace(plan.privacy, seed=None)
-    plan = replace(plan, validate_every=deploy.validate_every, privacy=secret)
 
     def amend(record: dict[str, Any]) -> None:
         record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
@@ -72,7 +78,17 @@ def federate(
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
     with claimed(config, folder, resume) as folder:
-        return drive(config, folder, problem, about, architecture, resume, on_round, on_start, amend=amend, plan=plan)
+        return drive(
+            problem,
+            config,
+            folder,
+            about,
+            architecture,
+            resume=resume,
+            on_round=on_round,
+            on_start=on_start,
+            amend=amend,
+        )
 
 
 def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
@@ -82,8 +98,6 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
             f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'classes' (sites must "
             "allow it in their policy), or run.metric = 'accuracy'"
         )
-    if config.run.select == "best" and not config.deploy.validate_every:
-        raise FedtailError("run.select = 'best' needs validation; set deploy.validate_every to 1 or more")
     beside = [name for name in config.run.diagnostics if name != "alignment"]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
@@ -92,12 +106,23 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         name, options = schema["model"], {**schema["model_options"], **options}
     transform = schema["transform"]
     job = Job(
-        run, name, tuple(schema["input_shape"]), tuple(schema["classes"]), config.method.name, config.run.rounds,
-        options, METHODS.build(config.method.name, **config.method.options).config(), local_settings(config),
-        Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])), schema["augment"],
-        schema["preprocessing"], config.deploy.reveal,
-        config.privacy.noise if config.privacy.mode == "local" else 0.0, engine,
-    )  # fmt: skip
+        run=run,
+        model=name,
+        input_shape=tuple(schema["input_shape"]),
+        classes=tuple(schema["classes"]),
+        method=config.method.name,
+        rounds=config.run.rounds,
+        model_options=options,
+        method_options=METHODS.build(config.method.name, **config.method.options).config(),
+        local=config.local,
+        seed=config.run.seed,
+        transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
+        augment=schema["augment"],
+        preprocessing=schema["preprocessing"],
+        reveal=config.deploy.reveal,
+        noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
+        engine=engine,
+    )
     return job, {"name": name, "options": options}
 
 
@@ -117,7 +142,13 @@ def describe(
 ) -> About:
     """What the run folder may say of data the server has never seen."""
     return About(
-        schema["name"], tuple(names), job.classes, job.input_shape, np.array([h.n_train for h in hellos]),
-        tuple(h.n_validation for h in hellos), job.transform, job.preprocessing, (),
-        None if test is None else test.counts(job.n_classes),
-    )  # fmt: skip
+        name=schema["name"],
+        sites=tuple(names),
+        classes=job.classes,
+        input_shape=job.input_shape,
+        sizes=np.array([h.n_train for h in hellos]),
+        validation_sizes=tuple(h.n_validation for h in hellos),
+        transform=job.transform,
+        preprocessing=job.preprocessing,
+        test_counts=None if test is None else test.counts(job.n_classes),
+    )

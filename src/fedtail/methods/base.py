@@ -32,6 +32,24 @@ class Batch(NamedTuple):
     """(..., B, C) logits of the round's global model, for methods with ``needs_teacher``."""
 
 
+class LocalStep(NamedTuple):
+    """What a local step has to go by; every tensor may have leading dimensions for clients and probes."""
+
+    grads: Tensor
+    """(..., H, d) group gradients g_h = (1/B) sum over the batch's samples in group h, so that their sum is the
+    ordinary batch gradient."""
+    x: Tensor
+    """(..., d) local parameters."""
+    x0: Tensor
+    """(..., d) the round's global parameters."""
+    const: Tensors
+    """What ``Method.start`` set for the whole local run."""
+    state: Tensors
+    """What steps carry."""
+    hyper: Mapping[str, Scalar]
+    """The method's tunable scalars, as the run has them."""
+
+
 @dataclass(frozen=True)
 class LocalRun:
     """What a client knows when a local run starts. None of it leaves the client."""
@@ -79,9 +97,11 @@ class Server:
 class Method:
     """Base and FedAvg behaviour at once: cross-entropy, one group, plain gradient, weighted mean."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    paper: ClassVar[str]
+    name: ClassVar[str] = ""
+    """Set by the registry."""
+    title: ClassVar[str] = ""
+    """How tables and reports call it; by default the class's name."""
+    paper: ClassVar[str] = ""
     wire: ClassVar[str] = "nothing"
     """What crosses the wire beyond FedAvg."""
     client_state: ClassVar[str] = "none"
@@ -97,6 +117,10 @@ class Method:
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        cls.title = cls.__dict__.get("title", cls.__name__)
 
     def __post_init__(self) -> None:
         check_range("method.weight_decay", self.weight_decay, 0.0)
@@ -132,21 +156,9 @@ class Method:
         """(..., B) loss of each sample, and the step state. logits: (..., B, C)."""
         return cross_entropy(logits, batch.y), state
 
-    def direction(
-        self,
-        grads: Tensor,
-        x: Tensor,
-        x0: Tensor,
-        const: Tensors,
-        state: Tensors,
-        hyper: Mapping[str, Scalar],
-    ) -> tuple[Tensor, Tensors]:
-        """(..., d) direction to subtract (before weight decay), and the step state.
-
-        grads: (..., H, d) group gradients g_h = (1/B) sum over the batch's samples in group h, so that their
-        sum is the ordinary batch gradient; x, x0: (..., d) local and global parameters.
-        """
-        return grads.sum(dim=-2), state
+    def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
+        """(..., d) direction to subtract (before weight decay), and the step state."""
+        return step.grads.sum(dim=-2), step.state
 
     # -- server ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ VARIANTS = ("softmax", "sigmoid", "focal")
 class ClassBalanced(WeightedCE):
     """Weights from the client's own counts; see ``WeightedCE`` for ``weight_counts``."""
 
-    name = "class_balanced"
     title = "Class-balanced"
     paper = "Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019"
 

@@ -11,7 +11,7 @@ With clients of unequal size the weights multiply p_i; they are clamped at 0, wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.momentum import Scalar
 from fedtail.core.records import Tensors, Update
 from fedtail.errors import check_range
-from fedtail.methods.base import Method, Server
+from fedtail.methods.base import LocalStep, Method, Server
 from fedtail.methods.registry import METHODS
 
 LAMBDA_MAX = 100.0
@@ -33,7 +32,6 @@ LAMBDA_MAX = 100.0
 class CLIMB(Method):
     """Equal losses, or eps too large to matter, keep FedAvg. The authors also clip gradients at 5 (``clip``)."""
 
-    name = "climb"
     title = "CLIMB"
     paper = "Shen et al., An Agnostic Approach to Federated Learning with Class Imbalance, ICLR 2022"
     wire = "one scalar training loss up from every client, every primal_rounds rounds"
@@ -56,20 +54,12 @@ class CLIMB(Method):
 
     # -- client
 
-    def direction(
-        self,
-        grads: Tensor,
-        x: Tensor,
-        x0: Tensor,
-        const: Tensors,
-        state: Tensors,
-        hyper: Mapping[str, Scalar],
-    ) -> tuple[Tensor, Tensors]:
-        step = grads.sum(dim=-2)
+    def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
+        total = step.grads.sum(dim=-2)
         if self.clip is not None:
-            norm = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
-            step = step * (self.clip / (norm + 1e-6)).clamp_max(1.0)
-        return step, state
+            norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
+            total = total * (self.clip / (norm + 1e-6)).clamp_max(1.0)
+        return total, step.state
 
     # -- server
 

@@ -13,6 +13,5 @@ from fedtail.methods.registry import METHODS
 class FedAvg(Method):
     """x_k <- x_k - lr (g + weight_decay x_k);  x <- sum_k p_k x_k."""
 
-    name = "fedavg"
     title = "FedAvg"
     paper = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"

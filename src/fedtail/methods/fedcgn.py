@@ -13,6 +13,5 @@ from fedtail.methods.registry import METHODS
 class FedCGN(FedCGNM):
     """x <- x - lr sum_h g_h / (||g_h|| + delta)."""
 
-    name = "fedcgn"
     title = "FedCGN"
     beta: float = 0.0

@@ -10,7 +10,6 @@ Momentum is never sent and never carried over a round: on the wire it is FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fedtail.core.grouping import DISPERSIONS, group_classes
-from fedtail.core.momentum import Scalar, cgnm_direction
+from fedtail.core.momentum import cgnm_direction
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.methods.base import LocalRun, Method
+from fedtail.methods.base import LocalRun, LocalStep, Method
 from fedtail.methods.registry import METHODS
 
 
@@ -30,7 +29,6 @@ from fedtail.methods.registry import METHODS
 class FedCGNM(Method):
     """The paper's optimizer. ``threshold`` fixes the number of minority classes instead of the rule."""
 
-    name = "fedcgnm"
     title = "FedCGNM"
     paper = "Park et al., Class-Grouped Normalized Momentum and Faster Hyperparameter Exploration, ICML 2026"
     tunable = ("weight_decay", "beta", "delta")
@@ -71,17 +69,11 @@ class FedCGNM(Method):
         shape = (self.group_count(len(run.counts)), run.n_params)
         return {}, {"momentum": torch.zeros(shape, device=run.device)}
 
-    def direction(
-        self,
-        grads: Tensor,
-        x: Tensor,
-        x0: Tensor,
-        const: Tensors,
-        state: Tensors,
-        hyper: Mapping[str, Scalar],
-    ) -> tuple[Tensor, Tensors]:
-        step, momentum = cgnm_direction(state["momentum"], grads, hyper["beta"], hyper["delta"])
-        return step, {**state, "momentum": momentum}
+    def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
+        direction, momentum = cgnm_direction(
+            step.state["momentum"], step.grads, step.hyper["beta"], step.hyper["delta"]
+        )
+        return direction, {**step.state, "momentum": momentum}
 
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
         if self.weight_decay:

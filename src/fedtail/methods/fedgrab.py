@@ -38,7 +38,6 @@ STATE = ("positive", "negative", "error1", "error2", "output")
 class FedGraB(Method):
     """``balance="none"`` is FedAvg with sigmoid cross-entropy; ``"all"`` balances every class."""
 
-    name = "fedgrab"
     title = "Fed-GraB"
     paper = "Xiao et al., Fed-GraB: Federated Long-Tailed Learning with Self-Adjusting Gradient Balancer, NeurIPS 2023"
     wire = "a C-vector prior down"

@@ -38,7 +38,6 @@ VOTES = 9
 class FedNoRo(Method):
     """Runs shorter than ``warmup`` rounds are logit adjustment with a local prior."""
 
-    name = "fednoro"
     title = "FedNoRo"
     paper = (
         "Wu et al., FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label Noise "

@@ -7,15 +7,14 @@ The gradient of (mu / 2) ||x_k - x||^2, squared; the first local step is FedAvg'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtail.core.momentum import Scalar, like
+from fedtail.core.momentum import like
 from fedtail.core.records import Tensors
 from fedtail.errors import check_range
-from fedtail.methods.base import Method
+from fedtail.methods.base import LocalStep, Method
 from fedtail.methods.registry import METHODS
 
 
@@ -24,7 +23,6 @@ from fedtail.methods.registry import METHODS
 class FedProx(Method):
     """``mu = 0`` is FedAvg. The authors search mu in {0.001, 0.01, 0.1, 0.5, 1}."""
 
-    name = "fedprox"
     title = "FedProx"
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     tunable = ("weight_decay", "mu")
@@ -36,13 +34,6 @@ class FedProx(Method):
         super().__post_init__()
         check_range("method.mu", self.mu, 0.0)
 
-    def direction(
-        self,
-        grads: Tensor,
-        x: Tensor,
-        x0: Tensor,
-        const: Tensors,
-        state: Tensors,
-        hyper: Mapping[str, Scalar],
-    ) -> tuple[Tensor, Tensors]:
-        return grads.sum(dim=-2) + like(hyper["mu"], x) * (x - x0), state
+    def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
+        pull = like(step.hyper["mu"], step.x) * (step.x - step.x0)
+        return step.grads.sum(dim=-2) + pull, step.state

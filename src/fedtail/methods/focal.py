@@ -19,7 +19,6 @@ from fedtail.methods.registry import METHODS
 class Focal(Method):
     """``gamma = 0`` is cross-entropy."""
 
-    name = "focal"
     title = "Focal loss"
     paper = "Lin et al., Focal Loss for Dense Object Detection, ICCV 2017"
 

@@ -21,7 +21,6 @@ from fedtail.methods.weighted_ce import WeightedCE
 class GRW(WeightedCE):
     """Weights from resampled counts by default, unlike ``WeightedCE``."""
 
-    name = "grw"
     title = "GRW"
     paper = "Zhang et al., Distribution Alignment: A Unified Framework for Long-Tail Visual Recognition, CVPR 2021"
 

@@ -33,7 +33,6 @@ class LogitAdjustment(Method):
     proportions once per round; in its first round, and for classes nobody has reported yet, a client falls back on
     its own."""
 
-    name = "logit_adjustment"
     title = "Logit adjustment"
     paper = "Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021"
     wire = (

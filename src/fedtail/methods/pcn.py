@@ -22,7 +22,6 @@ from fedtail.methods.registry import METHODS
 class PCN(FedCGNM):
     """FedCGNM with H = C, beta = 0, delta = 1e-6, and batches that hold every class."""
 
-    name = "pcn"
     title = "PCN"
     paper = "Francazi et al., A Theoretical Analysis of the Learning Dynamics under Class Imbalance, ICML 2023"
     n_groups: int | None = None
@@ -46,6 +45,5 @@ class PCN(FedCGNM):
 class PCNO(PCN):
     """PCN+O: equal numbers of every class in every batch; the resampling rate has no effect."""
 
-    name = "pcn_o"
     title = "PCN+O"
     batches: str = "balanced"

@@ -35,7 +35,6 @@ CAP = 5000.0
 class RatioLoss(Method):
     """``alpha = 1, beta = 0`` is FedAvg. Needs ``data.auxiliary`` samples per class (the authors use 63)."""
 
-    name = "ratio_loss"
     title = "Ratio Loss"
     paper = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
     wire = "a C-vector of class weights down; the server needs a small auxiliary set of its own"

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.registry import Registry
 
-METHODS: Registry[Method] = Registry("method")
+
+def _own_method(name: str, found: Any) -> Any:
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise FedtailError(f"method {name!r} is not a subclass of fedtail.methods.Method")
+    found.name = name
+    return found
+
+
+METHODS: Registry[Method] = Registry("method", group="methods", adapt=_own_method)
 
 
 def describe_methods() -> list[dict[str, Any]]:

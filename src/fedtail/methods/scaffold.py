@@ -10,16 +10,15 @@ paper's rule. At the start all controls are 0 and the first round is FedAvg's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtail.core.momentum import Scalar
 from fedtail.core.records import Tensors, Update
-from fedtail.methods.base import LocalRun, Method, Server
+from fedtail.methods.base import LocalRun, LocalStep, Method, Server
 from fedtail.methods.registry import METHODS
 
 
@@ -28,7 +27,6 @@ from fedtail.methods.registry import METHODS
 class Scaffold(Method):
     """The strong federated baseline for heterogeneous clients; sends twice what FedAvg sends."""
 
-    name = "scaffold"
     title = "SCAFFOLD"
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     wire = "one more model-sized vector each way (control variates)"
@@ -49,16 +47,8 @@ class Scaffold(Method):
         new = own - common - delta / (run.steps * run.lr)
         return {"control": new}, {"control_change": new - own}
 
-    def direction(
-        self,
-        grads: Tensor,
-        x: Tensor,
-        x0: Tensor,
-        const: Tensors,
-        state: Tensors,
-        hyper: Mapping[str, Scalar],
-    ) -> tuple[Tensor, Tensors]:
-        return grads.sum(dim=-2) + const["correction"], state
+    def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
+        return step.grads.sum(dim=-2) + step.const["correction"], step.state
 
     def _controls(self, run: LocalRun, client_state: Tensors) -> tuple[Tensor, Tensor]:
         common = run.message["control"].to(run.device)

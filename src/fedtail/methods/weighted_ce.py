@@ -32,7 +32,6 @@ class WeightedCE(Method):
     the paper's baseline.
     """
 
-    name = "weighted_ce"
     title = "Weighted CE"
     paper = (
         "Aurelio et al., Learning from Imbalanced Data Sets with Weighted Cross-Entropy Function, "

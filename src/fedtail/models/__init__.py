@@ -2,7 +2,7 @@
 
 from fedtail.models import cnn_lstm, mlp, resnet, small_cnn
 from fedtail.models.auto import choose_model
-from fedtail.models.custom import custom_model, is_custom
+from fedtail.models.custom import custom_model
 from fedtail.models.flat import FlatModel
 from fedtail.models.norm import batchnorm_note, has_batchnorm, to_groupnorm
 from fedtail.models.registry import MODELS, build_model
@@ -16,7 +16,6 @@ __all__ = [
     "cnn_lstm",
     "custom_model",
     "has_batchnorm",
-    "is_custom",
     "mlp",
     "resnet",
     "small_cnn",

@@ -10,11 +10,11 @@ from torch import nn
 
 from fedtail.core.random import torch_seed
 from fedtail.errors import FedtailError, check_range
-from fedtail.models.custom import custom_model, is_custom
+from fedtail.models.custom import custom_model
 from fedtail.models.norm import batchnorm_note, treat_batchnorm
-from fedtail.registry import Registry
+from fedtail.registry import Registry, is_own
 
-MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"))
+MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"), group="models")
 
 WIDTHS = {"hidden", "channels", "width"}
 """Options that hold layer widths, one or several."""
@@ -38,7 +38,7 @@ def build_model(
         raise FedtailError(f"a classifier needs two classes or more, not {n_classes}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed, "model"))
-        if is_custom(name):
+        if is_own(name):
             module = custom_model(name, tuple(input_shape), n_classes, **options)
         else:
             options = MODELS.check(name, options)

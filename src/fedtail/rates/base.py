@@ -30,14 +30,17 @@ class Setting:
     participation: float
     sizes: np.ndarray
     """(K,) training samples per client."""
-    groups: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     """A label per client that the user's data names (region, machine type ...); empty if none."""
 
 
 class RateStrategy:
-    """Base of all strategies. A subclass sets ``name`` and overrides what differs from a single fixed rate."""
+    """Base of all strategies. A subclass overrides what differs from a single fixed rate."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    """Set by the registry."""
+    title: ClassVar[str] = ""
+    """How tables and reports call it; by default the class's name."""
     reports: ClassVar[frozenset[str]] = frozenset()
     """Scalars it needs from each client's local runs: ``local_gain``, ``local_validation``."""
 
@@ -46,6 +49,10 @@ class RateStrategy:
     """Which client-side quantity is searched: ``rate``, ``lr``, or a tunable field of the method."""
     base_rates: np.ndarray
     """(K,) resampling rates in force while another quantity is searched."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__dict__.get("name", cls.__name__)
+        cls.title = cls.__dict__.get("title", cls.__name__)
 
     def begin(self, setting: Setting) -> None:
         """Called before the first round of a run and, after ``load_state``, before the first resumed one."""

@@ -1,4 +1,4 @@
-"""FedHOO over groups of clients: the way to 20 or 100 clients and to partial participation.
+"""FedHOO over clusters of clients: the way to 20 or 100 clients and to partial participation.
 
 The paper names clusters as the way to scale (appendix B) and leaves it there. All clients of a cluster share a
 rate, so the search has C axes instead of K, and 2^C candidates. A client that is absent from a round is stood in
@@ -23,7 +23,7 @@ from fedtail.rates.registry import RATES
 
 SKETCH = 256
 """Length of the sketch kept of each client's update: cosines are right to about 1/sqrt(256)."""
-BY = ("updates", "size", "groups")
+BY = ("updates", "size", "labels")
 
 
 @RATES.add("fedhoo_clusters")
@@ -34,18 +34,18 @@ class ClusteredFedHOO(FedHOO):
     ``by``: what clients are clustered by, all of it known to the server anyway.
     ``updates``: the direction of their updates in the cold rounds (clients with like data move alike); a client
     that was not there joins the nearest cluster after its first update.
-    ``size``: their number of samples. ``groups``: labels given by the user, one per client, in ``groups`` or as
+    ``size``: their number of samples. ``labels``: given by the user, one per client, in ``labels`` or as
     a column of the data.
     """
 
-    name = "fedhoo_clusters"
+    title = "FedHOO (clusters)"
 
     _: KW_ONLY
     reward: str = "drift"
     """Unlike in FedHOO: which clients validate changes from round to round, and so does the level of rewards."""
     clusters: int = 4
     by: str = "updates"
-    groups: Sequence[int | str] | None = None
+    labels: Sequence[int | str] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,9 +58,9 @@ class ClusteredFedHOO(FedHOO):
         self._seen = np.zeros(self.n_clients, dtype=bool)
         self._centroids = np.zeros((0, SKETCH))
         self.clusters = min(self.clusters, self.n_clients)
-        if self.groups is not None:
-            self.by = "groups"
-            self._settle_by(self.groups)
+        if self.labels is not None:
+            self.by = "labels"
+            self._settle_by(self.labels)
         check_range("rates.clusters", self.clusters, 1, MAX_AXES)
         if self.by == "updates":
             check_range("rates.cold_rounds (whose updates the clusters come from)", self.cold_rounds, 1)
@@ -79,12 +79,12 @@ class ClusteredFedHOO(FedHOO):
         """Cluster by what is known before the first round. Partial participation is fine here."""
         if self._settled or self._round:
             return
-        if self.by == "groups":
-            if not setting.groups:
+        if self.by == "labels":
+            if not setting.labels:
                 raise FedtailError(
-                    "rates.by = 'groups' needs a label per client; set rates.groups = [...], one per client"
+                    "rates.by = 'labels' needs a label per client; set rates.labels = [...], one per client"
                 )
-            self._settle_by(setting.groups)
+            self._settle_by(setting.labels)
             self._reset()
         else:
             # Until updates are known, size stands in: in the cold rounds all clients get the same probes anyway.
@@ -170,12 +170,12 @@ class ClusteredFedHOO(FedHOO):
     def _settle_by(self, labels: Sequence[int | str]) -> None:
         if len(labels) != self.n_clients:
             raise FedtailError(
-                f"rates.groups has {len(labels)} labels for {self.n_clients} clients; give one per client"
+                f"rates.labels has {len(labels)} labels for {self.n_clients} clients; give one per client"
             )
         names = sorted({str(v) for v in labels})
         if len(names) > MAX_AXES:
             raise FedtailError(
-                f"rates.groups has {len(names)} different labels, at most {MAX_AXES} are allowed; merge some"
+                f"rates.labels has {len(names)} different labels, at most {MAX_AXES} are allowed; merge some"
             )
         self._axes = np.array([names.index(str(v)) for v in labels])
         self.clusters, self._settled = len(names), True

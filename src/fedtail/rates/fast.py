@@ -30,7 +30,7 @@ class FAST(RateStrategy):
     client and round goes up beyond FedAvg.
     """
 
-    name = "fast"
+    title = "FAST"
     reports = frozenset({"local_gain"})
 
     n_clients: int

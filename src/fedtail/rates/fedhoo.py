@@ -45,7 +45,7 @@ class FedHOO(RateStrategy):
     [0.75, 0.25]
     """
 
-    name = "fedhoo"
+    title = "FedHOO"
 
     n_clients: int
     low: float = 0.4

@@ -20,7 +20,7 @@ class Fixed(RateStrategy):
     method, and every client resamples at ``base_rate`` (one, or one per client).
     """
 
-    name = "fixed"
+    title = "fixed rates"
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class Grid(RateStrategy):
     Works with partial participation; a search round costs as many local runs as the grid has rates.
     """
 
-    name = "grid"
+    title = "grid"
 
     n_clients: int
     grid: Sequence[float] = (0.4, 0.5, 0.6, 0.7, 0.8)

@@ -31,7 +31,7 @@ class HOO(RateStrategy):
     takes the whole layer for its children (a shared list), and rewards go to the wrong branch.
     """
 
-    name = "hoo"
+    title = "HOO"
 
     n_clients: int
     low: float = 0.4

@@ -27,7 +27,7 @@ class LocallyOptimal(RateStrategy):
     ties go to the lowest rate.
     """
 
-    name = "locally_optimal"
+    title = "locally optimal"
     reports = frozenset({"local_validation"})
 
     n_clients: int

@@ -33,7 +33,7 @@ class Schedule(RateStrategy):
     ``step`` (jump half-way).
     """
 
-    name = "schedule"
+    title = "schedule"
 
     n_clients: int
     start: float = 0.0

@@ -13,7 +13,7 @@ from fedtail.rates.registry import RATES
 class Uniform(RateStrategy):
     """The same rate everywhere and always; rate 0 is no resampling, 1 is fully balanced."""
 
-    name = "uniform"
+    title = "U"
 
     def __init__(self, n_clients: int, rate: float = 0.6) -> None:
         check_range("rates.rate", rate, 0.0)

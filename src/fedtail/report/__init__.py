@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fedtail.report.page import write_report
 from fedtail.runs.record import RunRecord, load_run, load_runs
 
-__all__ = ["RunRecord", "load_run", "load_runs", "write_report"]
+
+def write_run_report(folder: Path) -> Path:
+    """``report.html`` of one run, in its folder."""
+    return write_report([load_run(folder)], folder / "report.html", folder.name)
+
+
+__all__ = ["RunRecord", "load_run", "load_runs", "write_report", "write_run_report"]

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from fedtail.core.privacy import Privacy, noisy_limit
+from fedtail.core.privacy import noisy_limit
 from fedtail.core.records import Refusal, Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
+from fedtail.rounds.state import Problem
+from fedtail.settings import Settings
 
 
 def accept(
-    updates: list[Update],
-    refusals: list[Refusal],
-    method: Method,
-    task: Task,
-    quorum: float,
-    n_classes: int,
-    n_params: int,
-    privacy: Privacy | None = None,
+    updates: list[Update], refusals: list[Refusal], problem: Problem, task: Task, settings: Settings
 ) -> tuple[list[Update], list[Refusal]]:
     """Refuse updates that ``fault`` finds fault with; raise where fewer than the quorum are left."""
-    noise = privacy.noise if privacy is not None and privacy.mode == "local" else 0.0
+    privacy, quorum = settings.privacy, settings.run.quorum
+    noise = privacy.noise if privacy.mode == "local" else 0.0
     good, bad = [], list(refusals)
     for u in sorted(updates, key=lambda u: u.client):
-        reason = fault(u, method, task, n_classes, n_params, noise)
+        reason = fault(u, problem.method, task, problem.n_classes, problem.model.n_params, noise)
         if reason is None:
             good.append(u)
         else:
@@ -39,8 +35,8 @@ def accept(
 
 
 def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, noise: float) -> str | None:
-    """Why an update cannot be taken: it, or what the method sends beside it, is of the wrong shape or not finite, or it
-    is beyond the method's norm bound.
+    """Why an update cannot be taken, or None: the update, or what the method sends beside it, has the wrong shape or is
+    not finite, or the update is longer than the method allows.
 
     The bound holds for the ``n_params`` parameters; BatchNorm's statistics behind them move as the data have it. A
     report may be undefined: a client without validation data has nothing to tell.

@@ -19,20 +19,20 @@ from torch import Tensor
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
 from fedtail.rounds.history import plain
-from fedtail.rounds.loop import Best, Problem, State
+from fedtail.rounds.state import Best, State
 
 FORMAT = 1
 
 
-def save_checkpoint(folder: Path, state: State, problem: Problem, settings: Mapping[str, Any] | None = None) -> None:
+def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | None = None) -> None:
     """Write the state after ``state.round`` rounds and drop older checkpoints. ``settings`` are what the run's result
     depends on, by dotted key."""
     tensors: Tensors = {"x": state.x}
     tensors |= {f"method/{k}": v for k, v in state.method.items()}
-    tensors |= {f"server/{k}": v for k, v in problem.server.state.items()}
-    for client, kept in problem.engine.state().items():
+    tensors |= {f"server/{k}": v for k, v in state.server.items()}
+    for client, kept in state.clients.items():
         tensors |= {f"client/{client}/{k}": v for k, v in kept.items()}
-    about: dict[str, Any] = {"format": FORMAT, "round": state.round, "rates": problem.rates.state()}
+    about: dict[str, Any] = {"format": FORMAT, "round": state.round, "rates": state.rates}
     if settings is not None:
         about["settings"] = plain(settings)
     if state.best is not None:
@@ -56,9 +56,9 @@ def save_checkpoint(folder: Path, state: State, problem: Problem, settings: Mapp
 
 
 def load_checkpoint(
-    folder: Path, problem: Problem, history: list[dict[str, Any]], settings: Mapping[str, Any] | None = None
+    folder: Path, like: Tensor, history: list[dict[str, Any]], settings: Mapping[str, Any] | None = None
 ) -> State | None:
-    """The newest complete checkpoint, loaded into ``problem``; None if there is none.
+    """The newest complete checkpoint, on the device of ``like``, a model of the same shape; None if there is none.
 
     One that was made with other ``settings``, or that the ``history`` does not reach, is refused.
     """
@@ -75,7 +75,7 @@ def load_checkpoint(
         if len(history) < about["round"]:
             said = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
             raise FedtailError(f"{said}; put the whole file back, or delete the checkpoint to start over")
-        return _restore(about, load_file(found[-1] / "tensors.safetensors"), problem, history, where)
+        return _state(about, load_file(found[-1] / "tensors.safetensors"), like, history, where)
     except FedtailError:
         raise
     except Exception as error:
@@ -91,29 +91,21 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
     return None
 
 
-def _restore(
-    about: dict[str, Any], tensors: Tensors, problem: Problem, history: list[dict[str, Any]], where: str
-) -> State:
-    device = problem.model.vector.device
-    x = tensors.pop("x").to(device)
-    if x.shape != problem.model.vector.shape:
-        raise FedtailError(f"{where} holds {x.numel()} values, the model has {problem.model.size}")
-    best = None
+def _state(about: dict[str, Any], tensors: Tensors, like: Tensor, history: list[dict[str, Any]], where: str) -> State:
+    tensors = {key: value.to(like.device) for key, value in tensors.items()}
+    state = State(about["round"], tensors.pop("x"), rates=about["rates"], history=history[: about["round"]])
+    if state.x.shape != like.shape:
+        raise FedtailError(f"{where} holds {state.x.numel()} values, the model has {like.numel()}")
     if "best" in about:
-        best = Best(about["best"]["round"], about["best"]["score"], tensors.pop("best").to(device))
-    groups: dict[str, Tensors] = {"method": {}, "server": {}}
-    clients: dict[int, Tensors] = {}
+        state.best = Best(about["best"]["round"], about["best"]["score"], tensors.pop("best"))
     for key, value in tensors.items():
-        kind, _, rest = key.partition("/")
+        kind, _, name = key.partition("/")
         if kind == "client":
-            number, _, name = rest.partition("/")
-            clients.setdefault(int(number), {})[name] = value.to(device)
+            number, _, name = name.partition("/")
+            state.clients.setdefault(int(number), {})[name] = value
         else:
-            groups[kind][rest] = value.to(device)
-    problem.server.state = groups["server"]
-    problem.engine.load_state(clients)
-    problem.rates.load_state(about["rates"])
-    return State(about["round"], x, groups["method"], history[: about["round"]], best)
+            {"method": state.method, "server": state.server}[kind][name] = value
+    return state
 
 
 def write_atomically(path: Path, text: str) -> None:

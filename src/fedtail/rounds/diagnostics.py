@@ -16,8 +16,9 @@ from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, Method, cross_entropy
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.engine import Engine, LocalSettings
+from fedtail.rounds.engine import Engine
 from fedtail.rounds.local import EVAL_BATCH, group_gradients, load_batch, plan_local_run, train_probe
+from fedtail.settings import Settings
 
 Monitor = Callable[[Task, Tensor], dict[str, Any]]
 """(the round's task, the new global model) -> entries for the round's record."""
@@ -58,7 +59,7 @@ def shadow_monitor(engine: Engine) -> Monitor:
     return measure
 
 
-def assumption_monitor(federation: Federation, model: FlatModel, method: Method, settings: LocalSettings) -> Monitor:
+def assumption_monitor(federation: Federation, model: FlatModel, method: Method, settings: Settings) -> Monitor:
     """``assumption``: per group, the two quantities of Assumption 3.5, averaged over clients and local steps.
 
     cos(grad f_{k,h}(x^t), m^{t,i}) and | ||m^{t,i}|| - (1 - beta^i) ||grad f_{k,h}(x^t)|| |, where the gradient is the
@@ -96,11 +97,12 @@ def assumption_monitor(federation: Federation, model: FlatModel, method: Method,
 
 
 def full_group_gradient(
-    model: FlatModel, federation: Federation, k: int, method: Method, rate: float, task: Task, settings: LocalSettings
+    model: FlatModel, federation: Federation, k: int, method: Method, rate: float, task: Task, settings: Settings
 ) -> Tensor:
     """(H, d) gradient of f_{k,h} at the round's global model over one whole resampled epoch."""
     client = federation.client(k)
-    one_epoch = replace(settings, epochs=1, batch_size=EVAL_BATCH, epoch_length="inflated", scale="batch")
+    whole = {"epochs": 1, "batch_size": EVAL_BATCH, "epoch_length": "inflated", "scale": "batch"}
+    one_epoch = settings.model_copy(update={"local": settings.local.model_copy(update=whole)})
     plan = plan_local_run(client, rate, task.round, one_epoch, method.sampler)
     model.load(task.x)
     model.module.train()

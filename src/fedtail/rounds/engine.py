@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,33 +10,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.core.resampling import EPOCH_LENGTHS, REPLICATIONS
-from fedtail.errors import check_range, one_of
 from fedtail.models.flat import FlatModel
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """How a client trains locally; the same for all clients and rounds."""
-
-    epochs: int = 1
-    batch_size: int = 64
-    epoch_length: str = "inflated"
-    replication: str = "fractional"
-    scale: str = "batch"
-    """``batch``: g_h = sum/B (the paper's decomposition); ``group``: mean over the group's own samples."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for key, value, allowed in (
-            ("local.epoch_length", self.epoch_length, EPOCH_LENGTHS),
-            ("local.replication", self.replication, REPLICATIONS),
-            ("local.scale", self.scale, ("batch", "group")),
-        ):
-            if value not in allowed:
-                raise one_of(key, value, allowed)
-        check_range("local.epochs", self.epochs, 1)
-        check_range("local.batch_size", self.batch_size, 1)
 
 
 class Engine(Protocol):

@@ -23,9 +23,9 @@ from fedtail.core.sampling import epoch_counts, local_batches
 from fedtail.data.federation import Client
 from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy
+from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.engine import LocalSettings
+from fedtail.settings import Settings
 
 EVAL_BATCH = 1024
 
@@ -77,9 +77,7 @@ class LocalPlan:
         return [values[a:b] for a, b in pairwise([0, *np.cumsum(self.sizes).tolist()])]
 
 
-def plan_local_run(
-    client: Client, rate: float, round: int, settings: LocalSettings, sampler: str = "shuffled"
-) -> LocalPlan:
+def plan_local_run(client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled") -> LocalPlan:
     """The batches of client and round at ``rate``; ``sampler`` is the method's.
 
     Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow."""
@@ -87,17 +85,17 @@ def plan_local_run(
     positions = local_batches(
         labels,
         rate,
-        generator(settings.seed, "batches", client.index, round),
+        generator(settings.run.seed, "batches", client.index, round),
         sampler=sampler,
-        batch_size=settings.batch_size,
-        epochs=settings.epochs,
+        batch_size=settings.local.batch_size,
+        epochs=settings.local.epochs,
         n_classes=client.n_classes,
-        replication=settings.replication,
-        epoch_length=settings.epoch_length,
+        replication=settings.local.replication,
+        epoch_length=settings.local.epoch_length,
     )
     draws = None
     if client.augment:
-        rng = generator(settings.seed, "augment", client.index, round)
+        rng = generator(settings.run.seed, "augment", client.index, round)
         draws = np.concatenate([draw_augment(client.augment, len(b), rng) for b in positions])
     counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
@@ -105,7 +103,7 @@ def plan_local_run(
         np.array([len(b) for b in positions], dtype=np.int64),
         draws,
         counts,
-        epoch_counts(counts, rate, sampler, settings.batch_size, settings.replication),
+        epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
     )
 
 
@@ -175,7 +173,7 @@ def train_probe(
     row: int,
     probe: int,
     client_state: Tensors,
-    settings: LocalSettings,
+    settings: Settings,
     *,
     on_step: Callable[[int, Tensor, Tensors], None] | None = None,
 ) -> tuple[Tensor, int, float, Tensors, Tensors]:
@@ -187,7 +185,7 @@ def train_probe(
     lr, decay = hyper["lr"], hyper["weight_decay"]
     run = LocalRun(
         client.index, task.round, plan.counts, plan.resampled, model.n_params, len(plan.batches), lr,
-        {**task.broadcast, **task.messages.get(client.index, {})}, device, settings.seed,
+        {**task.broadcast, **task.messages.get(client.index, {})}, device, settings.run.seed,
     )  # fmt: skip
     groups = torch.as_tensor(method.groups(plan.resampled), device=device)
     n_groups = method.group_count(client.n_classes)
@@ -203,7 +201,7 @@ def train_probe(
     params, start = model.vector[: model.n_params], x0[: model.n_params]
     mean_loss = 0.0
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        torch.manual_seed(torch_seed(settings.seed, "dropout", client.index, task.round))
+        torch.manual_seed(torch_seed(settings.run.seed, "dropout", client.index, task.round))
         for i, index in enumerate(plan.batches):
             x, y = load_batch(client, index, plan.draws[i] if plan.draws else None, device)
             logits = None
@@ -213,12 +211,12 @@ def train_probe(
             batch = Batch(y, torch.ones_like(y, dtype=torch.float32), logits)
             with lone_samples_named():
                 grads, loss, state = group_gradients(
-                    model, method, x, batch, groups, n_groups, const, state, scale=settings.scale
+                    model, method, x, batch, groups, n_groups, const, state, scale=settings.local.scale
                 )
             if not np.isfinite(loss):
                 raise DivergedError(f"loss became {loss} at step {i + 1} of {len(plan.batches)}")
             with torch.no_grad():
-                step, state = method.direction(grads, params, start, const, state, hyper)
+                step, state = method.direction(LocalStep(grads, params, start, const, state, hyper))
                 params.sub_(lr * (step + decay * params))
             if on_step is not None:
                 on_step(i, params, state)
@@ -235,7 +233,7 @@ def train_client(
     task: Task,
     row: int,
     client_state: Tensors,
-    settings: LocalSettings,
+    settings: Settings,
 ) -> tuple[Update, list[Tensors]]:
     """All P local runs of one client from the same global model; also the client state each run would leave."""
     runs = [train_probe(model, client, method, task, row, p, client_state, settings) for p in range(task.n_probes)]

@@ -13,57 +13,35 @@ with m = 0 and v = tau^2 at the start, and no bias correction, as in the paper's
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
-from fedtail.errors import check_range, one_of
-
-SERVER_OPTIMIZERS = ("none", "momentum", "adam", "yogi", "adagrad")
+from fedtail.settings import Server
 
 
-@dataclass
-class ServerOptimizer:
-    """``none`` takes the aggregate as it is; ``momentum`` is FedAvgM; ``adam`` is FedAdam."""
+def server_step(
+    server: Server, x: Tensor, aggregate: Tensor, state: Tensors, n_params: int | None = None
+) -> tuple[Tensor, Tensors]:
+    """The next global model and the optimizer's moments. x, aggregate: (n,), buffers from ``n_params`` on."""
+    if server.optimizer == "none":
+        return aggregate, state
+    d = x.numel() if n_params is None else n_params
+    gradient = x[:d] - aggregate[:d]
+    m = state.get("m", torch.zeros_like(gradient))
+    if server.optimizer == "momentum":
+        m = server.beta1 * m + gradient
+        move, state = m, {"m": m}
+    else:
+        m = server.beta1 * m + (1 - server.beta1) * gradient
+        v = _second_moment(server, state.get("v", torch.full_like(gradient, server.tau**2)), gradient**2)
+        move, state = m / (v.sqrt() + server.tau), {"m": m, "v": v}
+    return torch.cat([x[:d] - server.lr * move, aggregate[d:]]), state
 
-    kind: str = "none"
-    lr: float = 1.0
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    state: Tensors = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.kind not in SERVER_OPTIMIZERS:
-            raise one_of("server.optimizer", self.kind, SERVER_OPTIMIZERS)
-        check_range("server.lr", self.lr, 0.0, open_low=True)
-        check_range("server.beta1", self.beta1, 0.0, 1.0, open_high=True)
-        check_range("server.beta2", self.beta2, 0.0, 1.0, open_high=True)
-        check_range("server.tau", self.tau, 0.0, open_low=True)
-
-    def step(self, x: Tensor, aggregate: Tensor, n_params: int | None = None) -> Tensor:
-        """The next global model. x, aggregate: (n,); entries from ``n_params`` on are buffers."""
-        if self.kind == "none":
-            return aggregate
-        d = x.numel() if n_params is None else n_params
-        gradient = x[:d] - aggregate[:d]
-        m = self.state.get("m", torch.zeros_like(gradient))
-        if self.kind == "momentum":
-            m = self.beta1 * m + gradient
-            self.state = {"m": m}
-            move = m
-        else:
-            m = self.beta1 * m + (1 - self.beta1) * gradient
-            v = self._second_moment(self.state.get("v", torch.full_like(gradient, self.tau**2)), gradient**2)
-            self.state = {"m": m, "v": v}
-            move = m / (v.sqrt() + self.tau)
-        return torch.cat([x[:d] - self.lr * move, aggregate[d:]])
-
-    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        if self.kind == "adagrad":
-            return v + square
-        if self.kind == "adam":
-            return self.beta2 * v + (1 - self.beta2) * square
-        return v - (1 - self.beta2) * square * torch.sign(v - square)
+def _second_moment(server: Server, v: Tensor, square: Tensor) -> Tensor:
+    if server.optimizer == "adagrad":
+        return v + square
+    if server.optimizer == "adam":
+        return server.beta2 * v + (1 - server.beta2) * square
+    return v - (1 - server.beta2) * square * torch.sign(v - square)

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, writing
-from fedtail.models import FlatModel
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.history import history_line, history_text, parse_history, parse_timings, plain
-from fedtail.runs.config import Config, first_difference, load_config
-from fedtail.runs.saved import SavedModel
+from fedtail.runs.config import first_difference, load_config
+from fedtail.settings import Settings
 
 try:
     import fcntl
@@ -30,21 +28,23 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-def choose_folder(config: Config, resume: bool) -> Path:
+def choose_folder(settings: Settings, resume: bool) -> Path:
     """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
-    base = Path(config.run.folder)
-    name = config.run.name or f"{config.data.name}-{config.method.name}-{config.rates.name}-s{config.run.seed}"
+    base = Path(settings.run.folder)
+    name = (
+        settings.run.name or f"{settings.data.name}-{settings.method.name}-{settings.rates.name}-s{settings.run.seed}"
+    )
     if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
         raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
     folder = base / name
     if not resume:
-        if folder.exists() and config.run.name is not None:
+        if folder.exists() and settings.run.name is not None:
             raise FedtailError(f"{str(folder)!r} exists; continue it with --resume, or choose another --name")
         number = 2
         while folder.exists():
             folder, number = base / f"{name}-{number}", number + 1
     elif (folder / "config.toml").is_file():
-        difference = first_difference(load_config(folder / "config.toml"), config)
+        difference = first_difference(load_config(folder / "config.toml"), settings)
         if difference is not None:
             raise FedtailError(
                 f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another --name"
@@ -53,7 +53,7 @@ def choose_folder(config: Config, resume: bool) -> Path:
 
 
 @contextmanager
-def claimed(config: Config, folder: Path, resume: bool) -> Iterator[Path]:
+def claimed(settings: Settings, folder: Path, resume: bool) -> Iterator[Path]:
     """Make the chosen folder and keep other processes out of it: two that append to one history would spoil it.
 
     Where another run took the name meanwhile, a run without a name of its own gets the next one.
@@ -65,7 +65,7 @@ def claimed(config: Config, folder: Path, resume: bool) -> Iterator[Path]:
                 folder.mkdir(parents=True, exist_ok=resume)
                 break
             except FileExistsError:
-                folder = choose_folder(config, resume=False)
+                folder = choose_folder(settings, resume=False)
     try:
         with _locked(folder):
             yield folder
@@ -100,10 +100,10 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return parse_history(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
 
 
-def begin_folder(folder: Path, config: Config, about: About, history: list[dict[str, Any]]) -> None:
+def begin_folder(folder: Path, settings: Settings, about: About, history: list[dict[str, Any]]) -> None:
     """Write what is known before the first round, and cut history and timings to the rounds that count."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.toml", config.to_toml())
+    write_atomically(folder / "config.toml", settings.to_toml())
     write_atomically(folder / "history.jsonl", history_text(history))
     kept = read_timings(folder)[: len(history)]
     write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
@@ -122,7 +122,7 @@ def begin_folder(folder: Path, config: Config, about: About, history: list[dict[
 
 def end_folder(
     folder: Path,
-    config: Config,
+    settings: Settings,
     about: About,
     history: Sequence[Mapping[str, Any]],
     outcome: Mapping[str, Any],
@@ -137,10 +137,10 @@ def end_folder(
         write_atomically(folder / f"{name}.csv", _trajectories(about, rows))
     result = {
         "name": folder.name,
-        "seed": config.run.seed,
+        "seed": settings.run.seed,
         "data": about.name,
-        "method": config.method.name,
-        "rates_strategy": config.rates.name,
+        "method": settings.method.name,
+        "rates_strategy": settings.rates.name,
         **outcome,
         "seconds": sum(read_timings(folder)),
         "hardware": hardware(),
@@ -158,15 +158,6 @@ def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> 
             writer.writerow([t, *values])
         last = values
     return table.getvalue()
-
-
-def save_model(folder: Path, x: Tensor, model: FlatModel, about: About, architecture: dict[str, Any]) -> None:
-    """``model.safetensors`` and ``model.json``: enough to predict later, without this run's data."""
-    model.load(x)
-    SavedModel(
-        model.module, tuple(about.classes), tuple(about.input_shape), about.transform, plain(about.preprocessing),
-        about.name, architecture=plain(architecture),
-    ).save(folder)  # fmt: skip
 
 
 def hardware() -> dict[str, Any]:

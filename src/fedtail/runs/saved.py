@@ -14,11 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.inputs import prepare_inputs
 from fedtail.errors import FedtailError
-from fedtail.models import build_model, is_custom
+from fedtail.models import build_model
 from fedtail.models.device import check_device
+from fedtail.registry import is_own
+from fedtail.rounds.history import plain
 
 FORMAT = 1
 
@@ -41,10 +44,21 @@ class SavedModel:
     @classmethod
     def of(cls, module: nn.Module, federation: Federation, architecture: dict[str, Any] | None = None) -> SavedModel:
         """A module trained in memory (``fit(...).module``) with the federation's classes and preprocessing."""
+        return cls.of_run(module, describe(federation), architecture)
+
+    @classmethod
+    def of_run(cls, module: nn.Module, about: About, architecture: dict[str, Any] | None = None) -> SavedModel:
+        """A trained module with what the run's data say of classes and preprocessing."""
         return cls(
-            module, federation.classes, federation.input_shape, federation.transform, federation.preprocessing,
-            federation.name, next(module.parameters()).device, architecture or {},
-        )  # fmt: skip
+            module=module,
+            classes=tuple(about.classes),
+            input_shape=tuple(about.input_shape),
+            transform=about.transform,
+            preprocessing=plain(about.preprocessing),
+            name=about.name,
+            device=next(module.parameters()).device,
+            architecture=plain(architecture or {}),
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors`` and ``model.json`` for ``load_model``."""
@@ -126,7 +140,7 @@ def load_model(
         if not architecture.get("name"):
             raise FedtailError(f"{where!r} does not say how its model is built; pass load_model(..., module=...)")
         name = str(architecture["name"])
-        if is_custom(name) and not allow_code:
+        if is_own(name) and not allow_code:
             raise FedtailError(
                 f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)"
             )
@@ -135,14 +149,14 @@ def load_model(
             module = build_model(name, shape, len(classes), **architecture.get("options", {}))
     _load_weights(module, folder / "model.safetensors")
     return SavedModel(
-        module.to(device).eval(),
-        classes,
-        shape,
-        transform,
-        preprocessing,
-        str(about.get("data", "model")),
-        torch.device(device),
-        architecture,
+        module=module.to(device).eval(),
+        classes=classes,
+        input_shape=shape,
+        transform=transform,
+        preprocessing=preprocessing,
+        name=str(about.get("data", "model")),
+        device=torch.device(device),
+        architecture=architecture,
     )
 
 

@@ -17,9 +17,9 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import EVAL_BATCH, DivergedError, client_confusion, measure_client, train_client
 from fedtail.rounds.validation import count_candidates, model_inputs
+from fedtail.settings import Settings
 
 T = TypeVar("T")
 
@@ -35,14 +35,13 @@ class ReferenceSimulator:
         federation: Federation,
         module: nn.Module,
         method: Method,
-        settings: LocalSettings,
+        settings: Settings,
         *,
-        workers: int = 1,
-        device: str = "cpu",
         reason: str = "asked for",
     ) -> None:
         self.federation, self.method, self.settings = federation, method, settings
-        self.device, self.reason = torch.device(device), reason
+        self.device, self.reason = torch.device(settings.engine.device), reason
+        workers = settings.engine.workers
         # torch's CPU generator is one per process, so models that draw from it run one client at a time
         self.workers = 1 if workers <= 1 or draws_numbers(module, federation.input_shape) else workers
         model = FlatModel(module.to(self.device))

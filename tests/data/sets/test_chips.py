@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtail.core.random import generator
-from fedtail.data.partitions import federate
+from fedtail.data.partitions import partition
 from fedtail.data.sets.chip_images import DEFECTS, PAINTERS, draw_product, render
 from fedtail.data.sets.chips import CLASSES, FACTORIES, KINDS, apportion, chips, draw_products, label_table
 from fedtail.errors import FedtailError
@@ -52,7 +52,7 @@ def test_a_pool_has_factories_as_sites_and_declares_its_background() -> None:
     pooled = chips(n=1000, defect_rate=0.08, products=10)
     assert tuple(pooled.train.x.shape[1:]) == (3, 64, 64) and pooled.train.x.dtype.is_floating_point is False
     assert pooled.classes == CLASSES and pooled.background == 0 and "SYNTHETIC" in pooled.notes[0]
-    federation = federate(pooled)
+    federation = partition(pooled)
     assert federation.sites == FACTORIES and federation.background == 0
     held = sum(len(v) for v in federation.validation) / 1000
     assert held == pytest.approx(0.15, abs=0.03) and len(federation.test) == pytest.approx(150, abs=15)

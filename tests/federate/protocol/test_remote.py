@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail import simulate as simulator
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
@@ -25,13 +24,13 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
-from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.loop import Problem, State, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
 
 K = 3
-SETTINGS = LocalSettings(epochs=1, batch_size=32, seed=3)
+SETTINGS = Settings.of(epochs=1, batch_size=32, seed=3, path="reference")
 
 
 class TwoProbe(RateStrategy):
@@ -71,7 +70,7 @@ def federation() -> Federation:
 def job_for(federation: Federation, method: str = "fedcgnm", **more: object) -> Job:
     return Job(
         "test", "mlp", federation.input_shape, federation.classes, method, 3, {"hidden": (8,)},
-        local=SETTINGS, transform=federation.transform, **more,
+        local=SETTINGS.local, seed=3, transform=federation.transform, **more,
     )  # fmt: skip
 
 
@@ -84,12 +83,12 @@ def strategy(name: str) -> RateStrategy:
 
 
 def run(engine, federation: Federation, method: str, rates: RateStrategy, **plan: object) -> State:
-    problem = Problem(engine, engine.model, METHODS.build(method), rates, ServerOptimizer(), federation.n_classes)
+    problem = Problem(engine, METHODS.build(method), rates, federation.n_classes)
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     server = problem.method.init_server(K, federation.n_classes, engine.model.n_params)
     state = State(0, engine.model.vector.clone(), server)
-    return train_rounds(problem, Plan(rounds=3, seed=3, **plan), state)
+    return train_rounds(problem, Settings.of(rounds=3, seed=3, **plan), state)
 
 
 def remote(federation: Federation, transport: object = None, method: str = "fedcgnm", **more: object) -> RemoteEngine:
@@ -102,7 +101,7 @@ def remote(federation: Federation, transport: object = None, method: str = "fedc
 @pytest.mark.parametrize("reveal", ["totals", "classes"])
 def test_simulator_and_transport_give_the_same_bits(federation: Federation, rates: str, reveal: str) -> None:
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
-    plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS, path="reference")
+    plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS)
     here = run(plain, federation, "fedcgnm", strategy(rates))
     there = run(remote(federation, reveal=reveal), federation, "fedcgnm", strategy(rates))
     assert torch.equal(here.x, there.x)

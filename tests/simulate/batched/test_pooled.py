@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail import simulate as simulator
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
-from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.loop import Problem, State, train_rounds
-from fedtail.rounds.plan import Plan
-from fedtail.rounds.server import ServerOptimizer
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
 from tests.conftest import blob_federation
 from tests.rates.test_conformance import OPTIONS
 
@@ -27,11 +26,11 @@ def run(path: str, rates: str, participation: float = 1.0) -> State:
     federation = blob_federation(K)
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(16, 8))
     method = METHODS.build("fedcgnm")
-    engine = simulator(federation, module, method, LocalSettings(batch_size=16), path=path)
+    engine = simulator(federation, module, method, Settings.of(batch_size=16, path=path))
     strategy = RATES.build(rates, K, **OPTIONS.get(rates, {}))
-    made = Problem(engine, engine.model, method, strategy, ServerOptimizer(), federation.n_classes)
+    made = Problem(engine, method, strategy, federation.n_classes)
     state = State(0, engine.model.vector.clone(), method.init_server(K, made.n_classes, engine.model.n_params))
-    return train_rounds(made, Plan(rounds=ROUNDS, participation=participation, schedule="constant"), state)
+    return train_rounds(made, Settings.of(rounds=ROUNDS, participation=participation, schedule="constant"), state)
 
 
 @pytest.mark.parametrize("rates", sorted(RATES))

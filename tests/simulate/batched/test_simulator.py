@@ -18,7 +18,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg
 from fedtail.methods.base import LocalRun, Method, Server
 from fedtail.models import build_model
-from fedtail.rounds.engine import LocalSettings
+from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
@@ -70,7 +70,7 @@ def make_federation(kind: str) -> Federation:
 
 
 def both(
-    kind: str, method: Method, settings: LocalSettings, capture_after: float = math.inf
+    kind: str, method: Method, settings: Settings, capture_after: float = math.inf
 ) -> tuple[ReferenceSimulator, BatchedSimulator]:
     federation = make_federation(kind)
     return (
@@ -133,7 +133,7 @@ def assert_same_round(reference: ReferenceSimulator, fast: BatchedSimulator, tas
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_two_rounds_equal_the_reference_for_every_method(name: str, kind: str) -> None:
     method = METHODS.build(name)
-    reference, fast = both(kind, method, LocalSettings(batch_size=8, seed=3))
+    reference, fast = both(kind, method, Settings.of(batch_size=8, seed=3))
     task = make_task(method, reference)
     assert_same_round(reference, fast, task)
     assert_same_round(reference, fast, task)  # with the client state of the first
@@ -147,21 +147,21 @@ def test_every_number_of_groups_and_both_scales_equal_the_reference(
     n_groups: int | None, scale: str, kind: str
 ) -> None:
     method = METHODS.build("fedcgnm", n_groups=n_groups, weight_decay=1e-3)
-    reference, fast = both(kind, method, LocalSettings(epochs=2, batch_size=16, scale=scale))
+    reference, fast = both(kind, method, Settings.of(epochs=2, batch_size=16, scale=scale))
     assert_same_round(reference, fast, make_task(method, reference))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "focal", "scaffold"])
 def test_uniform_rounds_with_some_of_the_clients_equal_the_reference(name: str) -> None:
     method = METHODS.build(name)
-    reference, fast = both("mlp", method, LocalSettings(batch_size=8, seed=1))
+    reference, fast = both("mlp", method, Settings.of(batch_size=8, seed=1))
     for clients in ((0, 2, 4), (3,), (1, 2)):
         assert_same_round(reference, fast, make_task(method, reference, probes=1, clients=clients))
 
 
 def test_searched_quantities_are_taken_per_client_and_probe() -> None:
     method = METHODS.build("fedcgnm")
-    reference, fast = both("mlp", method, LocalSettings(batch_size=16))
+    reference, fast = both("mlp", method, Settings.of(batch_size=16))
     beta, lr = np.linspace(0.1, 0.9, 10).reshape(5, 2), np.linspace(0.02, 0.2, 10).reshape(5, 2)
     assert_same_round(reference, fast, make_task(method, reference, beta=beta))
     assert_same_round(reference, fast, make_task(method, reference, lr=lr))
@@ -175,7 +175,7 @@ def test_searched_quantities_are_taken_per_client_and_probe() -> None:
 )
 def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> None:
     method = METHODS.build(name)
-    settings = LocalSettings(batch_size=16, epochs=2)
+    settings = Settings.of(batch_size=16, epochs=2)
     federation = make_federation(kind)
     results = []
     for capture_after in (math.inf, 0.0):
@@ -193,14 +193,14 @@ def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> No
 def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 3)
     method = METHODS.build("fedcgnm")
-    reference, fast = both("mlp", method, LocalSettings(batch_size=8))
+    reference, fast = both("mlp", method, Settings.of(batch_size=8))
     assert_same_round(reference, fast, make_task(method, reference))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "residual"])
 def test_validation_confusion_and_measurements_equal_the_reference(kind: str) -> None:
     method = METHODS.build("fedavg")
-    reference, fast = both(kind, method, LocalSettings(batch_size=8))
+    reference, fast = both(kind, method, Settings.of(batch_size=8))
     x = reference.model.vector.clone()
     deltas = torch.randn(5, 2, x.numel(), generator=torch.Generator().manual_seed(0)) * 0.3
     candidates = binary_candidates(x, np.array([0.4, 0.3, 0.2, 0.05, 0.05]), deltas, np.arange(5), 5)
@@ -217,7 +217,7 @@ def test_validation_confusion_and_measurements_equal_the_reference(kind: str) ->
 
 def test_a_loss_that_is_not_finite_refuses_that_client_only_and_names_the_step() -> None:
     method = METHODS.build("fedavg")
-    reference, fast = both("mlp", method, LocalSettings(batch_size=8))
+    reference, fast = both("mlp", method, Settings.of(batch_size=8))
     task = make_task(method, reference, probes=1, clients=(0, 2))
     bad = Task(0, task.x, (0, 2), {**task.probes, "lr": np.array([[1e30], [0.1]])}, 0.1)
     expected, refused = reference.train(bad)
@@ -232,7 +232,7 @@ def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> No
         def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
             return {"own": torch.zeros(run.client + 1)}, {}
 
-    reference, fast = both("mlp", Uneven(), LocalSettings(batch_size=8))
+    reference, fast = both("mlp", Uneven(), Settings.of(batch_size=8))
     assert_same_round(reference, fast, make_task(Uneven(), reference, probes=1))
     assert sum(fast.info()["fallbacks"].values()) == 1
 
@@ -246,14 +246,14 @@ def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> No
     ],
 )
 def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(module: nn.Module, reason: str) -> None:
-    engine = simulator(make_federation("mlp"), module, METHODS.build("fedavg"), LocalSettings(batch_size=4096))
+    engine = simulator(make_federation("mlp"), module, METHODS.build("fedavg"), Settings.of(batch_size=4096))
     assert engine.info()["path"] == "reference"
     assert reason in engine.info()["reason"]
 
 
 def test_auto_takes_small_models_and_says_why() -> None:
     for kind in ("mlp", "cnn", "residual"):
-        engine = simulator(make_federation(kind), make_module(kind), METHODS.build("fedcgnm"), LocalSettings())
+        engine = simulator(make_federation(kind), make_module(kind), METHODS.build("fedcgnm"), Settings.of())
         assert engine.info()["path"] == "batched"
         assert "small model" in engine.info()["reason"]
 
@@ -261,13 +261,13 @@ def test_auto_takes_small_models_and_says_why() -> None:
 def test_asking_for_the_batched_path_where_it_does_not_work_is_one_clear_line() -> None:
     module = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
     with pytest.raises(FedtailError, match=r"engine.path = 'batched' does not take this run: BatchNorm .*'auto'"):
-        simulator(make_federation("mlp"), module, METHODS.build("fedavg"), LocalSettings(), path="batched")
+        simulator(make_federation("mlp"), module, METHODS.build("fedavg"), Settings.of(path="batched"))
 
 
 def test_threads_are_restored_after_training() -> None:
     method = METHODS.build("fedavg")
     federation = make_federation("mlp")
-    engine = BatchedSimulator(federation, make_module("mlp"), method, LocalSettings(batch_size=8), threads=2)
+    engine = BatchedSimulator(federation, make_module("mlp"), method, Settings.of(batch_size=8, threads=2))
     assert torch.get_num_threads() == 1
     engine.train(make_task(method, engine))
     assert torch.get_num_threads() == 1
@@ -275,7 +275,7 @@ def test_threads_are_restored_after_training() -> None:
 
 def test_a_client_without_validation_samples_reports_none_as_on_the_reference_path() -> None:
     """An accuracy of 0 at every probe would be a tie, and the lowest rate would win it."""
-    reference, fast = both("mlp", FedAvg(), LocalSettings(batch_size=8))
+    reference, fast = both("mlp", FedAvg(), Settings.of(batch_size=8))
     for engine in (reference, fast):
         f = engine.federation
         engine.federation = replace(f, validation=(f.validation[0][:0], *f.validation[1:]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtail.methods import METHODS
-from fedtail.rounds.engine import LocalSettings
+from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.simulate.graph.test_simulator import images, round_task, small_cnn
@@ -20,9 +20,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_two_recorded_rounds_equal_the_reference(name: str) -> None:
-    method, settings, federation = METHODS.build(name), LocalSettings(batch_size=8, seed=3), images()
+    method, federation = METHODS.build(name), images()
+    settings = Settings.of(batch_size=8, seed=3)
+    on_gpu = Settings.of(batch_size=8, seed=3, device="cuda", precision="fp32", compile="off")
     reference = ReferenceSimulator(federation, small_cnn(), method, settings)
-    fast = GraphSimulator(federation, small_cnn(), method, settings, device="cuda", precision="fp32", compile=False)
+    fast = GraphSimulator(federation, small_cnn(), method, on_gpu)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     for _ in range(2):
         expected, got = reference.train(task)[0], fast.train(task)[0]

@@ -15,7 +15,7 @@ from fedtail.data.federation import Federation, Transform
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method, Server
 from fedtail.models import build_model
-from fedtail.rounds.engine import LocalSettings
+from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 
@@ -70,10 +70,10 @@ def round_task(method: Method, x: torch.Tensor, engine: ReferenceSimulator, prob
     return task, server_state
 
 
-def both(method: Method, settings: LocalSettings, norm: str = "group", augment: str | None = "crop-flip", **options):
+def both(method: Method, settings: Settings, norm: str = "group", augment: str | None = "crop-flip", **options):
     federation = images(augment)
     reference = ReferenceSimulator(federation, small_cnn(norm), method, settings)
-    fast = GraphSimulator(federation, small_cnn(norm), method, settings, device="cpu", **options)
+    fast = GraphSimulator(federation, small_cnn(norm), method, settings, **options)
     return reference, fast
 
 
@@ -103,7 +103,7 @@ def assert_same_round(reference, fast, task) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_two_rounds_equal_the_reference_for_every_method(name: str) -> None:
     method = METHODS.build(name)
-    reference, fast = both(method, LocalSettings(epochs=1, batch_size=8, seed=3))
+    reference, fast = both(method, Settings.of(epochs=1, batch_size=8, seed=3))
     x = reference.model.vector.clone()
     task, _ = round_task(method, x, reference)
     assert_same_round(reference, fast, task)
@@ -114,24 +114,24 @@ def test_two_rounds_equal_the_reference_for_every_method(name: str) -> None:
 @pytest.mark.parametrize("n_groups", [1, 2, 3, None])
 def test_every_number_of_groups_and_both_scales_equal_the_reference(scale: str, n_groups: int | None) -> None:
     method = METHODS.build("fedcgnm", n_groups=n_groups, weight_decay=1e-3)
-    reference, fast = both(method, LocalSettings(epochs=2, batch_size=8, scale=scale), lanes=2)
+    reference, fast = both(method, Settings.of(epochs=2, batch_size=8, scale=scale), lanes=2)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
 
 
 def test_batchnorm_is_never_padded_and_its_statistics_equal_the_reference() -> None:
     method = METHODS.build("fedcgnm")
-    reference, fast = both(method, LocalSettings(epochs=1, batch_size=8), norm="batch")
+    reference, fast = both(method, Settings.of(epochs=1, batch_size=8), norm="batch")
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
 
 
 def test_runs_share_lanes_without_touching_each_other() -> None:
     method = METHODS.build("fedcgnm")
-    federation, settings = images(), LocalSettings(batch_size=8)
+    federation, settings = images(), Settings.of(batch_size=8)
     deltas = []
     for lanes in (1, 6):
-        engine = GraphSimulator(federation, small_cnn(), method, settings, device="cpu", lanes=lanes)
+        engine = GraphSimulator(federation, small_cnn(), method, settings, lanes=lanes)
         reference = ReferenceSimulator(federation, small_cnn(), method, settings)
         task, _ = round_task(method, engine.model.vector.clone(), reference)
         deltas.append(torch.stack([u.delta for u in engine.train(task)[0]]))
@@ -140,7 +140,7 @@ def test_runs_share_lanes_without_touching_each_other() -> None:
 
 def test_validation_confusion_and_measurements_equal_the_reference() -> None:
     method = METHODS.build("fedavg")
-    reference, fast = both(method, LocalSettings(batch_size=8))
+    reference, fast = both(method, Settings.of(batch_size=8))
     x = reference.model.vector.clone()
     generator = torch.Generator().manual_seed(0)
     deltas = torch.randn(3, 2, x.numel(), generator=generator) * 0.3
@@ -157,7 +157,7 @@ def test_validation_confusion_and_measurements_equal_the_reference() -> None:
 
 def test_a_loss_that_is_not_finite_refuses_the_client_and_names_the_step() -> None:
     method = METHODS.build("fedavg")
-    reference, fast = both(method, LocalSettings(batch_size=8))
+    reference, fast = both(method, Settings.of(batch_size=8))
     task, _ = round_task(method, reference.model.vector.clone(), reference, probes=1)
     bad = Task(0, task.x * float("nan"), task.clients, task.probes, 0.1)
     updates, refusals = fast.train(bad)
@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_finite_refuses_the_client_and_names_the_step() -> No
 
 def test_a_longer_run_than_the_buffers_hold_makes_new_ones() -> None:
     method = METHODS.build("fedcgnm")
-    reference, fast = both(method, LocalSettings(batch_size=8))
+    reference, fast = both(method, Settings.of(batch_size=8))
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
     longer = Task(1, task.x, task.clients, {"rate": np.full((3, 2), 2.0)}, 0.1)
@@ -177,7 +177,7 @@ def test_a_longer_run_than_the_buffers_hold_makes_new_ones() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "pcn", "fedgrab", "fednoro"])
 def test_networks_that_cannot_be_fused_equal_the_reference(name: str) -> None:
     method = METHODS.build(name)
-    reference, fast = both(method, LocalSettings(batch_size=8), fused=False)
+    reference, fast = both(method, Settings.of(batch_size=8), fused=False)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
 
@@ -186,10 +186,10 @@ def test_recurrent_models_equal_the_reference() -> None:
     rng = np.random.default_rng(0)
     data = [(rng.normal(size=(n, 16)).astype(np.float32), np.arange(n) % 3) for n in (20, 13)]
     federation = Federation.from_arrays(data, data[1], classes=list("abc"), validation=0.2)
-    method, settings = METHODS.build("fedcgnm"), LocalSettings(batch_size=8)
+    method, settings = METHODS.build("fedcgnm"), Settings.of(batch_size=8)
     module = [build_model("cnn_lstm", (16,), 3, channels=(4, 8), hidden=5) for _ in range(2)]
     reference = ReferenceSimulator(federation, module[0], method, settings)
-    fast = GraphSimulator(federation, module[1], method, settings, device="cpu")
+    fast = GraphSimulator(federation, module[1], method, settings)
     assert not fast.numerics.fused
     task = Task(0, reference.model.vector.clone(), (0, 1), {"rate": np.full((2, 1), 0.5)}, 0.1)
     assert_same_round(reference, fast, task)
@@ -198,14 +198,14 @@ def test_recurrent_models_equal_the_reference() -> None:
 @pytest.mark.slow
 def test_a_compiled_network_of_symbolic_batch_size_equals_the_reference() -> None:
     method = METHODS.build("fedcgnm")
-    reference, fast = both(method, LocalSettings(batch_size=8), fused=False, compile=True)
+    reference, fast = both(method, Settings.of(batch_size=8, compile="on"), fused=False)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
 
 
 def test_a_client_without_validation_samples_reports_none_as_on_the_reference_path() -> None:
     method = METHODS.build("fedavg")
-    reference, fast = both(method, LocalSettings(batch_size=8))
+    reference, fast = both(method, Settings.of(batch_size=8))
     for engine in (reference, fast):
         f = engine.federation
         engine.federation = replace(f, validation=(f.validation[0][:0], *f.validation[1:]))

@@ -40,7 +40,7 @@ def table(
     path: str,
     label: str = "",
     site: str | None = None,
-    group: str | None = None,
+    cluster: str | None = None,
     test: str | None = None,
     test_fraction: float = 0.2,
     exclude: Sequence[str] | str = (),
@@ -56,7 +56,8 @@ def table(
     """A user's table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, where it has
     one, a ``site`` column. ``label`` may be left out where ``schema`` names it.
 
-    ``group``: a column that groups sites (region, machine type), for rate searches over groups; it stays an input.
+    ``cluster``: a column that puts sites together (region, machine type), for rate searches over clusters; it stays an
+    input.
     ``test``: a second file for testing; without it a stratified ``test_fraction`` is held out. ``exclude``: columns
     not to use; ``categories``: columns of codes that look like numbers; ``schema``: a schema file that declares
     kinds and levels. Categories of more than ``max_levels`` levels are hashed into ``hash_buckets`` features.
@@ -76,7 +77,7 @@ def table(
         read_table(path, **reading),
         label,
         site,
-        group=group,
+        cluster=cluster,
         test=read_table(test, **reading) if test else None,
         test_fraction=test_fraction,
         exclude=exclude,
@@ -94,7 +95,7 @@ def table_from_frame(
     label: Hashable,
     site: Hashable = None,
     *,
-    group: Hashable = None,
+    cluster: Hashable = None,
     test: pd.DataFrame | Table | None = None,
     test_fraction: float = 0.2,
     exclude: Sequence[str] | str = (),
@@ -112,12 +113,12 @@ def table_from_frame(
     where, notes = f"table {source.name!r}", list(source.notes)
     data = source.frame.copy(deep=False)
     label = "" if label is None else str(label).strip()  # columns of a DataFrame may be numbers
-    site, group = (None if name is None else str(name).strip() for name in (site, group))
+    site, cluster = (None if name is None else str(name).strip() for name in (site, cluster))
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
     _check_columns(source.columns, label, site, exclude, categories, where)
-    if group is not None:
-        need_column("group", group, list(data.columns), where)
-    labels = None if group is None else data[group].astype(str).to_numpy()
+    if cluster is not None:
+        need_column("cluster", cluster, list(data.columns), where)
+    labels = None if cluster is None else data[cluster].astype(str).to_numpy()
     y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else None)
     sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
     keep = _labelled_rows(y, sites, label, site, notes)
@@ -158,7 +159,7 @@ def table_from_frame(
         classes=classes,
         name=source.name,
         sites=np.array(site_names, dtype=object)[sites[train]] if site else None,
-        groups=None if labels is None else labels[train],
+        clusters=None if labels is None else labels[train],
         model="auto",
         preprocessing=schema.to_dict(),
         notes=tuple(notes),

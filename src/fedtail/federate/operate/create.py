@@ -15,7 +15,8 @@ from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.federate.operate.commands import superlink_command, supernode_command
 from fedtail.federate.operate.layout import Deployment, check_port, check_site_names, split_address
-from fedtail.runs.config import Config, Data
+from fedtail.runs.config import Config
+from fedtail.settings import Data
 
 
 def create_deployment(

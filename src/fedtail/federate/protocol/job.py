@@ -6,7 +6,7 @@ its worker at any time without the server noticing more than a slower reply.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -16,7 +16,7 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models import build_model
-from fedtail.rounds.engine import LocalSettings
+from fedtail.settings import Local, Run, Settings, checked
 
 REVEAL = ("totals", "classes")
 
@@ -33,7 +33,9 @@ class Job:
     rounds: int
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
-    local: LocalSettings = field(default_factory=LocalSettings)
+    local: Local = field(default_factory=Local)
+    seed: int = 0
+    """Every draw of the run is keyed by it."""
     transform: Transform = field(default_factory=Transform)
     augment: str | None = None
     preprocessing: dict[str, Any] = field(default_factory=dict)
@@ -50,6 +52,11 @@ class Job:
             raise one_of("deploy.reveal", self.reveal, REVEAL)
 
     @property
+    def settings(self) -> Settings:
+        """What a client's part of a round reads."""
+        return Settings(local=self.local, run=Run(seed=self.seed))
+
+    @property
     def n_classes(self) -> int:
         return len(self.classes)
 
@@ -61,14 +68,14 @@ class Job:
         return METHODS.build(self.method, **self.method_options)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(replace(self, local=None)), "local": self.local.model_dump()}  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Job:
         """Inverse of ``to_json`` after a trip through JSON, which knows no tuples."""
         try:
             given = dict(fields)
-            local, transform = LocalSettings(**given.pop("local")), given.pop("transform")
+            local, transform = checked(Local, given.pop("local")), given.pop("transform")
             made = Transform(float(transform["scale"]), tuple(transform["mean"]), tuple(transform["std"]))
             shape, classes = tuple(given.pop("input_shape")), tuple(given.pop("classes"))
             return cls(local=local, transform=made, input_shape=shape, classes=classes, **given)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.federate.protocol.job import REVEAL, Job
-from fedtail.models import is_custom
+from fedtail.registry import is_own
 
 
 class PolicyError(FedtailError):
@@ -60,7 +60,7 @@ class Policy:
         """Raise ``PolicyError`` for a run this site does not take part in."""
         if self.methods and job.method not in self.methods:
             raise PolicyError(f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})")
-        if is_custom(job.model) and job.model not in self.code:
+        if is_own(job.model) and job.model not in self.code:
             raise PolicyError(
                 f"site policy: the model {job.model!r} is code that the server would have imported here; if you trust "
                 "it, add it to policy.code"

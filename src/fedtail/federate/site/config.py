@@ -17,7 +17,7 @@ from fedtail.federate.site.site import Site, SiteData
 from fedtail.federate.site.table import TableSite
 from fedtail.models.device import check_device
 from fedtail.runs.config import load_config
-from fedtail.runs.execution import build_federation, load_pooled
+from fedtail.runs.problem import build_federation, load_pooled
 
 KINDS = ("table", "images", "slice")
 

@@ -70,13 +70,13 @@ class ImageSite:
         return {"sum": x.sum((0, 2, 3)).tolist(), "square": (x**2).sum((0, 2, 3)).tolist(), "pixels": pixels}
 
     def client(self, index: int, job: Job) -> Client:
-        rest, _ = self._split(index, job.local.seed)
-        rng = generator(job.local.seed, "validation", index)
+        rest, _ = self._split(index, job.seed)
+        rng = generator(job.seed, "validation", index)
         train, held = stratified_holdout(self.samples.y.numpy(), rest, self.validation, rng)
         return Client(index, self.samples, train, held, job.n_classes, job.transform, job.augment)
 
     def test(self, index: int, job: Job) -> np.ndarray:
-        return self._split(index, job.local.seed)[1]
+        return self._split(index, job.seed)[1]
 
     def _split(self, index: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """(rest, test) images."""

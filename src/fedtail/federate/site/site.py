@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from fedtail.core.metrics import class_counts
-from fedtail.core.privacy import Privacy
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.job import Job
@@ -37,7 +36,7 @@ from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.local import client_confusion, measure_client, train_client
-from fedtail.rounds.private import add_noise
+from fedtail.rounds.privacy import add_noise
 
 
 class SiteData(Protocol):
@@ -134,13 +133,13 @@ class Site:
         if committed is not None:
             here.state.commit(int(committed["round"]), int(committed["probe"]))
         kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
-        update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.local)
+        update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
         if here.job.noise:
             # From the system's entropy: whoever knows the run's seed could take keyed noise off again.
-            secret = Privacy("local", here.job.noise)
-            update = add_noise(update, task, here.method, secret, here.job.n_classes, here.model.n_params)
+            n_classes, n_params = here.job.n_classes, here.model.n_params
+            update = add_noise(update, task, here.method, here.job.noise, None, n_classes, n_params)
         return pack_update(update, {"round": task.round})
 
     def validate(self, parcel: Parcel) -> Parcel:

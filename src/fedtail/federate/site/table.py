@@ -49,13 +49,13 @@ class TableSite:
         if not fitted.fitted or declared(fitted) != declared(self.schema_):
             raise FedtailError("the server's schema is not the one this site agreed to")
         samples: Samples = encode_site(self.table, fitted)
-        rest, _ = self._split(index, job.local.seed)
+        rest, _ = self._split(index, job.seed)
         y = samples.y.numpy()
-        train, held = stratified_holdout(y, rest, self.validation, generator(job.local.seed, "validation", index))
+        train, held = stratified_holdout(y, rest, self.validation, generator(job.seed, "validation", index))
         return Client(index, samples, train, held, job.n_classes, Transform(), None)
 
     def test(self, index: int, job: Job) -> np.ndarray:
-        return self._split(index, job.local.seed)[1]
+        return self._split(index, job.seed)[1]
 
     def _split(self, index: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """(rest, test) rows."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedtail.core.records import Task
 from fedtail.data.federation import Federation
 from fedtail.methods.base import LocalRun, Method
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import LocalPlan, plan_local_run
+from fedtail.settings import Settings
 
 GRAIN = 8
 """Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the
@@ -59,7 +59,7 @@ class Cohort:
         return len(self.active)
 
 
-def draw_runs(federation: Federation, method: Method, task: Task, settings: LocalSettings, n_params: int) -> list[Run]:
+def draw_runs(federation: Federation, method: Method, task: Task, settings: Settings, n_params: int) -> list[Run]:
     """All local runs of ``task``, longest first; the draws of ``plan_local_run`` client by client."""
     runs = []
     base = {**method.hyper(), "lr": task.lr}
@@ -80,7 +80,7 @@ def draw_runs(federation: Federation, method: Method, task: Task, settings: Loca
             hyper = {**base, **tried}
             local = LocalRun(
                 k, task.round, plan.counts, plan.resampled, n_params, len(plan.sizes), hyper["lr"], message,
-                seed=settings.seed,
+                seed=settings.run.seed,
             )  # fmt: skip
             runs.append(Run(row, probe, local, hyper, grouping[key], plan))
     return sorted(runs, key=lambda r: -r.local.steps)

@@ -21,12 +21,12 @@ CALLS = 110
 """Operations in a step of a small network."""
 
 
-def pays(compile: bool | None, method: Method, rounds: int | None, steps_per_round: int, flops_per_step: float) -> bool:
+def pays(compile: bool | None, method: Method, rounds: int, steps_per_round: int, flops_per_step: float) -> bool:
     """Whether to compile. None estimates from sizes, not from a clock: compiled steps round differently, and the
     same run must give the same bits whatever else the machine does."""
     if compile is not None:
         return compile
-    if rounds is None or type(method).loss is Method.loss:
+    if type(method).loss is Method.loss:
         return False
     step = CALLS * SECONDS_PER_CALL + flops_per_step / FLOPS_PER_SECOND
     return rounds * steps_per_round * step * SAVED > COMPILE_SECONDS

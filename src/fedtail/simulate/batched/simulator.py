@@ -25,8 +25,8 @@ from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import accuracy
+from fedtail.settings import Settings
 from fedtail.simulate.batched.cohort import Cohort, Run, draw_runs, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
 from fedtail.simulate.batched.functional import FunctionalKernel
@@ -51,20 +51,14 @@ class BatchedSimulator(ReferenceSimulator):
         federation: Federation,
         module: nn.Module,
         method: Method,
-        settings: LocalSettings,
+        settings: Settings,
         *,
-        threads: int = 1,
-        compile: bool | None = None,
-        rounds: int | None = None,
         capture_after: float = CAPTURE_AFTER,
         reason: str = "asked for",
     ) -> None:
-        """``threads``: of torch, while clients train; more than one seldom pays for such small products.
-        ``compile``: None compiles steps where a run of ``rounds`` is long enough.
-        ``capture_after``: seconds of plain calls before a step is captured."""
-        super().__init__(federation, module, method, settings)
-        self.threads, self.compile, self.rounds, self.reason = threads, compile, rounds, reason
-        self.capture_after = capture_after
+        """``capture_after``: seconds of plain calls before a step is captured."""
+        super().__init__(federation, module, method, settings, reason=reason)
+        self.threads, self.capture_after = settings.engine.threads, capture_after
         kernel, why = choose_kernel(self.model, federation, method)
         if kernel is None:
             raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
@@ -74,9 +68,10 @@ class BatchedSimulator(ReferenceSimulator):
         self._runners: OrderedDict[tuple[Signature, int], Runner] = OrderedDict()
         self._steps_made: dict[Signature, tuple[Step, Step | None]] = {}
         # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
-        longest, batch = int(federation.sizes.max()), settings.batch_size
+        longest, batch = int(federation.sizes.max()), settings.local.batch_size
         flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
-        self._compiles = pays(compile, method, rounds, settings.epochs * -(-longest // batch), flops)
+        steps = settings.local.epochs * -(-longest // batch)
+        self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
         self._validation_rows: np.ndarray | None = None
         self._fallbacks: dict[str, int] = {}
         self._pool_plain = (
@@ -161,7 +156,13 @@ class BatchedSimulator(ReferenceSimulator):
         searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
         fixed = tuple((k, v) for k, v in self.method.hyper().items() if k not in searched)
         return Signature(
-            cohort.index.shape[-1], cohort.windows, self.settings.scale, fixed, searched, tuple(const), tuple(state)
+            cohort.index.shape[-1],
+            cohort.windows,
+            self.settings.local.scale,
+            fixed,
+            searched,
+            tuple(const),
+            tuple(state),
         )
 
     def _runner(self, signature: Signature, rows: int, const: Tensors, state: Tensors) -> Runner:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.core.momentum import Scalar, like
 from fedtail.core.records import Tensors
-from fedtail.methods.base import Batch, Method
+from fedtail.methods.base import Batch, LocalStep, Method
 from fedtail.simulate.batched.layers import Window
 
 
@@ -97,7 +97,7 @@ def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[
             masks = group_masks(given["member"], share, n_groups, signature.scale)
             windows = [Window(a, b, masks[:, h : h + 1, a:b]) for h, (a, b) in enumerate(signature.windows)]
             grads = kernel.backward(saved, d, windows, masks)
-        direction, new = method.direction(grads, x, x0, const, new, hyper)
+        direction, new = method.direction(LocalStep(grads, x, x0, const, new, hyper))
         decay = hyper["weight_decay"]
         if isinstance(decay, Tensor) or decay:
             direction = direction + like(decay, x) * x

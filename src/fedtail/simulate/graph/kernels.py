@@ -21,7 +21,7 @@ from fedtail.core.records import Tensors
 from fedtail.data.federation import Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError, one_of
-from fedtail.methods.base import Batch, Method
+from fedtail.methods.base import Batch, LocalStep, Method
 from fedtail.models.flat import has_batchnorm
 from fedtail.simulate.graph.fused import Unsupported, fused_network
 
@@ -280,7 +280,7 @@ def update_function(method: Method, compile: bool) -> Callable[..., None]:
         state: Tensors, hyper: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         g = grads.float() if isinstance(grads, Tensor) else torch.stack([v.float() for v in grads])
-        step, new = method.direction(g, params, start, const, state, hyper)
+        step, new = method.direction(LocalStep(g, params, start, const, state, hyper))
         params.sub_(hyper["lr"] * (step + hyper["weight_decay"] * params))
         for name, value in new.items():
             if value is not state[name]:

@@ -23,8 +23,8 @@ from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Federation
 from fedtail.methods.base import LocalRun, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.local import accuracy, lone_samples_named, plan_local_run
+from fedtail.settings import Settings
 from fedtail.simulate.graph.evaluation import Evaluator
 from fedtail.simulate.graph.kernels import (
     Layout,
@@ -51,28 +51,23 @@ class GraphSimulator:
         federation: Federation,
         module: nn.Module,
         method: Method,
-        settings: LocalSettings,
+        settings: Settings,
         *,
-        device: str = "cpu",
-        precision: str = "auto",
         fused: bool | None = None,
-        compile: bool | None = None,
         lanes: int | None = None,
-        workers: int = 1,
     ) -> None:
-        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``, ``compile``: see
-        ``Numerics``. ``workers`` is accepted for the sake of the other paths and changes nothing."""
+        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``."""
         self.federation, self.method, self.settings = federation, method, settings
-        self.device = torch.device(device)
+        self.device = torch.device(settings.engine.device)
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
-        self.numerics = Numerics.choose(module, self.device, precision, fused, compile)
+        self.numerics = Numerics.choose(module, self.device, settings.engine.precision, fused, settings.engine.compiles)
         self.numerics.apply()
         self.layout = Layout(module, self.numerics)
         skeleton = copy.deepcopy(module)
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
-        self.grain = 1 if has_batchnorm(module) else default_grain(settings.batch_size)
+        self.grain = 1 if has_batchnorm(module) else default_grain(settings.local.batch_size)
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
@@ -106,7 +101,7 @@ class GraphSimulator:
         slots = [self._slot(task, row, p) for row in range(len(task.clients)) for p in range(task.n_probes)]
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(self.settings.seed, "dropout", round=task.round))
+            torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
             with lone_samples_named():
                 self._run(slots, out)
         return self._collect(task, slots, out)
@@ -120,12 +115,12 @@ class GraphSimulator:
         run = LocalRun(
             client.index, task.round, plan.counts, plan.resampled, self.model.n_params, len(plan.batches),
             hyper["lr"], {k: v.to(self.device) for k, v in message.items()}, self.device,
-            self.settings.seed,
+            self.settings.run.seed,
         )  # fmt: skip
         groups = self.method.groups(plan.resampled)
         const, state = self.method.start(run, self.client_states.get(client.index, {}))
         schedule = build_schedule(
-            plan, self._labels, groups, self.n_groups, mode=self.mode, scale=self.settings.scale, grain=self.grain
+            plan, self._labels, groups, self.n_groups, mode=self.mode, scale=self.settings.local.scale, grain=self.grain
         )
         arrays = {
             "rows": schedule.rows, "scales": schedule.scales, "shares": schedule.shares, "groups": schedule.groups
@@ -177,7 +172,7 @@ class GraphSimulator:
 
     def _capacity(self, rows: int, passes: int) -> tuple[int, int]:
         """Room for every client at rate 1, filling included, so that buffers stay where graphs expect them."""
-        s = self.settings
+        s = self.settings.local
         longest = max(int(resampled_counts(self.federation.client(k).counts, 1.0).sum()) for k in range(self.n_clients))
         steps = s.epochs * (-(-longest // s.batch_size))
         parts = 1 if self.mode == "masked" else min(self.n_groups, s.batch_size)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedtail.core.metrics import DEFECT, HEADLINE
+from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError, one_of
 from fedtail.study.paper.grid import PACKAGE, Axis, Grid, load_toml
 
@@ -70,8 +70,8 @@ def _declare(name: str, raw: Mapping[str, Any], source: str) -> Grid:
         file = GridFile.model_validate(raw)
     except ValidationError as error:
         raise _explained(error, source) from None
-    if file.metric not in (*HEADLINE, *DEFECT):
-        raise one_of(f"{source}: metric", file.metric, (*HEADLINE, *DEFECT))
+    if file.metric not in METRICS:
+        raise one_of(f"{source}: metric", file.metric, METRICS)
     blocks, columns, rows = (
         tuple(Axis(a.name, _dotted(a.set), a.recipe, a.only) for a in axes)
         for axes in (file.block, file.column, file.row)

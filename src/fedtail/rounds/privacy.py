@@ -1,0 +1,105 @@
+"""Privacy of a run: which promises can be kept, noise on the aggregate or on updates, and what it has cost so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.privacy import draw_noise, epsilon, sensitivity
+from fedtail.core.records import Refusal, Task, Update
+from fedtail.errors import FedtailError
+from fedtail.methods.base import Method, run_bound
+from fedtail.models.flat import has_batchnorm
+from fedtail.rounds.engine import Engine
+from fedtail.rounds.state import Problem
+from fedtail.settings import Privacy
+
+
+def check_privacy(problem: Problem, privacy: Privacy) -> None:
+    """Refuse a promise that cannot be kept: no norm bound, or more than updates leaves a site."""
+    if privacy.mode == "none":
+        return
+    method, rates, where = problem.method, problem.rates, f"privacy.mode = {privacy.mode!r}"
+    if has_batchnorm(problem.model.module):
+        raise FedtailError(f"{where}: BatchNorm's statistics have no norm bound; use model.batchnorm='groupnorm'")
+    if method.bound(1.0, 1, problem.n_classes) is None or rates.searches == "weight_decay":
+        raise FedtailError(
+            f"{where} needs a method whose updates are bounded, e.g. 'fedcgnm' with weight_decay = 0; {method.name!r} "
+            "as set has no bound"
+        )
+    if method.wire != "nothing":
+        raise FedtailError(f"{where} covers updates only, but {method.name!r} sends more: {method.wire}")
+    if privacy.mode == "central" and (rates.patterns() is not None or rates.reports or rates.searches == "lr"):
+        raise FedtailError(
+            f"{where} covers one aggregate per round, but rates {rates.name!r} release more; use rates 'uniform' or "
+            "'fixed', or privacy.mode = 'local'"
+        )
+    epsilon(privacy.noise, 1, privacy.delta)
+
+
+def privatize(
+    problem: Problem,
+    privacy: Privacy,
+    task: Task,
+    aggregate: Tensor,
+    weights: np.ndarray,
+    updates: Sequence[Update],
+    history: Sequence[dict[str, Any]] = (),
+) -> tuple[Tensor, dict[str, Any]]:
+    """The aggregate with central noise where asked, and what the rounds so far have cost, for history.
+
+    Releases are counted up over the records: a search sends several updates a round and, once it is done, one.
+    """
+    if privacy.mode == "none":
+        return aggregate, {}
+    record: dict[str, Any] = {"mode": privacy.mode, "noise": privacy.noise, "delta": privacy.delta}
+    if privacy.mode == "central":
+        bounds = [problem.method.bound(task.lr, u.steps[0], problem.n_classes) or 0.0 for u in updates]
+        record["sensitivity"] = sensitivity(weights, bounds)
+        n = problem.model.n_params
+        deviation = privacy.noise * record["sensitivity"]
+        noise = draw_noise(n, deviation, problem.noise_seed, "privacy", 0, task.round)
+        aggregate = torch.cat([aggregate[:n] + noise.to(aggregate.device), aggregate[n:]])
+    before = history[-1]["privacy"]["releases"] if history else 0
+    record["releases"] = before + task.n_probes
+    record["epsilon"] = epsilon(privacy.noise, record["releases"], privacy.delta)
+    return aggregate, {"privacy": record}
+
+
+class LocalNoise:
+    """Local privacy in simulation: an engine whose updates arrive with their sites' noise; all else is the engine's
+    own. Real sites add theirs before an update leaves."""
+
+    def __init__(self, engine: Engine, method: Method, noise: float, seed: int | None, n_classes: int) -> None:
+        self.inner, self.method, self.noise, self.seed, self.n_classes = engine, method, noise, seed, n_classes
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        updates, refusals = self.inner.train(task)
+        n = self.inner.model.n_params
+        return [add_noise(u, task, self.method, self.noise, self.seed, self.n_classes, n) for u in updates], refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def add_noise(
+    update: Update, task: Task, method: Method, noise: float, seed: int | None, n_classes: int, n_params: int
+) -> Update:
+    """The update as it leaves a site under local privacy. task: as the site got it, or the whole round's.
+
+    ``noise`` is the multiplier z; ``seed`` None draws from the system's entropy. Noise goes to the ``n_params`` trained
+    parameters: frozen ones do not move, and there is nothing to hide in them.
+    """
+    delta = update.delta.clone()
+    for i, steps in enumerate(update.steps):
+        bound = run_bound(method, task, update.client, i, steps, n_classes)
+        if bound is None:
+            raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as set has none")
+        drawn = draw_noise(n_params, noise * bound, seed, f"privacy/{i}", update.client, task.round)
+        delta[i, :n_params] += drawn.to(delta.device)
+    return replace(update, delta=delta)

@@ -1,0 +1,94 @@
+"""The search phase of a round: what clients try, which models that makes, how good they are, what is in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
+from fedtail.core.metrics import score
+from fedtail.core.records import Update
+from fedtail.errors import FedtailError
+from fedtail.rates.base import RateStrategy
+from fedtail.rounds.state import Problem
+from fedtail.settings import Settings
+
+
+def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:
+    """(S, P) values that the sampled clients try, by what is searched. A searched learning rate is the schedule's first
+    value; ``decay`` is what the schedule has made of it."""
+    rows = rates.ask()[list(clients)]
+    if rates.searches == "rate":
+        return {"rate": rows}
+    held = np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape)
+    return {"rate": held, rates.searches: rows * decay if rates.searches == "lr" else rows}
+
+
+def candidate_models(
+    rates: RateStrategy, x: Tensor, weights: np.ndarray, updates: Sequence[Update], present: np.ndarray
+) -> Candidates | None:
+    """The models that the strategy wants compared; None if it compares none."""
+    wanted = rates.patterns()
+    if wanted is None:
+        return None
+    deltas = [u.delta for u in updates]
+    if wanted == "uniform":
+        return uniform_candidates(x, weights, deltas)
+    return binary_candidates(x, weights, deltas, rates.axes[present], rates.n_axes)
+
+
+def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:
+    """(N,) the metric of every candidate, from counts summed over all validating clients or from the server's set."""
+    run = settings.run
+    if run.validate_on == "server" and problem.holdout is not None:
+        counts = problem.holdout(candidates)
+    else:
+        counts = problem.engine.validate(candidates, present.tolist())
+    if not counts[:, 1].sum(axis=-1).all():
+        where = "at the clients; set data.validation" if run.validate_on == "clients" else "at the server"
+        raise FedtailError(f"rates {problem.rates.name!r} compares models, but there is no validation data {where}")
+    return score(counts, run.metric, problem.background)
+
+
+def reports_of(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:
+    """name -> (K, P) scalars that clients reported, NaN for those that did not."""
+    names = {name for u in updates for name in u.reports}
+    out = {}
+    for name in sorted(names):
+        probes = max(len(u.reports[name]) for u in updates if name in u.reports)
+        out[name] = np.full((n_clients, probes), np.nan)
+        for u in updates:
+            if name in u.reports:
+                out[name][u.client] = u.reports[name]
+    return out
+
+
+class RatesInForce:
+    """The resampling rates of each round, and V_t = sum of p_k |r_k^t - r_k^(t-1)| with V_t / sqrt(t) (paper 3.3).
+
+    Rounds of equal rates share one list, so that a history over a million clients stays small.
+    """
+
+    def __init__(self, history: Sequence[dict[str, Any]], p: np.ndarray) -> None:
+        self.before = history[-1] if history else None
+        self.last = np.array(history[-1]["rates"], dtype=np.float64) if history else None
+        self.p = p
+
+    def record(self, rates: RateStrategy, t: int) -> dict[str, Any]:
+        """What round t's record says of rates and of whatever else is searched."""
+        own, before = rates.searches == "rate", self.before or {}
+        now = np.array(rates.rates if own else rates.base_rates, dtype=np.float64)
+        same = self.last is not None and np.array_equal(now, self.last)
+        moved = 0.0 if same or self.last is None else float(np.abs(now - self.last) @ self.p)
+        variation = float(before.get("path_variation", 0.0)) + moved
+        out: dict[str, Any] = {"rates": before["rates"] if same else now.tolist()}
+        if not own:
+            searched = {rates.searches: rates.rates.tolist()}
+            out["searched"] = before["searched"] if searched == before.get("searched") else searched
+        out["path_variation"] = variation
+        out["path_variation_per_root_round"] = variation / float(np.sqrt(t + 1))
+        self.last, self.before = now, out
+        return out

@@ -1,0 +1,94 @@
+"""What is trained, and all that a run is between two rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import summarize
+from fedtail.core.records import Task, Tensors
+from fedtail.methods.base import Method
+from fedtail.models.flat import FlatModel
+from fedtail.rates.base import RateStrategy
+from fedtail.rounds.engine import Engine
+
+
+@dataclass(frozen=True)
+class Best:
+    """The model with the best validation metric so far; ``round`` counts rounds done."""
+
+    round: int
+    score: float
+    x: Tensor
+
+
+@dataclass
+class State:
+    """All that a run is, between two rounds; checkpoint it and nothing is lost."""
+
+    round: int
+    x: Tensor
+    method: Tensors = field(default_factory=dict)
+    """What the method keeps at the server."""
+    server: Tensors = field(default_factory=dict)
+    """Moments of the server optimizer."""
+    rates: dict[str, Any] = field(default_factory=dict)
+    """The rate strategy's state; like ``clients``, taken when a checkpoint is due."""
+    clients: dict[int, Tensors] = field(default_factory=dict)
+    """What clients keep, where the engine holds it."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: Best | None = None
+
+
+@dataclass
+class Problem:
+    """What is trained and by whom; ``fedtail.runs.problem`` and ``fedtail.federate.server`` make one."""
+
+    engine: Engine
+    method: Method
+    rates: RateStrategy
+    n_classes: int
+    train_counts: np.ndarray | None = None
+    """(C,) global class counts, where they are known (simulation): for head / tail accuracy."""
+    auxiliary: Callable[[Tensor], Tensor] | None = None
+    """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
+    monitors: Sequence[Callable[[Task, Tensor], dict[str, Any]]] = ()
+    """Measurements taken after each round; see ``rounds.diagnostics``."""
+    background: int | None = None
+    """The class that means "nothing found", where the data declare one."""
+    holdout: Callable[[Candidates], np.ndarray] | None = None
+    """Candidates -> (N, 3, C) per-class counts on the server's hold-out set, where it has one."""
+    labels: tuple[str, ...] = ()
+    """A label per client that the data names, for strategies that search over clusters of clients."""
+    noise_seed: int | None = None
+    """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
+
+    @property
+    def model(self) -> FlatModel:
+        """The model's shape and layers; its weights are scratch space."""
+        return self.engine.model
+
+    def metrics(self, confusion: np.ndarray) -> dict[str, Any]:
+        """Everything reported of a confusion matrix."""
+        return summarize(confusion, self.train_counts, self.background)
+
+    def begin(self) -> State:
+        """Round 0 from the model's own initial weights."""
+        method = self.method.init_server(self.engine.n_clients, self.n_classes, self.model.n_params)
+        return State(0, self.model.vector.clone(), method)
+
+    def capture(self, state: State) -> State:
+        """The state with what strategy and clients hold right now: what a checkpoint is made of."""
+        state.rates, state.clients = self.rates.state(), self.engine.state()
+        return state
+
+    def restore(self, state: State) -> State:
+        """Hand a checkpoint's state back to strategy and clients."""
+        self.rates.load_state(state.rates)
+        self.engine.load_state(state.clients)
+        return state

@@ -1,0 +1,108 @@
+"""Settings -> data, model, method, rates and the simulator: everything the round loop needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from fedtail.core.candidates import Candidates
+from fedtail.data.federation import Federation
+from fedtail.data.partitions import federate
+from fedtail.data.registry import DATASETS, Pooled
+from fedtail.errors import FedtailError
+from fedtail.methods import METHODS, FedAvg, Method
+from fedtail.models import FlatModel, build_model, choose_model
+from fedtail.rates import RateStrategy
+from fedtail.rounds.auxiliary import auxiliary_monitor
+from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
+from fedtail.rounds.engine import Engine
+from fedtail.rounds.privacy import LocalNoise
+from fedtail.rounds.state import Problem
+from fedtail.rounds.validation import holdout_validator
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
+
+AUXILIARY = 5
+"""Auxiliary samples per class where a method needs them and the settings do not say."""
+
+
+def load_pooled(settings: Settings) -> Pooled:
+    """The data set that the settings name, before it is split."""
+    data = settings.data
+    options, known = data.options, DATASETS.options(data.name)
+    if "seed" in known:
+        options.setdefault("seed", settings.data_seed)
+    if "data_dir" in known and data.dir is not None:
+        options.setdefault("data_dir", data.dir)
+    return DATASETS.build(data.name, **options)
+
+
+def build_federation(settings: Settings, pooled: Pooled | None = None) -> Federation:
+    """The data set that the settings name, split over its clients."""
+    data = settings.data.model_copy(update={"auxiliary": auxiliary_size(settings), "seed": settings.data_seed})
+    return federate(load_pooled(settings) if pooled is None else pooled, data)
+
+
+def auxiliary_size(settings: Settings) -> int:
+    """Auxiliary samples per class: as set, else what the method needs."""
+    if settings.data.auxiliary is not None:
+        return settings.data.auxiliary
+    return AUXILIARY if getattr(METHODS[settings.method.name], "needs_auxiliary", False) else 0
+
+
+def build_module(settings: Settings, federation: Federation, pooled: Pooled) -> tuple[nn.Module, dict[str, Any]]:
+    """The model that the settings name, freshly initialised, and its description (name and options)."""
+    name, options = settings.model.name, settings.model.options
+    if name == "auto":
+        name, options = pooled.model, {**pooled.model_options, **options}
+    if name == "auto":  # the data has no model of its own; settled here, so that the run folder names it
+        name, own = choose_model(federation.input_shape)
+        options = {**own, **options}
+    module = build_model(name, federation.input_shape, federation.n_classes, seed=settings.run.seed, **options)
+    return module, {"name": name, "options": options}
+
+
+def assemble(
+    federation: Federation, module: nn.Module, method: Method, rates: RateStrategy, settings: Settings
+) -> Problem:
+    """Everything the round loop needs, in the simulator."""
+    if method.needs_auxiliary and not len(federation.auxiliary):
+        raise FedtailError(
+            f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
+            f"{AUXILIARY}"
+        )
+    engine: Engine = simulator(federation, module, method, settings)
+    model, diagnostics, monitors = engine.model, settings.run.diagnostics, list[Monitor]()
+    if "losses" in diagnostics:
+        monitors.append(loss_monitor(federation, model))
+    if "sgd_alignment" in diagnostics:
+        plain = FedAvg(weight_decay=method.weight_decay)
+        monitors.append(shadow_monitor(simulator(federation, model.clone().module, plain, settings)))
+    if "assumption" in diagnostics:
+        monitors.append(assumption_monitor(federation, model, method, settings))
+    seed, privacy = settings.run.seed, settings.privacy
+    if privacy.mode == "local":
+        engine = cast(Engine, LocalNoise(engine, method, privacy.noise, seed, federation.n_classes))
+    return Problem(
+        engine=engine,
+        method=method,
+        rates=rates,
+        n_classes=federation.n_classes,
+        train_counts=federation.label_map().sum(0),
+        auxiliary=auxiliary_monitor(model, federation) if method.needs_auxiliary else None,
+        background=federation.background,
+        holdout=_holdout(federation, model),
+        labels=federation.clusters,
+        monitors=monitors,
+        noise_seed=seed,
+    )
+
+
+def _holdout(federation: Federation, model: FlatModel) -> Callable[[Candidates], np.ndarray] | None:
+    if not len(federation.holdout):
+        return None
+    samples = federation.pool.take(federation.holdout)
+    return holdout_validator(model, samples, federation.transform, federation.n_classes)

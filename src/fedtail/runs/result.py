@@ -1,0 +1,187 @@
+"""What a finished run leaves in memory: a model, its numbers, and ways to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedtail.core.metrics import METRICS, majority_floor, metrics
+from fedtail.data.about import About
+from fedtail.errors import FedtailError, one_of
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.folder import append_round, begin_folder, end_folder
+from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
+from fedtail.runs.saved import SavedModel
+from fedtail.settings import Settings
+
+PLOTS = ("curves", "classes")
+
+
+@dataclass
+class Result:
+    """A trained model with its history and test metrics."""
+
+    module: nn.Module
+    """The chosen model, ready to use."""
+    x: Tensor
+    """(n,) the same as a vector."""
+    test: dict[str, Any]
+    confusion: np.ndarray
+    floor: dict[str, float]
+    """Metrics of always answering the majority class."""
+    rates: np.ndarray
+    """(K,) the resampling rates in force; what else was searched is in the summary."""
+    history: list[dict[str, Any]]
+    seconds: list[float]
+    """Seconds of each round."""
+    summary: dict[str, Any]
+    titles: dict[str, Any]
+    """How method, rate strategy and metrics of the user's own are called in tables and reports."""
+    about: About
+    settings: Settings
+    architecture: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    write_page: ClassVar[Callable[[Path], Path] | None] = None
+    """Makes a report from a run folder; given by the package, since reports are a layer above runs."""
+
+    def __repr__(self) -> str:
+        known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
+        rows = [["", *(m.title for m in known)], ["model", *(f"{self.test[m.name]:.3f}" for m in known)]]
+        if self.floor:
+            floor = (self.floor.get(m.name, np.nan) for m in known)
+            rows.append(["majority only", *("–" if not np.isfinite(v) else f"{v:.3f}" for v in floor)])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        said = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
+        return "\n".join([f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", *lines])
+
+    def model(self) -> SavedModel:
+        """The model with everything between raw data and class names."""
+        return SavedModel.of_run(self.module, self.about, self.architecture)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write a run folder: what ``fedtail report``, ``fedtail predict`` and ``load_model`` read."""
+        folder = Path(folder)
+        if (folder / "config.toml").exists():
+            raise FedtailError(f"{str(folder)!r} holds a run; choose another folder")
+        begin_folder(folder, self.settings, self.about, [])
+        for i, seconds in enumerate(self.seconds):
+            append_round(folder, self.history[: i + 1], seconds)
+        self.finish_folder(folder)
+        return folder
+
+    def finish_folder(self, folder: Path) -> None:
+        """The model and ``result.json``, beside a history that is there already."""
+        self.model().save(folder)
+        end_folder(folder, self.settings, self.about, self.history, self.outcome())
+        self.folder = folder
+
+    def outcome(self) -> dict[str, Any]:
+        """What ``result.json`` says of the run's end."""
+        return {
+            "titles": self.titles,
+            "test": self.test,
+            "confusion": self.confusion,
+            "floor": self.floor,
+            "rates": self.rates,
+            **self.summary,
+        }
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """One self-contained HTML page; in the run folder unless ``path`` says otherwise."""
+        if self.folder is None:
+            if path is None:
+                raise FedtailError(
+                    "this result is in memory only; result.save('runs/x') first, or give report() a path"
+                )
+            self.save(Path(path).with_suffix(""))
+        assert self.folder is not None and Result.write_page is not None
+        page = Result.write_page(self.folder)
+        if path is None:
+            return page
+        Path(path).write_bytes(page.read_bytes())
+        return Path(path)
+
+    def plot(self, kind: str = "curves", metric: str = "macro_f1") -> Any:
+        """A matplotlib figure: ``curves`` over rounds, or the accuracy of ``classes``."""
+        if kind not in PLOTS:
+            raise one_of("plot", kind, PLOTS)
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        with rc_context(STYLE):
+            figure = Figure(figsize=(COLUMN if kind == "curves" else PAGE, 2.4), layout="constrained")
+            (self._curves if kind == "curves" else self._classes)(figure.add_subplot(), metric)
+        return figure
+
+    def _curves(self, ax: Any, metric: str) -> None:
+        title = METRICS[metric].words
+        for i, split in enumerate(("test", "validation")):
+            points = [(r["round"] + 1, r[split][metric]) for r in self.history if r.get(split)]
+            if points and np.isfinite([v for _, v in points]).any():
+                ax.plot(*zip(*points, strict=True), color=COLOURS[1 - i], label=split)
+        if metric in self.floor:
+            ax.axhline(self.floor[metric], color="#67707d", linestyle=":", linewidth=0.9, label="majority only")
+        ax.set(xlabel="round", ylabel=title)
+        ax.legend()
+
+    def _classes(self, ax: Any, metric: str) -> None:
+        accuracy = np.array(self.test["per_class_accuracy"], dtype=float)
+        counts = self.about.train_counts
+        order = np.arange(len(accuracy)) if counts is None else np.argsort(-counts, kind="stable")
+        ax.bar(np.arange(len(order)), accuracy[order], color=COLOURS[1])
+        names = [f"{self.about.classes[c]}" + ("" if counts is None else f"\n{counts[c]}") for c in order]
+        if len(names) <= 20:
+            ax.set_xticks(np.arange(len(names)), names)
+        ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
+
+
+def conclude(problem: Problem, state: State, about: About, settings: Settings, seconds: list[float]) -> Result:
+    """The chosen model and its test metrics."""
+    best = state.best if settings.run.select == "best" else None
+    x = state.x if best is None else best.x
+    confusion = problem.engine.confusion(x, "test")
+    problem.model.load(x)
+    problem.model.module.eval()
+    last, rates = state.history[-1] if state.history else {}, problem.rates
+    floor = {}
+    if about.test_counts is not None:
+        counts = about.train_counts
+        majority = None if counts is None else int(counts.argmax())
+        floor = majority_floor(about.test_counts, majority, problem.background)
+    summary: dict[str, Any] = {
+        "rounds": state.round,
+        "selected_round": state.round if best is None else best.round,
+        **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
+        "refused": sum(len(r["refused"]) for r in state.history),
+        **{key: last[key] for key in ("searched", "privacy") if key in last},
+        "engine": problem.engine.info(),
+    }
+    return Result(
+        module=problem.model.module,
+        x=x,
+        test=problem.metrics(confusion),
+        confusion=confusion,
+        floor=floor,
+        rates=rates.rates if rates.searches == "rate" else rates.base_rates,
+        history=state.history,
+        seconds=seconds,
+        summary=summary,
+        titles={
+            "method": problem.method.title,
+            "rates": rates.title,
+            "metrics": {m.name: m.title for m in metrics() if ":" in m.name},
+        },
+        about=about,
+        settings=settings,
+    )

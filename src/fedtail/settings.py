@@ -1,0 +1,353 @@
+"""Everything a run can be told, declared once.
+
+One class per section. It is the schema of a TOML file, of dotted overrides (``local.lr=0.2``) and of ``fit()``'s
+keywords (``lr=0.2``), the source of command-line help and of the table of settings in the docs, and what the code that
+uses a setting reads. The ``[policy]`` and ``[worker]`` sections of a site's file are made of the same ``Section``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self, TypeVar, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedtail.errors import FedtailError, one_of
+
+S = TypeVar("S", bound=BaseModel)
+FREE: dict[str, Any] = {"free": True}
+"""Marks a setting that does not change a run's result, so that a resumed run may have another value."""
+
+
+class Section(BaseModel):
+    """A section with a closed list of keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Named(Section):
+    """A section that names a registered entry; its further keys are that entry's options."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class Data(Named):
+    """Which data, and how it is split over clients."""
+
+    name: str = "digits"
+    """Data set; see `fedtail data list`."""
+    clients: int = Field(5, ge=1)
+    """Number of clients, where the data has no sites of its own."""
+    partition: Literal["auto", "iid", "dirichlet", "per_client", "column"] = "auto"
+    """How samples are split over clients. ``column`` takes the data's own sites; ``auto`` is ``column`` where there are
+    sites, else ``dirichlet``."""
+    alpha: float = Field(0.5, gt=0)
+    """Concentration of the Dirichlet partitions; smaller is more uneven."""
+    min_samples: int = Field(10, ge=1)
+    """Least samples of a client; ``dirichlet`` draws again until all have them."""
+    validation: float | None = Field(None, ge=0, lt=1)
+    """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
+    auxiliary: int | None = Field(None, ge=0)
+    """Samples per class held out of training for the server (Ratio Loss); by default what the method wants."""
+    holdout: float = Field(0.0, ge=0, lt=1)
+    """Share of every client's data that the server gets to own, for ``run.validate_on = "server"``."""
+    augment: str | None = None
+    """``crop-flip``, ``flip`` or ``none``; by default what the data set suggests."""
+    seed: int | None = None
+    """Seed of data choice and split; by default ``run.seed``."""
+    dir: str | None = Field(None, json_schema_extra=FREE)
+    """Folder of data files; by default the environment variable FEDTAIL_DATA, then the user's cache."""
+
+
+class Model(Named):
+    """Which model."""
+
+    name: str = "auto"
+    """Model; ``auto`` is the data set's own."""
+
+
+class Method(Named):
+    """Which method."""
+
+    name: str = "fedcgnm"
+    """Method; see `fedtail methods`."""
+
+
+class Rates(Named):
+    """Which rate strategy."""
+
+    name: str = "uniform"
+    """Rate strategy, one rate for all clients, or a file that `fedtail tune` wrote."""
+
+
+class Local(Section):
+    """Local training."""
+
+    epochs: int = Field(1, ge=1)
+    """Passes over a client's resampled data in each round."""
+    batch_size: int = Field(64, ge=1)
+    """Samples of a local step."""
+    lr: float = Field(0.1, gt=0)
+    """Learning rate of the first round; it is constant inside a round."""
+    lr_min: float = Field(1e-4, ge=0)
+    """Learning rate of the last round under ``cosine``."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate falls over rounds."""
+    warmup: int = Field(0, ge=0)
+    """Rounds over which the learning rate rises to its schedule."""
+    epoch_length: Literal["inflated", "original"] = "inflated"
+    """``inflated``: a resampled epoch is longer the higher the rate; ``original``: as long as the client's data."""
+    replication: Literal["fractional", "round", "ceil"] = "fractional"
+    """Whether a class is repeated exactly as often as the rate says, or a whole number of times."""
+    scale: Literal["batch", "group"] = "batch"
+    """What a group's gradient is divided by: the samples of the batch, or those of the group."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.schedule != "constant" and self.lr_min > self.lr:
+            raise ValueError(
+                f"{{lr_min}} = {self.lr_min:g} is above {{lr}} = {self.lr:g}, so the learning rate would rise; lower "
+                "{lr_min}, or set {schedule} = 'constant'"
+            )
+        return self
+
+
+class Server(Section):
+    """Server optimizer (FedOpt)."""
+
+    optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
+    """What the server makes of a round's aggregate: take it, FedAvgM, FedAdam, FedYogi or FedAdagrad."""
+    lr: float = Field(1.0, gt=0)
+    """The server's learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Factor of the first moment."""
+    beta2: float = Field(0.99, ge=0, lt=1)
+    """Factor of the second moment (adam, yogi)."""
+    tau: float = Field(1e-3, gt=0)
+    """Added to the root of the second moment (adaptive optimizers)."""
+
+
+class Engine(Section):
+    """How the simulator runs clients."""
+
+    path: Literal["auto", "reference", "batched", "graph"] = "auto"
+    """``reference``, ``batched`` (CPU) or ``graph`` (GPU); ``auto`` is the fastest that takes the run."""
+    device: str = "cpu"
+    """Device: cpu, cuda, cuda:1 ..."""
+    precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
+    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on CUDA, fp32 on the CPU."""
+    workers: int = Field(1, ge=1, json_schema_extra=FREE)
+    """Clients trained at once on the CPU's reference path. Each computes on one thread, so the bits do not depend on
+    it; the batched path trains all clients of a round in one step instead."""
+    threads: int = Field(1, ge=1)
+    """torch's threads on the batched path. More change the bits, and seldom pay for models this small."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
+
+    @property
+    def compiles(self) -> bool | None:
+        """None leaves it to the path."""
+        return {"on": True, "off": False}.get(self.compile)
+
+
+class Run(Section):
+    """The run itself."""
+
+    name: str | None = Field(None, coerce_numbers_to_str=True, json_schema_extra=FREE)
+    """Name of the run folder."""
+    folder: str = Field("runs", json_schema_extra=FREE)
+    """Folder that holds run folders."""
+    rounds: int = Field(50, ge=1)
+    """Rounds."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything random."""
+    participation: float = Field(1.0, gt=0, le=1)
+    """Share of the clients sampled for a round."""
+    metric: str = "accuracy"
+    """What rate search and model selection compare by, on private validation splits; see `fedtail metrics`."""
+    validate_on: Literal["clients", "server"] = "clients"
+    """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
+    validate_every: int = Field(1, ge=0)
+    """Validate the global model on private splits every so many rounds, and after the last; 0 is never."""
+    search_only: bool = False
+    """Stop when the rate search ends: what ``fedtail tune`` does."""
+    select: Literal["last", "best"] = "last"
+    """Keep the last model, or the one with the best validation metric."""
+    quorum: float = Field(1.0, gt=0, le=1)
+    """Least share of the sampled clients whose update must arrive and be valid; below it the run stops."""
+    evaluate_every: int = Field(1, ge=1)
+    """Test the global model every so many rounds, and after the last."""
+    checkpoint_every: int = Field(1, ge=1, json_schema_extra=FREE)
+    """What ``--resume`` goes on from is written every so many rounds."""
+    trackers: tuple[str, ...] = Field((), json_schema_extra=FREE)
+    """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
+    diagnostics: tuple[Literal["alignment", "losses", "sgd_alignment", "assumption"], ...] = ("alignment",)
+    """What to log beside metrics; all but ``alignment`` (of client updates) cost time and need the simulator."""
+
+    @field_validator("trackers", "diagnostics", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """On the command line ``run.trackers=tensorboard,mlflow`` is easier to type than a TOML list."""
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.select == "best" and not self.validate_every:
+            raise ValueError("{select} = 'best' needs validation; set {validate_every} to 1 or more")
+        return self
+
+
+class Deploy(Section):
+    """Real federations only (``fedtail deploy``); the simulator ignores it."""
+
+    timeout: float = Field(600.0, gt=0, json_schema_extra=FREE)
+    """Seconds to wait for the replies of one exchange; who is late is left out of the round."""
+    wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
+    """Seconds to wait for all sites before round 0."""
+    reveal: Literal["totals", "classes"] = "totals"
+    """What sites send back from validation: totals, or counts per class (their policy must allow it)."""
+    candidates: Literal["affine", "models"] = "affine"
+    """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
+    models_per_message: int = Field(8, ge=1)
+    """With ``models``: how many travel at a time."""
+
+
+class Privacy(Section):
+    """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
+
+    mode: Literal["none", "central", "local"] = "none"
+    """Who adds it: nobody, the server to the aggregate, or every site to its updates."""
+    noise: float = Field(1.0, gt=0)
+    """Noise multiplier: standard deviation over sensitivity."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """The delta of (epsilon, delta)."""
+
+
+class Settings(Section):
+    """Everything a run depends on."""
+
+    data: Data = Data()
+    model: Model = Model()
+    method: Method = Method()
+    rates: Rates = Rates()
+    local: Local = Local()
+    server: Server = Server()
+    engine: Engine = Engine()
+    run: Run = Run()
+    deploy: Deploy = Deploy()
+    privacy: Privacy = Privacy()
+
+    @property
+    def data_seed(self) -> int:
+        return self.run.seed if self.data.seed is None else self.data.seed
+
+    def to_toml(self) -> str:
+        """The whole of it as a file."""
+        return tomli_w.dumps(_without_none(self.model_dump()))
+
+    @classmethod
+    def of(cls, **keywords: Any) -> Settings:
+        """Settings by their short names: ``Settings.of(rounds=3, lr=0.2, server={"optimizer": "adam"})``.
+
+        Every key of ``local``, ``run`` and ``engine`` is a keyword; ``server`` and ``privacy`` are given whole.
+        """
+        raw: dict[str, dict[str, Any]] = {section: {} for section in KEYWORD_SECTIONS}
+        for name, value in keywords.items():
+            if name in WHOLE_SECTIONS:
+                raw[name] = dict(value) if isinstance(value, Mapping) else value.model_dump()
+            elif name in KEYWORDS:
+                raw[KEYWORDS[name]][name] = value
+            else:
+                raise one_of("setting", name, [*KEYWORDS, *WHOLE_SECTIONS])
+        whole = {name: name for name in WHOLE_SECTIONS}
+        return checked(cls, raw, lambda *path: whole.get(path[0], "") + ("." if path[0] in whole else "") + path[-1])
+
+
+BOUNDS = ("ge", "gt", "le", "lt")
+KEYWORD_SECTIONS = ("local", "run", "engine")
+WHOLE_SECTIONS = ("server", "privacy")
+KEYWORDS = {key: section for section in KEYWORD_SECTIONS for key in type(getattr(Settings(), section)).model_fields}
+"""Short name of a setting -> its section."""
+
+
+def checked(schema: type[S], raw: Mapping[str, Any], name: Callable[..., str] = lambda *path: ".".join(path)) -> S:
+    """``schema`` filled from plain values; a bad value is one clear line. ``name`` makes a key's name of its path."""
+    try:
+        return schema.model_validate(raw)
+    except ValidationError as error:
+        raise explain(error, schema, name) from None
+
+
+def explain(error: ValidationError, schema: type[BaseModel], name: Callable[..., str]) -> FedtailError:
+    """The first fault in one line: the value, what is allowed, the fix."""
+    first = error.errors()[0]
+    path = tuple(str(p) for p in first["loc"])
+    owner = schema
+    for part in path[:-1]:
+        inner = owner.model_fields[part].annotation if part in owner.model_fields else None
+        owner = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else owner
+    if first["type"] == "extra_forbidden":
+        return one_of(f"key in section {path[-2]!r}" if len(path) > 1 else "key", path[-1], owner.model_fields)
+    if first["type"] == "literal_error":
+        allowed = [v.strip(" '") for v in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
+        return one_of(name(*path), first["input"], allowed)
+    if first["type"] in ("model_type", "model_attributes_type"):
+        key = ".".join(path)
+        return FedtailError(f"config section {key!r} must be a table, got {first['input']!r}; e.g. [{key}]")
+    if first["type"] == "value_error":  # a rule over several keys of a section, which it names in braces
+        inner = owner.model_fields[path[-1]].annotation if path and path[-1] in owner.model_fields else owner
+        keys = getattr(inner, "model_fields", {})
+        return FedtailError(str(first["ctx"]["error"]).format(**{key: name(*path, key) for key in keys}))
+    if bounds := interval(owner, path[-1]) if first["type"].startswith(("greater_than", "less_than")) else "":
+        return FedtailError(f"{name(*path)} = {first['input']!r} is outside {bounds}")
+    return FedtailError(
+        f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}"
+    )
+
+
+def interval(schema: type[BaseModel], key: str) -> str:
+    """The range of a number as ``[0, 1)``; empty if it has none."""
+    rules = {name: getattr(m, name) for m in schema.model_fields[key].metadata for name in BOUNDS if hasattr(m, name)}
+    if not rules:
+        return ""
+    left = f"[{rules['ge']:g}" if "ge" in rules else f"({rules['gt']:g}" if "gt" in rules else "(-inf"
+    right = f"{rules['le']:g}]" if "le" in rules else f"{rules['lt']:g})" if "lt" in rules else "inf)"
+    return f"{left}, {right}"
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def allowed_values(schema: type[BaseModel], key: str) -> tuple[str, ...]:
+    """The closed list of values of a key."""
+    return tuple(get_args(schema.model_fields[key].annotation))
+
+
+def is_free(section: str, key: str) -> bool:
+    """Whether a setting leaves a run's result alone."""
+    fields = getattr(Settings.model_fields.get(section), "annotation", Section).model_fields
+    return key in fields and fields[key].json_schema_extra == FREE
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys; tuples as the lists that TOML and JSON have."""
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            out.update(flatten(item, f"{prefix}{key}."))
+        else:
+            out[f"{prefix}{key}"] = list(item) if isinstance(item, tuple) else item
+    return out
