@@ -29,7 +29,8 @@ from fedtail.study.paper.convergence import run_convergence
 from fedtail.study.paper.convergence_page import HEADER, convergence_markdown, convergence_rows, draw_convergence
 from fedtail.study.paper.declared import grid_names, load_grid
 from fedtail.study.paper.figures import draw
-from fedtail.study.paper.grid import SCALES, Place, load_recipes, slug, with_overrides
+from fedtail.study.paper.grid import SCALES, Place, slug, with_overrides
+from fedtail.study.paper.recipes import load_recipes
 from fedtail.study.paper.search import search
 from fedtail.study.paper.tables import GridResult, collect, to_csv, to_markdown
 

@@ -14,7 +14,8 @@ from typing import Any
 from fedtail.runs.config import check_config, layered
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.compare import validation_score
-from fedtail.study.paper.grid import load_recipes, load_toml, slug
+from fedtail.study.paper.grid import slug
+from fedtail.study.paper.recipes import load_recipes, load_toml
 
 Runner = Callable[[Sequence[Cell]], list[Outcome]]
 
