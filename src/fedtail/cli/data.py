@@ -142,11 +142,11 @@ def show(found: Inspection, width: int | None = None) -> None:
         out.print(line, soft_wrap=True)
 
 
-Grid = tuple[list[str], list[list[str]]]
+TextTable = tuple[list[str], list[list[str]]]
 """Column names and rows of text."""
 
 
-def _sites_down(found: Inspection) -> Grid:
+def _sites_down(found: Inspection) -> TextTable:
     """One row per site, one column per class."""
     rows = [
         [site, *(_cell(found, k, c) for c in range(len(found.classes))), *_figures(found, k)]
@@ -157,7 +157,7 @@ def _sites_down(found: Inspection) -> Grid:
     return ["site", *found.classes, "samples", "imbalance", "epoch"], rows
 
 
-def _classes_down(found: Inspection) -> Grid:
+def _classes_down(found: Inspection) -> TextTable:
     """The same table turned: few sites, long or many class names."""
     sites = range(min(len(found.sites), TALL))
     rows = [
@@ -173,7 +173,7 @@ def _classes_down(found: Inspection) -> Grid:
     return ["class", *names[: len(sites)], *["-"] * (len(sites) - len(names)), "all sites", "test"], rows
 
 
-def _summary(found: Inspection) -> Grid:
+def _summary(found: Inspection) -> TextTable:
     """One row per site with the number of classes in each group; the middle left out where sites are many."""
     k = len(found.sites)
     chosen = range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]

@@ -10,7 +10,7 @@ from fedtail.errors import FedtailError
 from fedtail.runs.config import Config, check_config, load_config
 from fedtail.runs.execution import run
 from fedtail.study.cells import Cell, run_cells, seeds_of
-from fedtail.study.paper.convergence import run_path
+from fedtail.study.paper.convergence import run_point
 from fedtail.study.paper.declared import GridFile, grid_names, load_grid
 from fedtail.study.paper.figures import KINDS
 from fedtail.study.paper.grid import SCALES
@@ -164,13 +164,13 @@ def test_cells_in_parallel_processes_give_the_same_results(tmp_path: Path) -> No
 
 
 def test_settled_rates_let_the_gradient_vanish_and_oscillating_ones_leave_a_floor() -> None:
-    settled, moving = (run_path(name, 256, 0, delta=10.0, scale=5.0) for name in ("constant", "oscillating"))
+    settled, moving = (run_point(name, 256, 0, delta=10.0, scale=5.0) for name in ("constant", "oscillating"))
     assert settled.late < 0.01 * moving.late
     assert settled.variation == 0 and moving.variation == pytest.approx(0.4 * 255)
 
 
 def test_normalization_with_a_small_stabiliser_rests_where_unit_vectors_cancel() -> None:
-    short, long = (run_path("constant", t, 0) for t in (256, 2048))
+    short, long = (run_point("constant", t, 0) for t in (256, 2048))
     assert long.late > 0.1 and abs(long.late - short.late) < abs(short.late)
 
 

@@ -99,8 +99,8 @@ class Grid:
         self, block: Axis, column: Axis, row: Axis, scale: str, best: Mapping[str, Any]
     ) -> dict[str, Mapping[str, Any]]:
         """The settings of one cell by where they come from; each layer overrides those before it."""
-        declared = column.recipe or block.recipe
-        name = declared if declared is None or scale != "smoke" else "smoke"
+        declared = column.recipe or block.recipe or ""
+        name = "smoke" if declared and scale == "smoke" else declared
         recipe = self._recipe(name)
         kept = _without_data if name != declared else dict
         lower: dict[str, Mapping[str, Any]] = {
@@ -117,11 +117,11 @@ class Grid:
             "tuned": self._tuned(best.get(name, {}), row),
         }
 
-    def _recipe(self, name: str | None) -> Mapping[str, Any]:
-        recipes = load_recipes()
-        if name is not None and name not in recipes:
-            raise one_of(f"recipe of {self.name!r}", name, recipes)
-        return {} if name is None else recipes[name]
+    def _recipe(self, name: str) -> Mapping[str, Any]:
+        recipes = {"": {}, **load_recipes()}
+        if name not in recipes:
+            raise one_of(f"recipe of {self.name!r}", name, load_recipes())
+        return recipes[name]
 
     def _tuned(self, best: Mapping[str, Any], row: Axis) -> dict[str, Any]:
         """What a search found best for the row's method, except where the row is about that very setting."""

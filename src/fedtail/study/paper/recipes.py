@@ -17,7 +17,7 @@ def load_toml(path: str) -> dict[str, Any]:
 
 
 def load_recipes() -> dict[str, Any]:
-    """Recipes by data set: the settings ``set``, and ``clients`` for those that depend on how many clients there are."""
+    """Recipes by data set: its settings (``set``), and those that go with a number of clients (``clients``)."""
     return load_toml("recipes.toml")
 
 
