@@ -10,7 +10,7 @@ import pytest
 
 from fedtail.methods import METHODS
 from fedtail.methods.registry import describe_methods, methods_markdown
-from fedtail.report.arms import METHOD_NAMES
+from fedtail.report.comparison import METHOD_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 

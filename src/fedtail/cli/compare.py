@@ -20,7 +20,7 @@ from fedtail.cli.tables import print_table
 from fedtail.core.metrics import no_background
 from fedtail.errors import FedtailError, one_of
 from fedtail.report import load_run, write_report
-from fedtail.report.arms import Problem, problems
+from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.tables import TESTED, headline, to_csv, to_markdown
 from fedtail.report.tables import Table as Ranking
 from fedtail.rounds.checkpoint import write_atomically
@@ -53,7 +53,7 @@ def compare_command(
         str | None,
         typer.Option(
             help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation. By default local.lr, "
-            "and 0.4,0.1 on the built-in problem."
+            "and 0.4,0.1 on the built-in comparison."
         ),
     ] = None,
     metric: Annotated[
@@ -67,7 +67,7 @@ def compare_command(
 ) -> None:
     """Compare methods on one problem over several seeds and print the ranking.
 
-    Without a config it is the demo's problem: digits with imbalance 20 over 5 clients. Finished runs are kept, so
+    Without a config it is the demo's comparison: digits with imbalance 20 over 5 clients. Finished runs are kept, so
     an interrupted comparison goes on where it stopped. `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
     """
     if metric not in TESTED:
@@ -91,8 +91,8 @@ def compare_command(
     runs = [load_run(o.folder) for o in kept if not o.error]
     if not runs:
         raise FedtailError(f"every run failed; first {failed[0].cell.label}: {failed[0].error}")
-    found = problems(runs)
-    rankings = [ranked(headline(problem, metric)) for problem in found]
+    found = comparisons(runs)
+    rankings = [ranked(headline(comparison, metric)) for comparison in found]
     write_report(runs, out / "report.html", "fedtail compare")
     picked = {o.cell.config.method.name: o.cell.config.local.lr for o in kept}
     answer = write_tables(out, rankings, found, failed, picked)
@@ -136,7 +136,7 @@ def ranked(table: Ranking) -> Ranking:
 def write_tables(
     out: Path,
     tables: Sequence[Ranking],
-    found: Sequence[Problem],
+    found: Sequence[Comparison],
     failed: Sequence[Outcome],
     lrs: Mapping[str, float],
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import Fresh, Workers
 from fedtail.cli.tables import print_table
 from fedtail.report import load_run, write_report
-from fedtail.report.arms import problems
+from fedtail.report.comparison import comparisons
 from fedtail.report.tables import headline
 from fedtail.runs.config import check_config
 from fedtail.study.cells import Cell, seeds_of
@@ -52,6 +52,6 @@ def demo(
     runs = [load_run(outcome.folder) for outcome in outcomes]
     page = write_report(runs, out / "report.html", "fedtail demo: digits with a long tail, 5 clients")
     typer.echo()
-    for problem in problems(runs):
-        print_table(headline(problem))
+    for comparison in comparisons(runs):
+        print_table(headline(comparison))
     typer.echo(f"\n{len(cells)} runs in {time.perf_counter() - began:.0f} s; open {page} in a browser")

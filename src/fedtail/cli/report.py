@@ -11,7 +11,7 @@ import typer
 from fedtail.cli.tables import print_table
 from fedtail.core.metrics import no_background
 from fedtail.errors import FedtailError, one_of, writing
-from fedtail.report.arms import Problem, problems
+from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.figures import write_figures
 from fedtail.report.page import render
 from fedtail.report.tables import TESTED, headline, to_csv, to_latex, to_markdown
@@ -42,8 +42,8 @@ def report(
     form = _format(form, out)
     if metric not in TESTED:
         raise one_of("metric", metric, TESTED)
-    found = problems(load_runs(runs), baseline)
-    if metric == "defect_score" and not all(math.isfinite(a.mean(metric)) for p in found for a in p.arms):
+    found = comparisons(load_runs(runs), baseline)
+    if metric == "defect_score" and not all(math.isfinite(one.mean(metric)) for c in found for one in c.contenders):
         raise no_background("--metric defect_score")
     if form in ("md", "latex", "csv"):
         tables = [headline(p, metric) for p in found]
@@ -55,8 +55,8 @@ def report(
     elif form == "html":
         target = out or Path("report.html")
         _write(target, render(found, title or _title(found), metric))
-        for problem in found:
-            print_table(headline(problem, metric))
+        for comparison in found:
+            print_table(headline(comparison, metric))
         typer.echo(f"report  {target}")
     else:
         folder = out or Path("figures")
@@ -77,8 +77,9 @@ def _format(form: str | None, out: Path | None) -> str:
     return form
 
 
-def _title(found: list[Problem]) -> str:
-    return "Comparison of methods" if len(found[0].arms) > 1 else f"{found[0].arms[0].label} on {found[0].title}"
+def _title(found: list[Comparison]) -> str:
+    first = found[0]
+    return "Comparison of methods" if len(first.contenders) > 1 else f"{first.reference.label} on {first.title}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedtail.report.arms import Arm, Problem
 from fedtail.report.chart import esc
+from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.significance import Paired, holm, paired
 
 COLUMNS = {
@@ -25,7 +25,7 @@ COLUMNS = {
 """What a headline table shows, where the runs have it."""
 LOWER_IS_BETTER = ("false_alarm_rate",)
 TESTED = tuple(c for c in COLUMNS if c not in LOWER_IS_BETTER)
-"""What arms may be ranked and tested by."""
+"""What contenders may be ranked and tested by."""
 METRIC_NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -40,7 +40,7 @@ METRIC_NAMES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One arm: (mean, spread) per column, and how it compares with the baseline."""
+    """One contender: (mean, spread) per column, and how it compares with the baseline."""
 
     label: str
     seeds: int
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A problem's headline table."""
+    """The headline table of a comparison."""
 
     title: str
     columns: tuple[str, ...]
@@ -68,20 +68,26 @@ class Table:
         return choose((r.cells[column][0] for r in self.rows if math.isfinite(r.cells[column][0])), default=math.nan)
 
 
-def headline(problem: Problem, metric: str = "macro_f1") -> Table:
-    """Compare a problem's arms; ``metric`` is the one that is tested against the baseline."""
-    columns = tuple(c for c in COLUMNS if any(math.isfinite(a.mean(c)) for a in problem.arms))
-    base = problem.reference
-    tests = [None if a is base else paired(a.values(metric), base.values(metric)) for a in problem.arms]
+def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
+    """A row per contender; ``metric`` is the one that is tested against the baseline."""
+    columns = tuple(c for c in COLUMNS if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
+    base = comparison.reference
+    tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
     adjusted = holm([t.p_t if t else math.nan for t in tests])
     rows = tuple(
-        Row(a.label, len(a.runs), tuple((a.mean(c), a.spread(c)) for c in columns), test, p)
-        for a, test, p in zip(problem.arms, tests, adjusted, strict=True)
+        Row(
+            label=one.label,
+            seeds=len(one.runs),
+            cells=tuple((one.mean(c), one.spread(c)) for c in columns),
+            versus=test,
+            p_holm=p,
+        )
+        for one, test, p in zip(comparison.contenders, tests, adjusted, strict=True)
     )
     floor: dict[str, float] = next(
-        (r.result["floor"] for r in problem.runs if isinstance(r.result.get("floor"), dict)), {}
+        (r.result["floor"] for r in comparison.runs if isinstance(r.result.get("floor"), dict)), {}
     )
-    return Table(problem.title, columns, rows, base.label, metric, floor)
+    return Table(title=comparison.title, columns=columns, rows=rows, baseline=base.label, metric=metric, floor=floor)
 
 
 def footnote(table: Table) -> str:
@@ -178,7 +184,7 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """GitHub-flavoured tables, one per problem."""
+    """GitHub-flavoured tables, one per comparison."""
     parts = []
     for table in tables:
         head, rows = _plain(table)
@@ -217,32 +223,32 @@ def to_latex(tables: Sequence[Table]) -> str:
     return "% needs \\usepackage{amsmath,booktabs}\n" + "\n".join(parts)
 
 
-def to_csv(problem_list: Sequence[Problem]) -> str:
+def to_csv(compared: Sequence[Comparison]) -> str:
     """One line per run, every scalar test metric: for whoever wants to compute for themselves."""
     metrics = [*COLUMNS, "micro_f1", "many", "medium", "few"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["problem", "method", "seed", "rounds", *metrics, "seconds", "folder"])
-    for problem in problem_list:
-        for arm in problem.arms:
-            for run in arm.runs:
+    for comparison in compared:
+        for contender in comparison.contenders:
+            for run in contender.runs:
                 values = [_csv(run.metric(m)) for m in metrics]
                 tail = [f"{run.seconds:.3f}", run.folder.name]
-                writer.writerow([problem.title, arm.label, run.seed, len(run.history), *values, *tail])
+                writer.writerow([comparison.title, contender.label, run.seed, len(run.history), *values, *tail])
     return out.getvalue()
 
 
-def summary(problem: Problem, metric: str = "macro_f1") -> str:
+def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     """What the table says, in a sentence or two of plain text."""
-    scored = [a for a in problem.arms if math.isfinite(a.mean(metric))]
+    scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
     if not scored:
         return "No run was scored on test samples."
-    best = max(scored, key=lambda a: a.mean(metric))
+    best = max(scored, key=lambda one: one.mean(metric))
     name = METRIC_NAMES.get(metric, metric)
     seeds = len(best.runs)
     text = f"{best.label} reaches {name} {mean_spread((best.mean(metric), best.spread(metric)))}"
     text += f" over {seeds} seeds" if seeds > 1 else " in one run"
-    base = problem.reference
+    base = comparison.reference
     if best is base:
         others = [a for a in scored if a is not base]
         return text + (", the best of the compared methods." if others else ".")
@@ -259,7 +265,7 @@ def summary(problem: Problem, metric: str = "macro_f1") -> str:
     return text + _tail_sentence(best, base)
 
 
-def _tail_sentence(best: Arm, base: Arm) -> str:
+def _tail_sentence(best: Contender, base: Contender) -> str:
     a, b = best.mean("tail"), base.mean("tail")
     if not (math.isfinite(a) and math.isfinite(b)):
         return ""
