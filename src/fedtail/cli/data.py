@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
 from fedtail.cli.progress import terminal
 from fedtail.cli.schema import schema_command
+from fedtail.cli.tables import bare_table
 from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
@@ -39,7 +38,7 @@ def list_command(
     if as_json:
         typer.echo(json.dumps([vars(e) for e in entries]))
         return
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = bare_table()
     for column in ("name", "files", "what it is"):
         table.add_column(column, no_wrap=column != "what it is")
     for e in entries:
@@ -120,7 +119,7 @@ def show(found: Inspection, width: int | None = None) -> None:
         needed = sum(max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True))
         if needed <= out.width and len(rows) <= TALL + 4:
             break
-    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = bare_table(padding=(0, 1, 0, 0))
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
     for row in rows:

@@ -7,25 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich import box
-from rich.table import Table as RichTable
 
-from fedtail.cli.options import (
-    SOURCE,
-    Arguments,
-    Json,
-    Quiet,
-    Resume,
-    config_flags,
-    ignored_clients,
-    resume_flags,
-    split_arguments,
-)
+from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, ignored_clients, run_config
 from fedtail.cli.progress import RoundProgress, console, terminal
+from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import DEFECT
 from fedtail.report import load_run, write_report
 from fedtail.rounds.history import plain
-from fedtail.runs.config import load_config
 from fedtail.runs.execution import Result, run
 from fedtail.simulate.sharded import rank
 
@@ -34,9 +22,7 @@ NARROW = 78
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "head", "tail")
 
 
-@config_flags(
-    *SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out"
-)  # fmt: skip
+@config_flags(*ONE_RUN)
 def run_command(
     arguments: Arguments = None,
     *,
@@ -50,8 +36,7 @@ def run_command(
     `fedtail run` trains FedCGNM on long-tailed digits; `fedtail run configs/digits.toml method.beta=0.7` reads a file
     and changes one value; `fedtail run --method fedavg --rates 0.4` uses flags.
     """
-    path, overrides = split_arguments(arguments)
-    config = load_config(path, overrides, {**flags, **resume_flags(path, resume)})
+    config = run_config(arguments, flags, resume=resume)
     quiet = quiet or rank() > 0
     with RoundProgress(config.method.name, config.run.rounds, "fedtail run", resume=resume, quiet=quiet) as progress:
 
@@ -88,7 +73,7 @@ def console_table(result: Result) -> None:
         if not keys:
             continue
         out = terminal()
-        shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        shown = bare_table()
         shown.add_column("test", no_wrap=True)
         model, floor = ([_number(of.get(key)) for key in keys] for of in (result.test, result.floor))
         if out.width < NARROW:  # a row per metric
