@@ -25,7 +25,7 @@ from fedtail.runs.execution import build_federation
 app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
 app.command("schema")(schema_command)
 TALL = 24
-"""Tables have no more rows than this, apart from totals."""
+"""Most rows of a table, apart from totals."""
 
 
 @app.command("list")
@@ -157,7 +157,7 @@ def _sites_down(found: Inspection) -> TextTable:
 
 
 def _classes_down(found: Inspection) -> TextTable:
-    """The same table turned: few sites, long or many class names."""
+    """The same table transposed: for few sites, and long or many class names."""
     sites = range(min(len(found.sites), TALL))
     rows = [
         [name, *(_cell(found, k, c) for k in sites), f"{found.total[c]:,}", f"{found.test[c]:,}"]

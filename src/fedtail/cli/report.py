@@ -13,7 +13,7 @@ from fedtail.core.metrics import no_background
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.figures import write_figures
-from fedtail.report.page import render
+from fedtail.report.page import render, write_text
 from fedtail.report.tables import TESTED, headline, to_csv, to_latex, to_markdown
 from fedtail.runs.record import load_runs
 
@@ -51,10 +51,10 @@ def report(
         if out is None:
             typer.echo(text, nl=False)
         else:
-            _write(out, text)
+            write_text(out, text)
     elif form == "html":
         target = out or Path("report.html")
-        _write(target, render(found, title or _title(found), metric))
+        write_text(target, render(found, title or _title(found), metric))
         for comparison in found:
             print_table(headline(comparison, metric))
         typer.echo(f"report  {target}")
@@ -80,9 +80,3 @@ def _format(form: str | None, out: Path | None) -> str:
 def _title(found: list[Comparison]) -> str:
     first = found[0]
     return "Comparison of methods" if len(first.contenders) > 1 else f"{first.reference.label} on {first.title}"
-
-
-def _write(path: Path, text: str) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from fedtail.runs.record import RunRecord
 
 MOST_ROWS = 50
 MOST_CLIENTS = 200
-"""Clients drawn one by one; of more, so many at even distances."""
+"""Most clients drawn; of more, this many at even distances."""
 
 
 def federation(comparison: Comparison) -> str:

@@ -42,7 +42,11 @@ def write_report(
         metric: the one that is tested against the baseline.
     """
     require_runs(runs)
-    path, text = Path(path), render(comparisons(runs, baseline), title, metric)
+    return write_text(Path(path), render(comparisons(runs, baseline), title, metric))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file that the user named, with its folder."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

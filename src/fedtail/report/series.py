@@ -31,7 +31,7 @@ def mean_spread(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nanmean(values: np.ndarray) -> np.ndarray:
-    """Mean over classes without test samples left out; NaN if there are none."""
+    """Mean over the classes that have test samples; NaN if none has."""
     seen = np.isfinite(values)
     total = np.where(seen, values, 0.0).sum(axis=1)
     return np.where(seen.any(axis=1), total / np.maximum(seen.sum(axis=1), 1), np.nan)

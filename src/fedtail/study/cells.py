@@ -28,7 +28,7 @@ from fedtail.runs.execution import run
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid. ``label`` is for people; the digest is what counts."""
+    """One run of a grid. ``label`` is for people; the digest of its settings identifies it."""
 
     label: str
     config: Config

@@ -27,7 +27,7 @@ COMPARED = ("fedavg", "fedprox", "weighted_ce", "ratio_loss", "climb", "fedgrab"
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of one coordinate: validation metric, averaged over seeds; minus infinity if a run failed."""
+    """One value of one setting, and its validation metric averaged over seeds; minus infinity if a run failed."""
 
     method: str
     key: str
