@@ -47,7 +47,7 @@ def compare_command(
         str | None,
         typer.Option(
             help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation. By default local.lr, "
-            "and 0.4,0.1 on the built-in comparison."
+            "and 0.4,0.1 on the built-in problem."
         ),
     ] = None,
     metric: Annotated[
@@ -61,7 +61,7 @@ def compare_command(
 ) -> None:
     """Compare methods on one problem over several seeds and print the ranking.
 
-    Without a config it is the demo's comparison: digits with imbalance 20 over 5 clients. Finished runs are kept, so
+    Without a config it is the demo's problem: digits with imbalance 20 over 5 clients. Finished runs are kept, so
     an interrupted comparison goes on where it stopped. `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
     """
     if metric not in TESTED:

@@ -40,14 +40,8 @@ def paired(method: Mapping[object, float], baseline: Mapping[object, float]) -> 
         half, p_t = 0.0, 1.0 if abs(mean) < 1e-12 else math.nan
     else:
         half, p_t = float(stdtrit(n - 1, 0.975)) * error, float(2 * stdtr(n - 1, -abs(mean) / error))
-    return Paired(
-        n=n,
-        difference=mean,
-        low=mean - half,
-        high=mean + half,
-        p_t=p_t,
-        p_sign_flip=sign_flip(d) if n > 1 else math.nan,
-    )
+    flip = sign_flip(d) if n > 1 else math.nan
+    return Paired(n=n, difference=mean, low=mean - half, high=mean + half, p_t=p_t, p_sign_flip=flip)
 
 
 def sign_flip(differences: Sequence[float] | np.ndarray, limit: int = 16) -> float:
