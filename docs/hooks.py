@@ -47,7 +47,7 @@ def settings() -> str:
 
 def _comments(section: str) -> dict[str, str]:
     """The docstrings under the fields of a section, read from the source of the schema."""
-    source = (ROOT / "src" / "fedtail" / "config.py").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "fedtail" / "runs" / "config.py").read_text(encoding="utf-8")
     name = type(getattr(Config(), section)).__name__
     body = re.search(rf"class {name}\(.*?(?=\n\n\n)", source, re.S)
     found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', body[0] if body else "", re.S | re.M)

@@ -12,6 +12,8 @@ import pytest
 import tomli_w
 
 from fedtail.core.metrics import majority_floor, summarize
+from fedtail.methods import METHODS
+from fedtail.rates import RATES
 
 Writer = Callable[..., Path]
 
@@ -89,7 +91,15 @@ def write_run(
     (folder / "clients.json").write_text(json.dumps(clients))
     if asked is None:
         test = summarize(table, counts, background) | ({"confusion": table.tolist()} if confusion else {})
-        result = {"test": test, "floor": majority_floor(held, 0), "hardware": {"cpus": 2}, "seconds": 0.25 * n_rounds}
+        known = method in METHODS
+        titles = {"method": METHODS[method].title if known else method, "rates": RATES[rates].title}
+        result = {
+            "titles": titles,
+            "test": test,
+            "floor": majority_floor(held, 0),
+            "hardware": {"cpus": 2},
+            "seconds": 0.25 * n_rounds,
+        }
         (folder / "result.json").write_text(json.dumps(result))
     return folder
 

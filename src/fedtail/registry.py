@@ -87,6 +87,10 @@ class Registry(Generic[T]):
     def _installed(self) -> list[str]:
         return [point.name for point in entry_points(group=self.group)]
 
+    def remember(self, name: str, entry: Any) -> None:
+        """Have a name of the user's own stand for ``entry``, unless it is loaded already."""
+        self._own.setdefault(name, entry)
+
     def named(self) -> list[str]:
         """Every name, those of the user's own that were used in this process included."""
         return [*self, *(name for name in self._own if name not in self._installed())]

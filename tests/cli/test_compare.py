@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from fedtail.cli import main
+from fedtail.data.registry import DATASETS
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
+from fedtail.runs.config import load_config, result_keys
 from fedtail.study.cells import Cell, Outcome
-from fedtail.study.compare import best_rates, chosen_methods, comparison_cells, method_configs
+from fedtail.study.compare import best_lrs, chosen_methods, comparison_cells, method_configs
 
 FAST = ["--dataset", "blobs", "data.n_max=40", "data.n_classes=3", "--clients", "3", "--rounds", "2", "--workers", "1"]
 
@@ -92,6 +94,20 @@ def test_cells_differ_in_method_seed_and_learning_rate_only() -> None:
     assert {c.config.run.seed for c in cells} == {0, 1}
 
 
+def test_the_example_config_spells_out_the_built_in_problem() -> None:
+    example = result_keys(load_config(Path(__file__).parents[2] / "configs" / "digits.toml"))
+    built_in = result_keys(method_configs(["fedcgnm"])["fedcgnm"])
+    defaults = {f"data.{key}": value for key, value in DATASETS.options("digits").items()}
+    defaults |= {f"method.{key}": value for key, value in METHODS.options("fedcgnm").items()}
+    meant = {**defaults, **built_in, "data.partition": "dirichlet"}  # what auto is for digits
+    assert set(built_in) <= set(example) and example == {key: meant[key] for key in example}
+
+
+def test_another_rate_strategy_replaces_that_of_the_built_in_problem() -> None:
+    config = method_configs(["fedavg"], flags={"rates.name": "fedhoo"})["fedavg"]
+    assert config.rates.name == "fedhoo" and config.rates.options == {} and config.local.lr == 0.4
+
+
 def outcome(tmp_path: Path, lr: float, seed: int, score: float | None, n: int) -> Outcome:
     config = method_configs(["fedavg"], None, [f"local.lr={lr}", f"run.seed={seed}"])["fedavg"]
     folder = tmp_path / f"{lr}-{seed}-{n}"
@@ -110,12 +126,12 @@ def test_the_learning_rate_is_the_best_on_validation_up_to_one_standard_error(
     outcomes = [
         outcome(tmp_path, lr, seed, score, samples) for lr, pair in scores.items() for seed, score in enumerate(pair)
     ]
-    kept = best_rates(outcomes, "accuracy")
+    kept = best_lrs(outcomes, "accuracy")
     assert [o.cell.config.local.lr for o in kept] == [chosen, chosen]
 
 
 def test_if_every_rate_fails_one_is_still_named(tmp_path: Path) -> None:
-    assert len(best_rates([outcome(tmp_path, lr, 0, None, 50) for lr in (0.4, 0.1)], "accuracy")) == 1
+    assert len(best_lrs([outcome(tmp_path, lr, 0, None, 50) for lr in (0.4, 0.1)], "accuracy")) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from fedtail.methods import METHODS
 from fedtail.methods.registry import describe_methods, methods_markdown
-from fedtail.report.arms import METHOD_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 
@@ -29,10 +28,6 @@ def test_a_section_names_the_method_as_the_registry_does(name: str) -> None:
     section = PAGE.split(f"\n## {name}\n")[1].split("\n## ")[0]
     assert f"**{METHODS.build(name).title}.**" in section
     assert len(section.split()) > 25
-
-
-def test_reports_call_methods_by_the_same_titles() -> None:
-    assert {m["name"]: m["title"] for m in describe_methods()} == METHOD_NAMES
 
 
 def test_descriptions_are_plain_values_with_a_paper() -> None:

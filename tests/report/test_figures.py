@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedtail.report import load_runs
-from fedtail.report.arms import problems
+from fedtail.report.comparison import comparisons
 from fedtail.report.figures import FIGURES, write_figures
 
 Writer = Callable[..., Path]
@@ -16,7 +16,7 @@ Writer = Callable[..., Path]
 def test_every_figure_is_written_and_the_same_twice(
     suffix: str, magic: bytes, comparison: list[Path], tmp_path: Path
 ) -> None:
-    found = problems(load_runs(comparison))
+    found = comparisons(load_runs(comparison))
     first = write_figures(found, tmp_path / "a", suffix)
     again = write_figures(found, tmp_path / "b", suffix)
     assert [p.stem for p in first] == list(FIGURES)
@@ -26,7 +26,7 @@ def test_every_figure_is_written_and_the_same_twice(
 
 
 def test_figures_without_numbers_are_left_out(run_folder: Writer, tmp_path: Path) -> None:
-    found = problems(load_runs([run_folder("a", label_map=False)]))
+    found = comparisons(load_runs([run_folder("a", label_map=False)]))
     names = {p.stem for p in write_figures(found, tmp_path / "figures", "svg")}
     assert "label-map" not in names and "groups" not in names and "rates" not in names
     assert "macro-f1" in names
@@ -34,5 +34,5 @@ def test_figures_without_numbers_are_left_out(run_folder: Writer, tmp_path: Path
 
 def test_each_problem_has_its_own_folder(run_folder: Writer, tmp_path: Path) -> None:
     folders = [run_folder(f"a{a}", n_rounds=2, more={"data": {"alpha": a}}) for a in (0.1, 0.5)]
-    written = write_figures(problems(load_runs(folders)), tmp_path / "figures", "svg")
+    written = write_figures(comparisons(load_runs(folders)), tmp_path / "figures", "svg")
     assert {p.parent.name for p in written} == {"problem-1", "problem-2"}

@@ -11,7 +11,7 @@ import pytest
 
 from fedtail.errors import FedtailError
 from fedtail.report import load_runs, write_report
-from fedtail.report.arms import problems
+from fedtail.report.comparison import comparisons
 from fedtail.report.figures import write_figures
 from fedtail.report.heatmap import heatmap
 from fedtail.report.page import PARTS
@@ -154,7 +154,7 @@ def test_runs_with_little_in_them_are_still_reported(
     folders = [run_folder("a", n_rounds=4, asked=9), run_folder("b", method="fedcgnm", n_rounds=4)]
     damage(folders[0])
     assert page(folders, tmp_path).count("<section") >= 8
-    found = problems(load_runs(folders))
+    found = comparisons(load_runs(folders))
     assert write_figures(found, tmp_path / "figures", "svg")
     assert to_latex([headline(p) for p in found]) and to_csv(found)
 

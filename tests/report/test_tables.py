@@ -11,62 +11,62 @@ from rich.console import Console
 
 from fedtail.cli.tables import print_table
 from fedtail.report import load_runs
-from fedtail.report.arms import Problem, problems
+from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.tables import footnote, headline, summary, to_csv, to_html, to_latex, to_markdown
 
 Writer = Callable[..., Path]
 
 
 @pytest.fixture
-def problem(comparison: list[Path]) -> Problem:
-    return problems(load_runs(comparison))[0]
+def compared(comparison: list[Path]) -> Comparison:
+    return comparisons(load_runs(comparison))[0]
 
 
-def test_a_cell_is_mean_and_sample_deviation_over_seeds(problem: Problem) -> None:
+def test_a_cell_is_mean_and_sample_deviation_over_seeds(compared: Comparison) -> None:
     import statistics
 
-    values = [r.metric("macro_f1") for r in problem.arms[1].runs]
-    row = headline(problem).rows[1]
-    mean, spread = row.cells[headline(problem).columns.index("macro_f1")]
+    values = [r.metric("macro_f1") for r in compared.contenders[1].runs]
+    row = headline(compared).rows[1]
+    mean, spread = row.cells[headline(compared).columns.index("macro_f1")]
     assert mean == pytest.approx(statistics.mean(values))
     assert spread == pytest.approx(statistics.stdev(values))
 
 
-def test_the_baseline_is_not_compared_with_itself(problem: Problem) -> None:
-    base, other = headline(problem).rows
+def test_the_baseline_is_not_compared_with_itself(compared: Comparison) -> None:
+    base, other = headline(compared).rows
     assert base.versus is None
     assert other.versus is not None and other.versus.n == 3 and other.versus.difference > 0
 
 
-def test_the_note_says_how_little_three_seeds_can_show(problem: Problem) -> None:
-    note = footnote(headline(problem))
+def test_the_note_says_how_little_three_seeds_can_show(compared: Comparison) -> None:
+    note = footnote(headline(compared))
     assert "paired t-test" in note and "cannot go below 0.25" in note
 
 
 def test_one_seed_claims_no_significance(run_folder: Writer) -> None:
     folders = [run_folder("a"), run_folder("b", method="fedcgnm", level=0.9)]
-    (problem,) = problems(load_runs(folders))
-    table = headline(problem)
+    (compared,) = comparisons(load_runs(folders))
+    table = headline(compared)
     assert "nothing can be said about significance" in footnote(table)
     assert "±" not in to_html(table)
-    assert "in one run" in summary(problem)
+    assert "in one run" in summary(compared)
 
 
 def test_the_summary_does_not_oversell_an_unclear_difference(run_folder: Writer) -> None:
     levels = {"fedavg": (0.70, 0.80, 0.75), "fedcgnm": (0.80, 0.72, 0.78)}
     folders = [run_folder(f"{m}{s}", method=m, seed=s, level=v[s]) for m, v in levels.items() for s in range(3)]
-    assert "which includes no difference" in summary(problems(load_runs(folders))[0])
+    assert "which includes no difference" in summary(comparisons(load_runs(folders))[0])
 
 
-def test_markdown_has_one_line_per_arm_and_the_floor(problem: Problem) -> None:
-    rows = [line for line in to_markdown([headline(problem)]).splitlines() if line.startswith("|")]
+def test_markdown_has_one_line_per_arm_and_the_floor(compared: Comparison) -> None:
+    rows = [line for line in to_markdown([headline(compared)]).splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 2 + 1
     assert len({line.count("|") for line in rows}) == 1
     assert re.search(r"\| FedCGNM \+ FedHOO \| 3 \| \d\.\d{3} ± \d\.\d{3} ", rows[3])
 
 
-def test_latex_is_balanced_and_escapes_special_characters(problem: Problem) -> None:
-    text = to_latex([headline(problem)])
+def test_latex_is_balanced_and_escapes_special_characters(compared: Comparison) -> None:
+    text = to_latex([headline(compared)])
     assert text.count("\\begin{") == text.count("\\end{")
     body = text.split("\\midrule")[1].split("\\bottomrule")[0]
     assert len({line.count("&") for line in body.strip().splitlines()}) == 1
@@ -75,16 +75,16 @@ def test_latex_is_balanced_and_escapes_special_characters(problem: Problem) -> N
     assert text.isascii()
 
 
-def test_csv_has_one_line_per_run_with_full_precision(problem: Problem) -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv([problem]))))
+def test_csv_has_one_line_per_run_with_full_precision(compared: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([compared]))))
     assert len(rows) == 6
-    assert float(rows[4]["macro_f1"]) == pytest.approx(problem.arms[1].runs[1].metric("macro_f1"), abs=1e-6)
+    assert float(rows[4]["macro_f1"]) == pytest.approx(compared.contenders[1].runs[1].metric("macro_f1"), abs=1e-6)
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_the_terminal_table_fits_the_terminal(problem: Problem, width: int) -> None:
+def test_the_terminal_table_fits_the_terminal(compared: Comparison, width: int) -> None:
     console = Console(width=width, record=True, file=io.StringIO())
-    print_table(headline(problem), console)
+    print_table(headline(compared), console)
     text = console.export_text()
     assert "…" not in text
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
@@ -94,7 +94,7 @@ def test_the_terminal_table_fits_the_terminal(problem: Problem, width: int) -> N
 
 def test_runs_with_a_background_class_have_defect_columns_and_few_false_alarms_are_best(run_folder: Writer) -> None:
     folders = [run_folder(m, method=m, level=v, background=0) for m, v in (("fedavg", 0.6), ("fedcgnm", 0.9))]
-    table = headline(problems(load_runs(folders))[0], "defect_score")
+    table = headline(comparisons(load_runs(folders))[0], "defect_score")
     score, alarms = (table.columns.index(c) for c in ("defect_score", "false_alarm_rate"))
     worse, better = table.rows
     assert table.best(score) == better.cells[score][0] > worse.cells[score][0]
@@ -102,5 +102,5 @@ def test_runs_with_a_background_class_have_defect_columns_and_few_false_alarms_a
     assert "Defect score" in to_markdown([table]) and "False alarms" in to_html(table)
 
 
-def test_runs_without_one_have_no_such_columns(problem: Problem) -> None:
-    assert not {"defect_score", "false_alarm_rate"} & set(headline(problem).columns)
+def test_runs_without_one_have_no_such_columns(compared: Comparison) -> None:
+    assert not {"defect_score", "false_alarm_rate"} & set(headline(compared).columns)

@@ -6,9 +6,8 @@ import pytest
 
 from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
-from fedtail.study import run_cells
-from fedtail.study.cells import seeds_of
-from fedtail.study.launchers import launcher_named, on_ray
+from fedtail.study.cells import run_cells, seeds_of
+from fedtail.study.launchers import launcher_for, on_ray
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=2", "run.rounds=1"]
 
@@ -67,4 +66,4 @@ def test_missing_ray_and_unknown_launchers_are_named(monkeypatch) -> None:
     with pytest.raises(FedtailError, match=r"fedtail\[ray\]"):
         on_ray()
     with pytest.raises(FedtailError, match="processes"):
-        launcher_named("slurm")
+        launcher_for("slurm", [])

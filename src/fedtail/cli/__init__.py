@@ -39,7 +39,10 @@ def main() -> None:
     """Entry point: bad input is one line and exit code 2; ``--debug`` anywhere shows the traceback."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    for stream in (sys.stdout, sys.stderr):  # an output that has no "–" shall get a "?" and not end a finished run
+    for stream in (
+        sys.stdout,
+        sys.stderr,
+    ):  # print "?" for a "–" that the encoding lacks, not fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
@@ -66,13 +69,13 @@ def main() -> None:
             raise
         click.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
         sys.exit(2)
-    if code == 130:  # typer's way to say Ctrl-C
+    if code == 130:  # what typer returns after Ctrl-C
         click.echo("stopped", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def once(message: str) -> str:
-    """Both typer and click add a guess to an unknown command; one is enough."""
+    """An error message with one "Did you mean": for an unknown command typer and click each append their own."""
     said, _, guess = message.partition(" Did you mean ")
     return f"{said} Did you mean {guess.partition(' Did you mean ')[0]}" if guess else message
 

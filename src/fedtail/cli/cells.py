@@ -7,9 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-from fedtail.cli.progress import Stopped, console
+from fedtail.cli.progress import Stopped, console, progress_bar
 from fedtail.errors import FedtailError
 from fedtail.study.cells import Cell, Outcome, run_cells
 from fedtail.study.launchers import Launcher
@@ -30,11 +28,7 @@ def run_with_progress(
         for cell in cells:
             shutil.rmtree(cell.folder(out), ignore_errors=True)
     began = time.perf_counter()
-    bar = Progress(
-        SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False), TimeRemainingColumn(), console=console, transient=True,
-        disable=not console.is_terminal,
-    )  # fmt: skip
+    bar = progress_bar(disable=not console.is_terminal)
     task = bar.add_task(title, total=len(cells), note="")
     done = kept = 0
 
@@ -42,10 +36,8 @@ def run_with_progress(
         nonlocal done, kept
         done, kept = done + 1, kept + outcome.cached
         said = "failed" if outcome.error else "kept" if outcome.cached else "done"
-        if outcome.cached:  # takes no time, so it says nothing of the time left
-            bar.reset(task, completed=done, note=f"{outcome.cell.label} {said}")
-        else:
-            bar.update(task, completed=done, note=f"{outcome.cell.label} {said}")
+        step = bar.reset if outcome.cached else bar.update  # a kept run took no time: it must not shorten the estimate
+        step(task, completed=done, note=f"{outcome.cell.label} {said}")
         if not console.is_terminal:
             spent, ran = time.perf_counter() - began, done - kept
             left = f"  ETA {spent / ran * (len(cells) - done):.0f} s" if ran else ""

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
 from fedtail.cli.progress import terminal
 from fedtail.cli.schema import schema_command
+from fedtail.cli.tables import bare_table
 from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
@@ -26,7 +25,7 @@ from fedtail.runs.problem import build_federation
 app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
 app.command("schema")(schema_command)
 TALL = 24
-"""Tables have no more rows than this, apart from totals."""
+"""Most rows of a table, apart from totals."""
 
 
 @app.command("list")
@@ -39,7 +38,7 @@ def list_command(
     if as_json:
         typer.echo(json.dumps([vars(e) for e in entries]))
         return
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = bare_table()
     for column in ("name", "files", "what it is"):
         table.add_column(column, no_wrap=column != "what it is")
     for e in entries:
@@ -120,7 +119,7 @@ def show(found: Inspection, width: int | None = None) -> None:
         needed = sum(max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True))
         if needed <= out.width and len(rows) <= TALL + 4:
             break
-    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = bare_table(padding=(0, 1, 0, 0))
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
     for row in rows:
@@ -142,11 +141,11 @@ def show(found: Inspection, width: int | None = None) -> None:
         out.print(line, soft_wrap=True)
 
 
-Grid = tuple[list[str], list[list[str]]]
+TextTable = tuple[list[str], list[list[str]]]
 """Column names and rows of text."""
 
 
-def _sites_down(found: Inspection) -> Grid:
+def _sites_down(found: Inspection) -> TextTable:
     """One row per site, one column per class."""
     rows = [
         [site, *(_cell(found, k, c) for c in range(len(found.classes))), *_figures(found, k)]
@@ -157,8 +156,8 @@ def _sites_down(found: Inspection) -> Grid:
     return ["site", *found.classes, "samples", "imbalance", "epoch"], rows
 
 
-def _classes_down(found: Inspection) -> Grid:
-    """The same table turned: few sites, long or many class names."""
+def _classes_down(found: Inspection) -> TextTable:
+    """The same table transposed: for few sites, and long or many class names."""
     sites = range(min(len(found.sites), TALL))
     rows = [
         [name, *(_cell(found, k, c) for k in sites), f"{found.total[c]:,}", f"{found.test[c]:,}"]
@@ -173,7 +172,7 @@ def _classes_down(found: Inspection) -> Grid:
     return ["class", *names[: len(sites)], *["-"] * (len(sites) - len(names)), "all sites", "test"], rows
 
 
-def _summary(found: Inspection) -> Grid:
+def _summary(found: Inspection) -> TextTable:
     """One row per site with the number of classes in each group; the middle left out where sites are many."""
     k = len(found.sites)
     chosen = range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]

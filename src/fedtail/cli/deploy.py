@@ -181,7 +181,7 @@ def doctor(
 
 @app.command()
 def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] = Path("deployment")) -> None:
-    """End everything `up` started, and everything that started."""
+    """Stop everything that `up` started, with all child processes."""
     deployment = load(folder)
     from fedtail.federate.operate import runs
     from fedtail.federate.operate.local import down as end

@@ -22,7 +22,7 @@ LAST_FAULTS = 5
 
 
 def follower() -> Callable[[dict[str, Any]], None]:
-    """Prints a line for each new round or state a run's status tells of."""
+    """Print a line for each new round or state in a run's status."""
     last = ""
 
     def show(status: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def describe_round(status: dict[str, Any]) -> str:
 
 
 def show_result(folder: Path, as_json: bool) -> None:
-    """Write the report of a run that ended, and tell its metrics and where it is."""
+    """Write the report of a finished run, and print its metrics and its folder."""
     page = write_report([load_run(folder)], folder / "report.html", folder.name)
     test = json.loads((folder / "result.json").read_text())["test"]
     if as_json:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtail.errors import FedtailError
+from fedtail.runs.config import Config, load_config
 
 Command = Callable[..., None]
 
@@ -63,6 +64,8 @@ FLAGS = {
 }
 SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
 """Flags that together name the data."""
+ONE_RUN = (*SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out")
+"""Flags of the commands that make one run."""
 DataDir = Annotated[str | None, typer.Option("--data-dir", help=FLAGS["data_dir"].help)]
 Device = Annotated[str | None, typer.Option("--device", help=FLAGS["device"].help)]
 
@@ -174,6 +177,12 @@ def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
     if not resume or path is None or not Path(path).is_dir():
         return {}
     return {"run.folder": str(Path(path).parent), "run.name": Path(path).name}
+
+
+def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Config:
+    """The config of a command that makes one run."""
+    path, overrides = split_arguments(arguments)
+    return load_config(path, overrides, {**flags, **resume_flags(path, resume)})
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:

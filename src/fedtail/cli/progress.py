@@ -22,8 +22,23 @@ def terminal(**options: Any) -> Console:
 console = terminal(stderr=True)
 
 
+def progress_bar(**options: Any) -> Progress:
+    """A bar on standard error with count, note and time left; tasks have the field ``note``."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        **options,
+    )
+
+
 class Stopped(Exception):
-    """Ctrl-C, where there is something to say of how to go on. Printed as one line; the command exits with code 130."""
+    """Ctrl-C, with one line to print on how to go on; the command exits with code 130."""
 
 
 class RoundProgress:
@@ -35,10 +50,7 @@ class RoundProgress:
         self.done = 0
         self.live = console.is_terminal and not quiet
         self.began, self.first = time.perf_counter(), 0
-        self._progress = Progress(
-            SpinnerColumn(), TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False), TimeRemainingColumn(), console=console, transient=True,
-        )  # fmt: skip
+        self._progress = progress_bar()
         self._task = self._progress.add_task(title, total=rounds, note="")
 
     def __enter__(self) -> RoundProgress:

@@ -11,10 +11,10 @@ import typer
 from fedtail.cli.tables import print_table
 from fedtail.core.metrics import METRICS, lacking
 from fedtail.errors import FedtailError, one_of, writing
-from fedtail.report.arms import Problem, problems
+from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.figures import write_figures
-from fedtail.report.page import render
-from fedtail.report.tables import TESTED, headline, to_csv, to_latex, to_markdown
+from fedtail.report.page import render, write_text
+from fedtail.report.tables import headline, tested, to_csv, to_latex, to_markdown
 from fedtail.runs.record import load_runs
 
 SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
@@ -31,7 +31,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     baseline: Annotated[str | None, typer.Option(help="Method to compare with, as the table calls it.")] = None,
     metric: Annotated[
-        str, typer.Option(help=f"Metric that is tested against the baseline: {', '.join(TESTED)}.")
+        str, typer.Option(help=f"Metric that is tested against the baseline: {', '.join(tested())}.")
     ] = "macro_f1",
 ) -> None:
     """Compare runs: a self-contained page, tables for papers, vector figures.
@@ -40,10 +40,10 @@ def report(
     figures. Runs are grouped by data, then by method, rates and whatever else differs; seeds give mean and spread.
     """
     form = _format(form, out)
-    if metric not in TESTED:
-        raise one_of("metric", metric, TESTED)
-    found = problems(load_runs(runs), baseline)
-    if metric == "defect_score" and not all(math.isfinite(a.mean(metric)) for p in found for a in p.arms):
+    if metric not in tested():
+        raise one_of("metric", metric, tested())
+    found = comparisons(load_runs(runs), baseline)
+    if METRICS[metric].needs and not all(math.isfinite(one.mean(metric)) for c in found for one in c.contenders):
         raise lacking(METRICS[metric], f"--metric {metric}")
     if form in ("md", "latex", "csv"):
         tables = [headline(p, metric) for p in found]
@@ -51,12 +51,12 @@ def report(
         if out is None:
             typer.echo(text, nl=False)
         else:
-            _write(out, text)
+            write_text(out, text)
     elif form == "html":
         target = out or Path("report.html")
-        _write(target, render(found, title or _title(found), metric))
-        for problem in found:
-            print_table(headline(problem, metric))
+        write_text(target, render(found, title or _title(found), metric))
+        for comparison in found:
+            print_table(headline(comparison, metric))
         typer.echo(f"report  {target}")
     else:
         folder = out or Path("figures")
@@ -77,11 +77,6 @@ def _format(form: str | None, out: Path | None) -> str:
     return form
 
 
-def _title(found: list[Problem]) -> str:
-    return "Comparison of methods" if len(found[0].arms) > 1 else f"{found[0].arms[0].label} on {found[0].title}"
-
-
-def _write(path: Path, text: str) -> None:
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+def _title(found: list[Comparison]) -> str:
+    first = found[0]
+    return "Comparison of methods" if len(first.contenders) > 1 else f"{first.reference.label} on {first.title}"

@@ -7,25 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich import box
 from rich.table import Table as RichTable
 
-from fedtail.cli.options import (
-    SOURCE,
-    Arguments,
-    Json,
-    Quiet,
-    Resume,
-    config_flags,
-    ignored_clients,
-    resume_flags,
-    split_arguments,
-)
+from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, ignored_clients, run_config
 from fedtail.cli.progress import RoundProgress, console, terminal
+from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import Metric, metrics
 from fedtail.report import load_run, write_report
 from fedtail.rounds.history import plain
-from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.runs.result import Result
 from fedtail.simulate.sharded import rank
@@ -34,9 +23,7 @@ NARROW = 78
 """Columns of the terminal that a row of all metrics needs."""
 
 
-@config_flags(
-    *SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out"
-)  # fmt: skip
+@config_flags(*ONE_RUN)
 def run_command(
     arguments: Arguments = None,
     *,
@@ -50,8 +37,7 @@ def run_command(
     `fedtail run` trains FedCGNM on long-tailed digits; `fedtail run configs/digits.toml method.beta=0.7` reads a file
     and changes one value; `fedtail run --method fedavg --rates 0.4` uses flags.
     """
-    path, overrides = split_arguments(arguments)
-    config = load_config(path, overrides, {**flags, **resume_flags(path, resume)})
+    config = run_config(arguments, flags, resume=resume)
     quiet = quiet or rank() > 0
     with RoundProgress(config.method.name, config.run.rounds, "fedtail run", resume=resume, quiet=quiet) as progress:
 
@@ -85,16 +71,14 @@ def summary(result: Result) -> dict[str, Any]:
 def console_table(result: Result) -> None:
     """The outcome as a small table on standard output, beside the floor of always answering the majority class."""
     has = [m for m in metrics() if m.name in result.test]
-    for kind in (
-        [m for m in has if m.headline and m.needs != "background"],
-        [m for m in has if m.needs == "background"],
-    ):
-        if kind:
-            terminal().print(_table(kind, result, terminal().width))
+    defects = [m for m in has if m.needs == "background"]
+    for shown in ([m for m in has if m.headline and m not in defects], defects):
+        if shown:
+            terminal().print(_table(shown, result, terminal().width))
 
 
 def _table(shown: list[Metric], result: Result, width: int) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = bare_table()
     table.add_column("test", no_wrap=True)
     model, floor = ([_number(of.get(m.name)) for m in shown] for of in (result.test, result.floor))
     if width < NARROW:  # a row per metric

@@ -30,9 +30,13 @@ def schema_command(
     if out is not None and out.suffix not in (".toml", ".json"):
         raise FedtailError(f"--out {str(out)!r} must end in .toml or .json")
     schema, notes = propose_schema(
-        table, label, site=site, exclude=names_option("exclude", exclude),
-        categories=names_option("categories", categories), max_levels=max_levels,
-    )  # fmt: skip
+        table,
+        label,
+        site=site,
+        exclude=names_option("exclude", exclude),
+        categories=names_option("categories", categories),
+        max_levels=max_levels,
+    )
     text = schema_text(schema, out.suffix if out is not None else ".toml")
     if out is None:
         typer.echo(text, nl=False)

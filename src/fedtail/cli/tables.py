@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,14 +11,21 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail.cli.progress import terminal
-from fedtail.report.tables import COLUMNS, Table, difference, footnote, mean_spread
+from fedtail.core.metrics import METRICS
+from fedtail.report.tables import Table, difference, footnote, mean_spread
+from fedtail.study.paper.tables import Entry, GridResult
 
 NARROW = ("balanced_accuracy", "weighted_f1", "accuracy", "head")
 """Columns left out, in this order, where the terminal is too narrow; files and reports have them all."""
 
 
+def bare_table(*headers: str, **options: Any) -> RichTable:
+    """The look of all tables in the terminal: a line under the header and no frame."""
+    return RichTable(*headers, box=box.SIMPLE_HEAD, pad_edge=False, **options)
+
+
 def print_table(table: Table, console: Console | None = None) -> None:
-    """One row per arm, mean ± spread over seeds, the best of each column in bold, the majority-only floor dimmed."""
+    """Print mean ± spread over seeds, the best of each column in bold, the majority-only floor dimmed."""
     out = console or terminal()
     kept = list(range(len(table.columns)))
     label = max(len(row.label) for row in table.rows)
@@ -25,12 +33,12 @@ def print_table(table: Table, console: Console | None = None) -> None:
         if label + 1 + 16 * len(kept) > out.width:
             kept = [i for i in kept if table.columns[i] != name]
     tested = len(table.rows) > 1 and label + 4 + 16 * len(kept) + 24 <= out.width
-    shown = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = bare_table(title=table.title, title_justify="left", title_style="bold")
     shown.add_column("method", no_wrap=True)
     for i in kept:
-        shown.add_column(COLUMNS[table.columns[i]], justify="right", no_wrap=True)
+        shown.add_column(METRICS[table.columns[i]].title, justify="right", no_wrap=True)
     if tested:
-        shown.add_column(f"Δ {COLUMNS[table.metric]}", justify="right", no_wrap=True)
+        shown.add_column(f"Δ {METRICS[table.metric].title}", justify="right", no_wrap=True)
         shown.add_column("p", justify="right", no_wrap=True)
     for row in table.rows:
         cells = [
@@ -48,3 +56,31 @@ def print_table(table: Table, console: Console | None = None) -> None:
         out.print(Text(footnote(table), style="dim"))
     elif seeds > 1:
         out.print(Text(f"mean ± standard deviation over {seeds} seeds; the report has the paired tests", style="dim"))
+
+
+def print_grid(result: GridResult) -> None:
+    """Print a table per block of a grid, the paper's numbers dimmed."""
+    out = terminal()
+    columns = result.used("column")
+    for block in result.used("block"):
+        title = result.grid.title if block == "all" else f"{result.grid.title}: {block}"
+        out.print(Text.assemble("\n", (title, "bold"), f" ({result.grid.metric.replace('_', ' ')})"), soft_wrap=True)
+        shown = bare_table()
+        shown.add_column("", no_wrap=True)
+        for column in columns:
+            shown.add_column(column, justify="right")
+        for row in result.used("row"):
+            entries = [result.entry(block, row, column) for column in columns]
+            if any(entries):
+                shown.add_row(row, *map(_beside_paper, entries))
+        out.print(shown)
+    if any(entry.paper is not None for entry in result.entries):
+        out.print("in brackets: the paper", style="dim")
+    if result.grid.notes:
+        out.print(" ".join(result.grid.notes.split()), style="dim")
+
+
+def _beside_paper(entry: Entry | None) -> Text:
+    if entry is None or entry.paper is None:
+        return Text(entry.text() if entry else "")
+    return Text.assemble(entry.text(), (f" ({entry.paper:.4g})", "dim"))

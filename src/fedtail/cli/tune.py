@@ -8,21 +8,20 @@ from typing import Annotated, Any
 
 import tomli_w
 import typer
-from rich import box
-from rich.table import Table as RichTable
 
 from fedtail.cli.options import (
-    SOURCE,
+    ONE_RUN,
     Arguments,
     Json,
     Quiet,
     Resume,
     config_flags,
     rate_flags,
-    resume_flags,
+    run_config,
     split_arguments,
 )
 from fedtail.cli.progress import RoundProgress, terminal
+from fedtail.cli.tables import bare_table
 from fedtail.errors import FedtailError, writing
 from fedtail.rates.fixed import fixed_section
 from fedtail.rounds.checkpoint import write_atomically
@@ -31,10 +30,10 @@ from fedtail.runs.execution import run
 
 
 @config_flags(
-    *SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out",
+    *ONE_RUN,
     rates="Search: fedhoo (default), fedhoo_clusters, hoo, fast, locally_optimal, grid.",
     rounds="Rounds at most (run.rounds).",
-)  # fmt: skip
+)
 def tune(
     arguments: Arguments = None,
     *,
@@ -51,15 +50,14 @@ def tune(
     `fedtail tune --save rates.toml`, then `fedtail run --rates rates.toml` trains with the rates it found. Any other
     scalar of the local step is searched with `rates.searches=lr rates.low=0.01 rates.high=0.4 rates.log=true`.
     """
-    path, overrides = split_arguments(arguments)
     if save is not None and save.suffix not in (".toml", ".json"):
         raise FedtailError(f"--save {str(save)!r} must end in .toml or .json")
     if save is not None:
         with writing(save):  # known before the search, not after it
             save.parent.mkdir(parents=True, exist_ok=True)
     if "rates.name" not in flags:
-        flags |= rate_flags(_search(path, overrides))
-    config = load_config(path, overrides, {**flags, **resume_flags(path, resume), "run.search_only": True})
+        flags |= rate_flags(_search(*split_arguments(arguments)))
+    config = run_config(arguments, {**flags, "run.search_only": True}, resume=resume)
     title = f"tune {config.rates.name}"
     with RoundProgress(title, config.run.rounds, "fedtail tune", resume=resume, quiet=quiet) as progress:
         result = run(config, resume=resume, on_round=progress, on_start=progress.start)
@@ -76,8 +74,7 @@ def tune(
         found = {"run": str(folder), "file": str(target), "rounds": len(result.history), "finished": finished}
         typer.echo(json.dumps({**found, "sites": sites, **section}))
         return
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("client")
+    shown = bare_table("client")
     shown.add_column(section.get("searches", "rate"), justify="right")
     for where, value in zip(sites, section["rates"], strict=True):
         shown.add_row(where, f"{value:.4g}")

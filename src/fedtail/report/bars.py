@@ -134,7 +134,7 @@ def class_chart(
 
 
 def dot_plot(title: str, rows: Sequence[tuple[str, int, dict[str, float]]], *, x_label: str, caption: str = "") -> str:
-    """A row per arm, a dot per seed, a bar at the mean; rows are (label, colour, {seed label: value})."""
+    """A row per contender, a dot per seed, a bar at the mean; rows are (label, colour, {seed label: value})."""
     rows = [r for r in rows if r[2]]
     if not rows:
         return ""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtail.report.arms import Problem
 from fedtail.report.chart import esc, html_table, scroll
+from fedtail.report.comparison import Comparison
 from fedtail.report.heatmap import heatmap
 from fedtail.runs.record import RunRecord
 
 MOST_ROWS = 50
 MOST_CLIENTS = 200
-"""Clients drawn one by one; of more, so many at even distances."""
+"""Most clients drawn; of more, this many at even distances."""
 
 
-def federation(problem: Problem) -> str:
+def federation(comparison: Comparison) -> str:
     """Who holds what: the client-by-class label map."""
-    run = problem.runs[0]
+    run = comparison.runs[0]
     table = run.label_map
     if table is None:
         return (
@@ -45,30 +45,30 @@ def federation(problem: Problem) -> str:
     )
 
 
-def troubles(problem: Problem) -> str:
+def troubles(comparison: Comparison) -> str:
     """Missing and refused replies, runs cut short and other things a reader must know."""
-    notes = [f"<li>{esc(n)}</li>" for n in problem.notes]
+    notes = [f"<li>{esc(n)}</li>" for n in comparison.notes]
     rows = []
-    for arm in problem.arms:
-        for run in arm.runs:
+    for contender in comparison.contenders:
+        for run in contender.runs:
             if not run.finished:
                 done = f"{len(run.history)} of {run.rounds} rounds"
                 notes.append(
-                    f"<li>{esc(arm.label)}, seed {run.seed}: stopped after {done}; shown as far as it came.</li>"
+                    f"<li>{esc(contender.label)}, seed {run.seed}: stopped after {done}; shown as far as it came.</li>"
                 )
             spent = run.history[-1].get("privacy") if run.history else None
             if spent:
                 notes.append(
-                    f"<li>{esc(arm.label)}, seed {run.seed}: {esc(spent['mode'])} noise {spent['noise']:g}, "
+                    f"<li>{esc(contender.label)}, seed {run.seed}: {esc(spent['mode'])} noise {spent['noise']:g}, "
                     f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates.</li>"
                 )
             for record in run.history:
                 for r in [*record.get("refused", []), *record.get("faults", [])]:
                     who, reason = site_name(run, r.get("client")), str(r.get("reason", ""))
-                    rows.append([arm.label, str(run.seed), str(record["round"] + 1), who, reason])
+                    rows.append([contender.label, str(run.seed), str(record["round"] + 1), who, reason])
     text = f"<ul>{''.join(notes)}</ul>" if notes else ""
     if not rows:
-        n = len(problem.runs)
+        n = len(comparison.runs)
         return text + f"<p>No client was missing or refused in {n} run{'s' if n != 1 else ''}.</p>"
     more = f"<p class='note'>The first {MOST_ROWS} of {len(rows)}.</p>" if len(rows) > MOST_ROWS else ""
     table = html_table(["Method", "Seed", "Round", "Client", "Reason"], rows[:MOST_ROWS])
@@ -102,9 +102,9 @@ def traffic(run: RunRecord) -> str:
     )
 
 
-def revealed(problem: Problem) -> str:
+def revealed(comparison: Comparison) -> str:
     """Why numbers per class are missing, where sites kept them."""
-    if not any(run.is_real and run.result and not run.per_class().size for run in problem.runs):
+    if not any(run.is_real and run.result and not run.per_class().size for run in comparison.runs):
         return ""
     return (
         "<p class='note'>The sites revealed totals only, so there is accuracy and nothing per class. For more, set "

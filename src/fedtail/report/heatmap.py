@@ -11,7 +11,7 @@ from fedtail.report.chart import Scale, cut, esc, figure, html_table, number
 
 LEVELS = 10
 MOST_LETTERS = 16
-"""Longer names of columns are cut."""
+"""Longer column names are cut."""
 
 
 def heatmap(
@@ -40,7 +40,7 @@ def heatmap(
     cell = min((width - left - 12) / n_columns, 84 if wide else 46 if n_columns > 6 else 70)
     tall = min(cell, 30) if n_rows > 1 else 30
     long = min(max(len(c) for c in columns), MOST_LETTERS)
-    turned = 7.5 * long > cell  # every class shall have its name
+    turned = 7.5 * long > cell  # so that every class has its name
     deep = 20 + 6 * long if turned else 22
     height = 8 + tall * n_rows + deep + 24
     x = Scale(0, n_columns, left, left + cell * n_columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def line_chart(
             "steps": steps,
             "series": [_payload(li) for li in lines],
         },
-    )  # fmt: skip
+    )
 
 
 def _payload(line: Line) -> dict[str, object]:
@@ -110,9 +110,8 @@ def _thin(line: Line) -> Line:
     if len(line.x) <= MOST_POINTS:
         return line
     keep = np.unique(np.linspace(0, len(line.x) - 1, MOST_POINTS).round().astype(int))
-    return Line(
-        line.name, line.colour, line.x[keep], line.y[keep], line.spread[keep] if line.spread.size else line.spread
-    )
+    spread = line.spread[keep] if line.spread.size else line.spread
+    return replace(line, x=line.x[keep], y=line.y[keep], spread=spread)
 
 
 def _path(xs: np.ndarray, ys: np.ndarray, x: Scale, y: Scale, steps: bool) -> str:

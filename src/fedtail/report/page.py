@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fedtail.errors import writing
 from fedtail.report import federation, rates, sections
-from fedtail.report.arms import Problem, problems, require_runs
 from fedtail.report.chart import esc
+from fedtail.report.comparison import Comparison, comparisons, require_runs
 from fedtail.runs.record import RunRecord
 
-PARTS: tuple[tuple[str, str, Callable[[Problem], str]], ...] = (
+PARTS: tuple[tuple[str, str, Callable[[Comparison], str]], ...] = (
     ("results", "Results", sections.results),
     ("curves", "Learning curves", sections.curves),
     ("classes", "Classes", sections.classes),
@@ -38,27 +38,31 @@ def write_report(
         runs: as ``load_run`` reads them; runs on different data are compared separately.
         path: the HTML file; its folder is made if needed.
         title: heading of the page.
-        baseline: label of the arm to compare with; by default FedAvg, else the first.
+        baseline: label of the contender to compare with; by default FedAvg, else the first.
         metric: the one that is tested against the baseline.
     """
     require_runs(runs)
-    path, text = Path(path), render(problems(runs, baseline), title, metric)
+    return write_text(Path(path), render(comparisons(runs, baseline), title, metric))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file that the user named, with its folder."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return path
 
 
-def render(found: Sequence[Problem], title: str, metric: str = "macro_f1") -> str:
+def render(found: Sequence[Comparison], title: str, metric: str = "macro_f1") -> str:
     """The page as text."""
     body, links = [], []
-    for i, problem in enumerate(found):
+    for i, comparison in enumerate(found):
         prefix = f"p{i}-" if len(found) > 1 else ""
         if prefix:
-            body.append(f'<h1 class="problem" id="{prefix}top">{esc(problem.title)}</h1>')
-            links.append(f'<a href="#{prefix}top">{esc(problem.title)}</a>')
+            body.append(f'<h1 class="problem" id="{prefix}top">{esc(comparison.title)}</h1>')
+            links.append(f'<a href="#{prefix}top">{esc(comparison.title)}</a>')
         for key, name, section in PARTS:
-            content = sections.results(problem, metric) if key == "results" else section(problem)
+            content = sections.results(comparison, metric) if key == "results" else section(comparison)
             if not content:
                 continue
             body.append(f'<section id="{prefix}{key}"><h2>{name}</h2>{content}</section>')
@@ -83,8 +87,8 @@ def render(found: Sequence[Problem], title: str, metric: str = "macro_f1") -> st
     )  # fmt: skip
 
 
-def _facts(found: Sequence[Problem]) -> str:
-    runs = [r for p in found for r in p.runs]
+def _facts(found: Sequence[Comparison]) -> str:
+    runs = [r for c in found for r in c.runs]
     rounds = sorted({r.rounds for r in runs})
     seeds = len({r.seed for r in runs})
     facts = [found[0].title] if len(found) == 1 else [f"{len(found)} problems"]

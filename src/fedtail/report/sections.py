@@ -1,4 +1,4 @@
-"""The parts of the page; each takes a problem and returns HTML, or nothing where there is nothing to show."""
+"""The parts of the page; each takes a comparison and returns HTML, or nothing where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 
 import numpy as np
 
-from fedtail.report.arms import Arm, Problem, settings, short
+from fedtail.core.metrics import METRICS
 from fedtail.report.bars import Series, bar_chart, class_chart, dot_plot
 from fedtail.report.chart import charts, esc, html_table, scroll
+from fedtail.report.comparison import Comparison, Contender, short
 from fedtail.report.federation import revealed
 from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import line_chart
-from fedtail.report.series import arm_line, mean_spread, palette, thirds
-from fedtail.report.tables import METRIC_NAMES, footnote, headline, summary, to_html
+from fedtail.report.series import contender_line, mean_spread, palette, thirds
+from fedtail.report.tables import footnote, headline, summary, to_html
 from fedtail.runs.record import RunRecord
 
 CURVES = (
@@ -28,48 +29,45 @@ CURVES = (
 MOST_PANELS = 8
 
 
-def results(problem: Problem, metric: str = "macro_f1") -> str:
+def results(comparison: Comparison, metric: str = "macro_f1") -> str:
     """Summary, headline table and every single seed."""
-    if not any(math.isfinite(a.mean(metric)) for a in problem.arms):
+    if not any(math.isfinite(one.mean(metric)) for one in comparison.contenders):
         metric = "accuracy"  # all that sites with reveal = "totals" tell
-    table, colours = headline(problem, metric), palette(problem)
+    table, colours = headline(comparison, metric), palette(comparison)
     dots = charts(
         dot_plot(
             title,
-            [(a.label, colours[a.label], _by_seed(a, name)) for a in problem.arms],
+            [(one.label, colours[one.label], _by_seed(one, name)) for one in comparison.contenders],
             x_label=label,
             caption="A dot per seed; the bar and the number are the mean.",
         )
         for name, title, label in (
-            (metric, f"Every seed: {METRIC_NAMES[metric]}", METRIC_NAMES[metric]),
+            (metric, f"Every seed: {METRICS[metric].words}", METRICS[metric].words),
             ("tail", "Every seed: accuracy of the rarest third", "tail accuracy"),
         )
     )
-    if len(problem.runs) == 1:
+    if len(comparison.runs) == 1:
         dots = ""
-    lead = f"<p class='lead'>{esc(summary(problem, metric))}</p>"
-    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{revealed(problem)}{dots}"
+    lead = f"<p class='lead'>{esc(summary(comparison, metric))}</p>"
+    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{revealed(comparison)}{dots}"
 
 
-def curves(problem: Problem) -> str:
+def curves(comparison: Comparison) -> str:
     """Learning curves, mean and band over seeds."""
-    colours = palette(problem)
-    seeds = max(len(a.runs) for a in problem.arms)
+    colours = palette(comparison)
+    seeds = max(len(one.runs) for one in comparison.contenders)
     caption = "Mean over seeds; the band is ± one standard deviation." if seeds > 1 else ""
-    panels = [
-        line_chart(
-            title, [arm_line(a, name, colours[a.label]) for a in problem.arms],
-            y_label=label, floor=floor, ceiling=ceiling, caption=caption,
-        )
-        for name, title, label, floor, ceiling in CURVES
-    ]  # fmt: skip
+    panels = []
+    for name, title, label, floor, ceiling in CURVES:
+        lines = [contender_line(one, name, colours[one.label]) for one in comparison.contenders]
+        panels.append(line_chart(title, lines, y_label=label, floor=floor, ceiling=ceiling, caption=caption))
     return charts(panels)
 
 
-def classes(problem: Problem) -> str:
+def classes(comparison: Comparison) -> str:
     """Per-class accuracy by training frequency, and head / middle / tail."""
-    colours = palette(problem)
-    first = next((r for r in problem.runs if np.isfinite(r.per_class()).any()), None)
+    colours = palette(comparison)
+    first = next((r for r in comparison.runs if np.isfinite(r.per_class()).any()), None)
     if first is None:
         return ""
     counts = first.train_counts
@@ -78,13 +76,13 @@ def classes(problem: Problem) -> str:
     names = [first.classes[c] for c in order]
     series: list[Series] = []
     groups: list[Series] = []
-    for arm in problem.arms:
-        stack = np.array([r.per_class() for r in arm.runs if r.per_class().size == n_classes])
+    for contender in comparison.contenders:
+        stack = np.array([r.per_class() for r in contender.runs if r.per_class().size == n_classes])
         if not stack.size:
             continue
         mean, spread = mean_spread(stack[:, order])
-        series.append((arm.label, colours[arm.label], mean, spread))
-        groups.append((arm.label, colours[arm.label], *mean_spread(thirds(stack[:, order]))))
+        series.append((contender.label, colours[contender.label], mean, spread))
+        groups.append((contender.label, colours[contender.label], *mean_spread(thirds(stack[:, order]))))
     sorted_counts = counts[order].tolist() if counts is not None else []
     bars = ""
     if n_classes >= 3 and counts is not None:
@@ -98,7 +96,7 @@ def classes(problem: Problem) -> str:
             y_label="accuracy",
             caption="Mean accuracy of the classes in each third by training frequency (number of classes).",
         )
-    shots = _shots(problem, colours)
+    shots = _shots(comparison, colours)
     per_class = class_chart(
         "Accuracy of each class",
         names,
@@ -111,14 +109,14 @@ def classes(problem: Problem) -> str:
     return f"{per_class}<div class='charts'>{bars}{shots}</div>"
 
 
-def confusion(problem: Problem) -> str:
-    """Where each arm sends the samples of each class."""
+def confusion(comparison: Comparison) -> str:
+    """Where each contender sends the samples of each class."""
     panels = []
-    for arm in problem.arms[:MOST_PANELS]:
-        found = [r.confusion for r in arm.runs if r.confusion is not None and r.confusion.any()]
+    for contender in comparison.contenders[:MOST_PANELS]:
+        found = [r.confusion for r in contender.runs if r.confusion is not None and r.confusion.any()]
         if not found:
             continue
-        run = arm.runs[0]
+        run = contender.runs[0]
         total = np.sum(found, axis=0)
         counts = run.train_counts
         order = np.argsort(-counts, kind="stable") if counts is not None else np.arange(len(total))
@@ -126,7 +124,7 @@ def confusion(problem: Problem) -> str:
         names = [run.classes[c] for c in order]
         panels.append(
             heatmap(
-                arm.label,
+                contender.label,
                 share.round(3),
                 names,
                 names,
@@ -141,12 +139,12 @@ def confusion(problem: Problem) -> str:
     return text + charts(panels, "small" if len(panels) > 2 else "")
 
 
-def alignment(problem: Problem) -> str:
+def alignment(comparison: Comparison) -> str:
     """Do the clients pull in one direction?"""
-    colours = palette(problem)
+    colours = palette(comparison)
     chart = line_chart(
         "Alignment of the clients' updates",
-        [arm_line(a, "alignment", colours[a.label]) for a in problem.arms],
+        [contender_line(one, "alignment", colours[one.label]) for one in comparison.contenders],
         y_label="mean cosine",
         ceiling=1.0,
     )
@@ -156,24 +154,23 @@ def alignment(problem: Problem) -> str:
     return text + charts([chart])
 
 
-def timings(problem: Problem) -> str:
+def timings(comparison: Comparison) -> str:
     """Time per round and in all, and on what."""
     rows = []
-    for arm in problem.arms:
-        each = [s for r in arm.runs for s in r.timings]
-        hardware = sorted({_hardware(r) for r in arm.runs})
-        total = float(np.mean([r.seconds for r in arm.runs]))
+    for contender in comparison.contenders:
+        each = [s for r in contender.runs for s in r.timings]
+        hardware = sorted({_hardware(r) for r in contender.runs})
+        total = float(np.mean([r.seconds for r in contender.runs]))
         per_round = f"{np.median(each):.3g} s" if each else "–"
-        rows.append(
-            [arm.label, str(max(len(r.history) for r in arm.runs)), per_round, _time(total), ", ".join(hardware)]
-        )
+        rounds = max(len(r.history) for r in contender.runs)
+        rows.append([contender.label, str(rounds), per_round, _time(total), ", ".join(hardware)])
     return scroll(html_table(["Method", "Rounds", "Median round", "Whole run (mean)", "Hardware"], rows), "Timings")
 
 
-def configuration(problem: Problem) -> str:
-    """Settings shared by all runs, and where arms differ."""
-    flats = [settings(a.runs[0]) for a in problem.arms]
-    unused = "engine." if all(r.is_real for r in problem.runs) else "deploy."
+def configuration(comparison: Comparison) -> str:
+    """Settings shared by all runs, and where contenders differ."""
+    flats = [flatten(one.runs[0].config) for one in comparison.contenders]
+    unused = "engine." if all(r.is_real for r in comparison.runs) else "deploy."
     left_out = ("run.seed", "run.name", "run.folder")
     keys = list(dict.fromkeys(k for f in flats for k in f if k not in left_out and not k.startswith(unused)))
     same = [k for k in keys if all(f.get(k) == flats[0].get(k) for f in flats)]
@@ -181,30 +178,35 @@ def configuration(problem: Problem) -> str:
     out = ""
     if differ:
         rows = [[k, *(short(f[k]) if k in f else "–" for f in flats)] for k in differ]
-        out += scroll(html_table(["Differs", *(a.label for a in problem.arms)], rows), "Settings that differ")
+        out += scroll(
+            html_table(["Differs", *(one.label for one in comparison.contenders)], rows), "Settings that differ"
+        )
     rows = [[k, short(flats[0].get(k))] for k in same]
-    seeds = ", ".join(str(s) for s in sorted({r.seed for r in problem.runs}))
+    seeds = ", ".join(str(s) for s in sorted({r.seed for r in comparison.runs}))
     rows.append(["run.seed", seeds])
     table = scroll(html_table(["Setting", "Value"], rows), "Settings shared by all")
     return out + f"<details><summary>Settings shared by all ({len(rows)})</summary>{table}</details>"
 
 
-def _by_seed(arm: Arm, metric: str) -> dict[str, float]:
-    return {f"seed {r.seed}": r.metric(metric) for r in arm.runs if math.isfinite(r.metric(metric))}
+def _by_seed(contender: Contender, metric: str) -> dict[str, float]:
+    return {f"seed {r.seed}": r.metric(metric) for r in contender.runs if math.isfinite(r.metric(metric))}
 
 
-def _shots(problem: Problem, colours: dict[str, int]) -> str:
-    names = [n for n in ("many", "medium", "few") if any(math.isfinite(a.mean(n)) for a in problem.arms)]
+def _shots(comparison: Comparison, colours: dict[str, int]) -> str:
+    names = [n for n in ("many", "medium", "few") if any(math.isfinite(one.mean(n)) for one in comparison.contenders)]
     if len(names) < 2:
         return ""
     series: list[Series] = [
-        (a.label, colours[a.label], np.array([a.mean(n) for n in names]), np.array([a.spread(n) for n in names]))
-        for a in problem.arms
+        (
+            one.label,
+            colours[one.label],
+            np.array([one.mean(n) for n in names]),
+            np.array([one.spread(n) for n in names]),
+        )
+        for one in comparison.contenders
     ]
-    return bar_chart(
-        "Many, medium and few shots", names, series, y_label="accuracy",
-        caption="Classes with at least 100, 21 to 99 and at most 20 training samples.",
-    )  # fmt: skip
+    caption = "Classes with at least 100, 21 to 99 and at most 20 training samples."
+    return bar_chart("Many, medium and few shots", names, series, y_label="accuracy", caption=caption)
 
 
 def _hardware(run: RunRecord) -> str:

@@ -1,24 +1,24 @@
-"""From arms to what charts draw: colours, means with spreads, curves, thirds of the classes."""
+"""From contenders to what charts draw: colours, means with spreads, curves, thirds of the classes."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedtail.report.arms import Arm, Problem
+from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.lines import Line
 
 
-def palette(problem: Problem) -> dict[str, int]:
+def palette(comparison: Comparison) -> dict[str, int]:
     """Label -> colour: the baseline takes the neutral colour 0, the rest follow in order."""
-    others = [a.label for i, a in enumerate(problem.arms) if i != problem.baseline]
-    if len(problem.arms) == 1:
-        return {problem.arms[0].label: 1}
-    return {problem.reference.label: 0} | {label: i for i, label in enumerate(others, start=1)}
+    others = [one.label for i, one in enumerate(comparison.contenders) if i != comparison.baseline]
+    if len(comparison.contenders) == 1:
+        return {comparison.contenders[0].label: 1}
+    return {comparison.reference.label: 0} | {label: i for i, label in enumerate(others, start=1)}
 
 
-def arm_line(arm: Arm, name: str, c: int) -> Line:
-    t, mean, spread = arm.band(name)
-    return Line(arm.label, c, t + 1, mean, spread)
+def contender_line(contender: Contender, name: str, c: int) -> Line:
+    t, mean, spread = contender.band(name)
+    return Line(name=contender.label, colour=c, x=t + 1, y=mean, spread=spread)
 
 
 def mean_spread(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +31,7 @@ def mean_spread(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nanmean(values: np.ndarray) -> np.ndarray:
-    """Mean over classes without test samples left out; NaN if there are none."""
+    """Mean over the classes that have test samples; NaN if none has."""
     seen = np.isfinite(values)
     total = np.where(seen, values, 0.0).sum(axis=1)
     return np.where(seen.any(axis=1), total / np.maximum(seen.sum(axis=1), 1), np.nan)

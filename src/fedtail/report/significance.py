@@ -33,14 +33,15 @@ def paired(method: Mapping[object, float], baseline: Mapping[object, float]) -> 
         return None
     d = np.array([method[k] - baseline[k] for k in shared])
     n, mean = len(d), float(d.mean())
+    error = float(d.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
     if n == 1:
-        return Paired(1, mean, -math.inf, math.inf, math.nan, math.nan)
-    error = float(d.std(ddof=1)) / math.sqrt(n)
-    if error < 1e-12:  # the same difference at every seed: the t-test divides by zero
-        p_t = 1.0 if abs(mean) < 1e-12 else math.nan
-        return Paired(n, mean, mean, mean, p_t, sign_flip(d))
-    half = float(stdtrit(n - 1, 0.975)) * error
-    return Paired(n, mean, mean - half, mean + half, float(2 * stdtr(n - 1, -abs(mean) / error)), sign_flip(d))
+        half, p_t = math.inf, math.nan
+    elif error < 1e-12:  # the same difference at every seed: the t-test would divide by zero
+        half, p_t = 0.0, 1.0 if abs(mean) < 1e-12 else math.nan
+    else:
+        half, p_t = float(stdtrit(n - 1, 0.975)) * error, float(2 * stdtr(n - 1, -abs(mean) / error))
+    flip = sign_flip(d) if n > 1 else math.nan
+    return Paired(n=n, difference=mean, low=mean - half, high=mean + half, p_t=p_t, p_sign_flip=flip)
 
 
 def sign_flip(differences: Sequence[float] | np.ndarray, limit: int = 16) -> float:

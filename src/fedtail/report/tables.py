@@ -8,39 +8,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedtail.report.arms import Arm, Problem
+from fedtail.core.metrics import METRICS, metrics
 from fedtail.report.chart import esc
+from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.significance import Paired, holm, paired
 
-COLUMNS = {
-    "accuracy": "Accuracy",
-    "balanced_accuracy": "Balanced acc.",
-    "macro_f1": "Macro F1",
-    "weighted_f1": "Weighted F1",
-    "head": "Head",
-    "tail": "Tail",
-    "defect_score": "Defect score",
-    "false_alarm_rate": "False alarms",
-}
-"""What a headline table shows, where the runs have it."""
-LOWER_IS_BETTER = ("false_alarm_rate",)
-TESTED = tuple(c for c in COLUMNS if c not in LOWER_IS_BETTER)
-"""What arms may be ranked and tested by."""
-METRIC_NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "weighted_f1": "weighted F1",
-    "head": "accuracy of the commonest third",
-    "tail": "accuracy of the rarest third",
-    "defect_score": "defect score",
-    "false_alarm_rate": "false alarm rate",
-}
+
+def tested() -> list[str]:
+    """Metrics that contenders may be ranked and tested by."""
+    return [m.name for m in metrics() if m.headline and m.higher_is_better]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One arm: (mean, spread) per column, and how it compares with the baseline."""
+    """One contender: (mean, spread) per column, and how it compares with the baseline."""
 
     label: str
     seeds: int
@@ -52,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A problem's headline table."""
+    """The headline table of a comparison."""
 
     title: str
     columns: tuple[str, ...]
@@ -64,30 +45,37 @@ class Table:
 
     def best(self, column: int) -> float:
         """The best mean of a column: the highest, of false alarms the lowest."""
-        choose = min if self.columns[column] in LOWER_IS_BETTER else max
+        choose = max if METRICS[self.columns[column]].higher_is_better else min
         return choose((r.cells[column][0] for r in self.rows if math.isfinite(r.cells[column][0])), default=math.nan)
 
 
-def headline(problem: Problem, metric: str = "macro_f1") -> Table:
-    """Compare a problem's arms; ``metric`` is the one that is tested against the baseline."""
-    columns = tuple(c for c in COLUMNS if any(math.isfinite(a.mean(c)) for a in problem.arms))
-    base = problem.reference
-    tests = [None if a is base else paired(a.values(metric), base.values(metric)) for a in problem.arms]
+def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
+    """A row per contender; ``metric`` is the one that is tested against the baseline."""
+    shown = [m.name for m in metrics() if m.headline]
+    columns = tuple(c for c in shown if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
+    base = comparison.reference
+    tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
     adjusted = holm([t.p_t if t else math.nan for t in tests])
     rows = tuple(
-        Row(a.label, len(a.runs), tuple((a.mean(c), a.spread(c)) for c in columns), test, p)
-        for a, test, p in zip(problem.arms, tests, adjusted, strict=True)
+        Row(
+            label=one.label,
+            seeds=len(one.runs),
+            cells=tuple((one.mean(c), one.spread(c)) for c in columns),
+            versus=test,
+            p_holm=p,
+        )
+        for one, test, p in zip(comparison.contenders, tests, adjusted, strict=True)
     )
     floor: dict[str, float] = next(
-        (r.result["floor"] for r in problem.runs if isinstance(r.result.get("floor"), dict)), {}
+        (r.result["floor"] for r in comparison.runs if isinstance(r.result.get("floor"), dict)), {}
     )
-    return Table(problem.title, columns, rows, base.label, metric, floor)
+    return Table(title=comparison.title, columns=columns, rows=rows, baseline=base.label, metric=metric, floor=floor)
 
 
 def footnote(table: Table) -> str:
     """Which test, over how many seeds, and what it can and cannot show. Plain text."""
     sizes = sorted({r.versus.n for r in table.rows if r.versus})
-    name = METRIC_NAMES.get(table.metric, table.metric)
+    name = METRICS[table.metric].words
     if not sizes:
         return "± is the standard deviation over seeds." if max(r.seeds for r in table.rows) > 1 else ""
     if sizes[0] < 2:
@@ -128,8 +116,8 @@ def p_value(p: float) -> str:
 def to_html(table: Table) -> str:
     """The table of the page; the best mean of each column is marked."""
     many = len(table.rows) > 1
-    head = ["Method", "Seeds", *(COLUMNS[c] for c in table.columns)]
-    head += [f"Δ {COLUMNS.get(table.metric, table.metric)}", "p"] if many else []
+    head = ["Method", "Seeds", *(METRICS[c].title for c in table.columns)]
+    head += [f"Δ {METRICS[table.metric].title}", "p"] if many else []
     body = []
     for row in table.rows:
         cells = [f'<th scope="row">{esc(row.label)}</th><td>{row.seeds}</td>']
@@ -165,8 +153,8 @@ def number_3(value: float) -> str:
 
 def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
     many = len(table.rows) > 1
-    head = ["Method", "Seeds", *(COLUMNS[c] for c in table.columns)]
-    head += [f"Δ {COLUMNS.get(table.metric, table.metric)}", "95 % interval", "p"] if many else []
+    head = ["Method", "Seeds", *(METRICS[c].title for c in table.columns)]
+    head += [f"Δ {METRICS[table.metric].title}", "95 % interval", "p"] if many else []
     rows = [
         [r.label, str(r.seeds), *(mean_spread(c) for c in r.cells), *(difference(r) if many else ())]
         for r in table.rows
@@ -178,7 +166,7 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """GitHub-flavoured tables, one per problem."""
+    """GitHub-flavoured tables, one per comparison."""
     parts = []
     for table in tables:
         head, rows = _plain(table)
@@ -193,8 +181,8 @@ def to_latex(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         many = len(table.rows) > 1
-        head = ["Method", *(COLUMNS[c] for c in table.columns)]
-        head += [rf"$\Delta$ {COLUMNS.get(table.metric, table.metric)}", "$p$"] if many else []
+        head = ["Method", *(METRICS[c].title for c in table.columns)]
+        head += [rf"$\Delta$ {METRICS[table.metric].title}", "$p$"] if many else []
         lines = []
         for row in table.rows:
             cells = [_tex(row.label)]
@@ -217,32 +205,32 @@ def to_latex(tables: Sequence[Table]) -> str:
     return "% needs \\usepackage{amsmath,booktabs}\n" + "\n".join(parts)
 
 
-def to_csv(problem_list: Sequence[Problem]) -> str:
+def to_csv(compared: Sequence[Comparison]) -> str:
     """One line per run, every scalar test metric: for whoever wants to compute for themselves."""
-    metrics = [*COLUMNS, "micro_f1", "many", "medium", "few"]
+    names = [m.name for m in metrics()]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["problem", "method", "seed", "rounds", *metrics, "seconds", "folder"])
-    for problem in problem_list:
-        for arm in problem.arms:
-            for run in arm.runs:
-                values = [_csv(run.metric(m)) for m in metrics]
+    writer.writerow(["problem", "method", "seed", "rounds", *names, "seconds", "folder"])
+    for comparison in compared:
+        for contender in comparison.contenders:
+            for run in contender.runs:
+                values = [_csv(run.metric(m)) for m in names]
                 tail = [f"{run.seconds:.3f}", run.folder.name]
-                writer.writerow([problem.title, arm.label, run.seed, len(run.history), *values, *tail])
+                writer.writerow([comparison.title, contender.label, run.seed, len(run.history), *values, *tail])
     return out.getvalue()
 
 
-def summary(problem: Problem, metric: str = "macro_f1") -> str:
+def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     """What the table says, in a sentence or two of plain text."""
-    scored = [a for a in problem.arms if math.isfinite(a.mean(metric))]
+    scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
     if not scored:
         return "No run was scored on test samples."
-    best = max(scored, key=lambda a: a.mean(metric))
-    name = METRIC_NAMES.get(metric, metric)
+    best = max(scored, key=lambda one: one.mean(metric))
+    name = METRICS[metric].words
     seeds = len(best.runs)
     text = f"{best.label} reaches {name} {mean_spread((best.mean(metric), best.spread(metric)))}"
     text += f" over {seeds} seeds" if seeds > 1 else " in one run"
-    base = problem.reference
+    base = comparison.reference
     if best is base:
         others = [a for a in scored if a is not base]
         return text + (", the best of the compared methods." if others else ".")
@@ -259,7 +247,7 @@ def summary(problem: Problem, metric: str = "macro_f1") -> str:
     return text + _tail_sentence(best, base)
 
 
-def _tail_sentence(best: Arm, base: Arm) -> str:
+def _tail_sentence(best: Contender, base: Contender) -> str:
     a, b = best.mean("tail"), base.mean("tail")
     if not (math.isfinite(a) and math.isfinite(b)):
         return ""

@@ -163,7 +163,8 @@ def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
         default = getattr(Settings(), section)
         registry = REGISTRIES[section]
         if part.get("name", default.name) != value:
-            keep = set(type(default).model_fields) | (set(registry.options(value)) if value in registry else set())
+            known = value in registry and not _settled_later(section, value)
+            keep = set(type(default).model_fields) | (set(registry.options(value)) if known else set())
             for old in [k for k in part if k not in keep]:
                 del part[old]
     part[name] = value

@@ -23,7 +23,7 @@ from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
 from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled
-from fedtail.runs.result import Result, conclude
+from fedtail.runs.result import Result, conclude, titles_of
 from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
 from fedtail.settings import KEYWORDS, WHOLE_SECTIONS, Data, Rates, Settings
 from fedtail.settings import Method as MethodSection
@@ -183,7 +183,7 @@ def drive(
     state = problem.begin() if state is None else problem.restore(state)
     begin_search(problem, settings, state.round)
     with writing(folder):
-        begin_folder(folder, settings, about, state.history)
+        begin_folder(folder, settings, about, titles_of(problem), state.history)
     if on_start is not None:
         on_start(folder, state.round)
     tracked = build_trackers(settings.run.trackers, folder, trackers)

@@ -100,8 +100,13 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return parse_history(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
 
 
-def begin_folder(folder: Path, settings: Settings, about: About, history: list[dict[str, Any]]) -> None:
-    """Write what is known before the first round, and cut history and timings to the rounds that count."""
+def begin_folder(
+    folder: Path, settings: Settings, about: About, titles: Mapping[str, Any], history: list[dict[str, Any]]
+) -> None:
+    """Write what is known before the first round, and cut history and timings to the rounds that count.
+
+    ``titles``: how tables and reports call the method, the rate strategy and metrics of the user's own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", settings.to_toml())
     write_atomically(folder / "history.jsonl", history_text(history))
@@ -114,6 +119,7 @@ def begin_folder(folder: Path, settings: Settings, about: About, history: list[d
         "validation_sizes": about.validation_sizes,
         "test_size": 0 if about.test_counts is None else int(about.test_counts.sum()),
         "notes": about.notes,
+        "titles": titles,
     }
     if about.label_map is not None:
         clients |= {"train_counts": about.label_map.sum(0), "label_map": about.label_map}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.core.metrics import METRICS, Evidence, Metric
 from fedtail.errors import FedtailError
 from fedtail.rounds.history import parse_history, parse_timings
 
@@ -41,6 +42,19 @@ class RunRecord:
     @property
     def rates(self) -> str:
         return str(self.setting("rates", "name", "none"))
+
+    @property
+    def _titles(self) -> dict[str, Any]:
+        return dict(self.result.get("titles") or self.clients.get("titles") or {})
+
+    @property
+    def method_title(self) -> str:
+        """What tables call the method; runs of version 0.1 do not say."""
+        return str(self._titles.get("method", self.method))
+
+    @property
+    def rates_title(self) -> str:
+        return str(self._titles.get("rates", self.rates))
 
     @property
     def seed(self) -> int:
@@ -141,14 +155,22 @@ def load_run(folder: Path | str) -> RunRecord:
     missing = [name for name in ("config.toml", "history.jsonl") if not (folder / name).is_file()]
     if missing:
         raise FedtailError(f"{str(folder)!r} is not a run folder: it has no {' and no '.join(missing)}")
-    return RunRecord(
-        folder,
-        _read_toml(folder / "config.toml"),
-        parse_history((folder / "history.jsonl").read_text(encoding="utf-8"), str(folder / "history.jsonl")),
-        _read_json(folder / "clients.json"),
-        _read_json(folder / "result.json"),
-        _read_timings(folder / "timings.csv"),
+    run = RunRecord(
+        folder=folder,
+        config=_read_toml(folder / "config.toml"),
+        history=parse_history((folder / "history.jsonl").read_text(encoding="utf-8"), str(folder / "history.jsonl")),
+        clients=_read_json(folder / "clients.json"),
+        result=_read_json(folder / "result.json"),
+        timings=_read_timings(folder / "timings.csv"),
     )
+    for name, title in run._titles.get("metrics", {}).items():
+        METRICS.remember(name, Metric(name=name, title=title, function=_only_read))
+    return run
+
+
+def _only_read(evidence: Evidence) -> np.ndarray:
+    """A metric of the user's own as a report knows it: its values are in the run folder."""
+    return np.full(evidence.counts.shape[:-2], np.nan)
 
 
 def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedtail.core.metrics import METRICS, majority_floor, metrics
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
+from fedtail.registry import is_own
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.folder import append_round, begin_folder, end_folder
 from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
@@ -74,7 +75,7 @@ class Result:
         folder = Path(folder)
         if (folder / "config.toml").exists():
             raise FedtailError(f"{str(folder)!r} holds a run; choose another folder")
-        begin_folder(folder, self.settings, self.about, [])
+        begin_folder(folder, self.settings, self.about, self.titles, [])
         for i, seconds in enumerate(self.seconds):
             append_round(folder, self.history[: i + 1], seconds)
         self.finish_folder(folder)
@@ -146,6 +147,12 @@ class Result:
         ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
 
 
+def titles_of(problem: Problem) -> dict[str, Any]:
+    """How tables and reports call what a run is made of."""
+    own = {m.name: m.title for m in metrics() if is_own(m.name)}
+    return {"method": problem.method.title, "rates": problem.rates.title, "metrics": own}
+
+
 def conclude(problem: Problem, state: State, about: About, settings: Settings, seconds: list[float]) -> Result:
     """The chosen model and its test metrics."""
     best = state.best if settings.run.select == "best" else None
@@ -177,11 +184,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         history=state.history,
         seconds=seconds,
         summary=summary,
-        titles={
-            "method": problem.method.title,
-            "rates": rates.title,
-            "metrics": {m.name: m.title for m in metrics() if ":" in m.name},
-        },
+        titles=titles_of(problem),
         about=about,
         settings=settings,
     )

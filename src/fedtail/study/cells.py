@@ -28,7 +28,7 @@ from fedtail.runs.execution import run
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid. ``label`` is for people; the digest is what counts."""
+    """One run of a grid. ``label`` is for people; the digest of its settings identifies it."""
 
     label: str
     config: Config
@@ -39,7 +39,7 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def folder(self, base: Path) -> Path:
-        """Where this run is, under whatever label it was begun, or where it will be."""
+        """The run's folder: the one it was begun in, whatever its label was then, or a new one."""
         own = base / f"{self.label}-{self.digest}"
         begun = [] if own.exists() else sorted(base.glob(f"*-{self.digest}"))
         return begun[0] if begun else own
@@ -112,7 +112,10 @@ def data_of(cell: Cell) -> tuple[str, str | None]:
 
 
 def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
-    """Have the public data of these cells, once, before their processes ask for it; why, for what cannot be had."""
+    """Download the public data of these cells once, before their processes ask for it.
+
+    Returns the reason for each data set, by ``data_of``, that cannot be had.
+    """
     missing = {}
     for name, folder in dict.fromkeys(data_of(cell) for cell in cells):
         if name in SOURCES:
@@ -156,7 +159,7 @@ def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outc
 
 @contextmanager
 def _inherit_no_interrupt() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, which reaches every process of a terminal: the parent answers it."""
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all of them; the parent deals with it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -165,7 +168,7 @@ def _inherit_no_interrupt() -> Iterator[None]:
 
 
 def begin_worker() -> None:
-    """A worker outlives no parent, however that ends."""
+    """Make a worker process end when its parent does, even if that was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -177,7 +180,7 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def run_packed(label: str, raw: dict[str, Any], base: str) -> str | None:
-    """A cell as plain values, for another process; returns the error, if any."""
+    """``run_cell`` with plain values, for another process; returns the error, if any."""
     return run_cell(Cell(label, check_config(raw)), Path(base)).error
 
 

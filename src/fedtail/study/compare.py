@@ -5,35 +5,38 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from fedtail.core.metrics import METRICS, lacking
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.runs.config import Config, load_config
 from fedtail.runs.folder import read_history
-from fedtail.study.cells import Cell, Outcome, seeds_of
+from fedtail.runs.problem import build_federation
+from fedtail.study.cells import Cell, Outcome, finished, seeds_of
+from fedtail.study.paper.recipes import load_recipes
 
-DIGITS: dict[str, Any] = {
-    "data.name": "digits",
-    "rates.name": "uniform",
-    "rates.rate": 0.6,
-    "local.lr": 0.4,
-    "local.batch_size": 32,
-    "run.rounds": 40,
-}
-"""What is compared on where neither a config nor other data is given: the demo's problem."""
+BUILT_IN: dict[str, Any] = load_recipes()["digits"]["set"] | {"rates.rate": 0.6}
+"""What is compared on where neither a config nor other data is given: the demo's problem. The rate is the default,
+given here so that tables can name it."""
+BUILT_IN_LRS = (0.4, 0.1)
+"""Learning rates tried there: what suits normalised steps makes weighted losses diverge."""
 
 
-DIGITS_LRS = (0.4, 0.1)
-"""Learning rates tried on that problem: what suits normalised steps makes weighted losses diverge."""
-
-
-def own_problem(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any] | None = None) -> bool:
-    """Whether the caller brings a config or data, rather than taking the built-in problem."""
-    named = (flags or {}).get("data.name") is not None or any(o.startswith("data.name=") for o in overrides)
+def brings_data(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> bool:
+    """Whether the caller gives a config or names the data, rather than taking the built-in problem."""
+    named = flags.get("data.name") is not None or any(o.startswith("data.name=") for o in overrides)
     return path is not None or named
+
+
+def default_lrs(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Sequence[float]:
+    """Learning rates to try where the caller names none; empty stands for ``local.lr`` alone."""
+    settled = brings_data(path, overrides, flags) or any(o.startswith("local.lr=") for o in overrides)
+    return () if settled else BUILT_IN_LRS
 
 
 def chosen_methods(text: str) -> list[str]:
@@ -51,19 +54,19 @@ def method_configs(
     methods: Sequence[str],
     path: str | None = None,
     overrides: Sequence[str] = (),
-    flags: Mapping[str, Any] | None = None,
+    flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Config]:
     """One checked config per method.
 
     ``method.key=value`` goes to every method that has the option, ``fedprox.mu=0.1`` to that method alone.
     """
-    given = {k: v for k, v in (flags or {}).items() if v is not None}
-    base = {} if own_problem(path, overrides, flags) else DIGITS
+    base = {} if brings_data(path, overrides, flags) else BUILT_IN
+    given = {key: value for key, value in base.items() if key not in flags} | dict(flags)  # last: names clear options
     own, general = _split(methods, overrides)
     out = {}
     for name in methods:
         mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
-        config = load_config(path, [*mine, *own.get(name, [])], {**base, **given, "method.name": name})
+        config = load_config(path, [*mine, *own.get(name, [])], {**given, "method.name": name})
         METHODS.build(name, **config.method.options)  # a bad value is known before the first run
         out[name] = config
     return out
@@ -81,12 +84,21 @@ def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[fl
     return cells
 
 
-def best_rates(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
+def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool) -> None:
+    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run."""
+    pending = own and not all(finished(cell.folder(base)) for cell in cells)
+    if pending or metric == "defect_score":
+        federation = build_federation(cells[0].config)
+        if metric == "defect_score" and federation.background is None:
+            raise lacking(METRICS[metric], f"--metric {metric}")
+
+
+def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
     """Of each method only the learning rate that does best by its mean validation metric over seeds.
 
-    Chosen on the clients' private validation splits, never on test data. Rates within one standard error of the best
-    count as equal and the largest of them wins: it has got furthest in the same rounds, and on a few hundred samples
-    a smaller difference is luck. A rate at which a run failed is out, unless every rate failed.
+    Chosen on the clients' private validation splits, never on test data. Learning rates within one standard error of
+    the best count as equal and the largest of them wins: it has got furthest in the same rounds, and on a few hundred
+    samples a smaller difference is luck. One at which a run failed is out, unless a run failed at each of them.
     """
     by_method: dict[str, dict[float, list[Outcome]]] = {}
     for o in outcomes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedtail.errors import FedtailError, one_of
+from fedtail.models.device import check_device
 from fedtail.study.cells import Cell, Outcome, in_words, run_packed
 
 Launcher = Callable[[Sequence[Cell], Path], Iterator[Outcome]]
@@ -47,8 +48,13 @@ def on_ray(address: str | None = None, *, cpus: float = 1.0, gpus: float = 0.0) 
     return launch
 
 
-def launcher_named(name: str, *, gpu: bool = False) -> Launcher | None:
-    """A launcher by name; None is the process pool."""
+def launcher_for(name: str, cells: Sequence[Cell]) -> Launcher | None:
+    """A launcher by name; None is the process pool of this machine, which must then have the cells' devices."""
     if name not in LAUNCHERS:
         raise one_of("launcher", name, LAUNCHERS)
-    return on_ray(gpus=1.0 if gpu else 0.0) if name == "ray" else None
+    devices = dict.fromkeys(cell.config.engine.device for cell in cells)
+    if name == "ray":
+        return on_ray(gpus=1.0 if set(devices) - {"cpu"} else 0.0)
+    for device in devices:
+        check_device("engine.device", device)
+    return None

@@ -1,7 +1,5 @@
 from pathlib import Path
 
-from matplotlib import pyplot as plt
-
 from fedtail.runs.record import RunRecord
 from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.figures import KINDS, minority_sizes
@@ -25,8 +23,9 @@ def test_panels_of_curves_share_a_scale_with_room_for_all_of_them() -> None:
 
     grid = load_grid("chips")
     runs = {Place("all", "uniform", "FedAvg", 0): run(0.5, 0.6), Place("all", "FedHOO", "FedAvg", 0): run(0.2, 0.95)}
-    entries = tuple(Entry(p.block, p.row, p.column, (0.5,), None, 1.0) for p in runs)
-    figure = KINDS["curves"](GridResult(grid, entries, runs), plt)
+    entries = tuple(
+        Entry(block=p.block, row=p.row, column=p.column, values=(0.5,), paper=None, seconds=1.0) for p in runs
+    )
+    figure = KINDS["curves"](GridResult(grid, entries, runs))
     low, high = figure.axes[0].get_ylim()
     assert low < 0.2 and high > 0.95 and figure.axes[1].get_ylim() == (low, high)
-    plt.close(figure)

@@ -9,9 +9,8 @@ import pytest
 from fedtail.errors import FedtailError
 from fedtail.runs.config import Config, check_config, load_config
 from fedtail.runs.execution import run
-from fedtail.study import Cell, run_cells
-from fedtail.study.cells import seeds_of
-from fedtail.study.paper.convergence import run_path
+from fedtail.study.cells import Cell, run_cells, seeds_of
+from fedtail.study.paper.convergence import run_point
 from fedtail.study.paper.declared import GridFile, grid_names, load_grid
 from fedtail.study.paper.figures import KINDS
 from fedtail.study.paper.grid import SCALES
@@ -63,6 +62,18 @@ def test_tuned_settings_do_not_undo_what_a_row_sets() -> None:
     cells = load_grid("table-beta").cells("cpu", [0], ["NB15", "K=5"], tuned=True)
     assert [cell.config.method.options["beta"] for _, cell in cells] == [0.0, 0.1, 0.3, 0.5, 0.7, 0.9]
     assert {cell.config.local.lr for _, cell in cells} == {0.4}
+
+
+def test_later_layers_of_a_cell_override_earlier_ones() -> None:
+    grid = load_grid("table-iid")
+    block, column, row = grid.blocks[0], grid.columns[0], grid.rows[0]
+    layers = grid.layers(block, column, row, "full", {})
+    order = ["recipe", "base", "column", "block", "recipe for this many clients", "row", "scale", "tuned"]
+    assert list(layers) == order
+    assert layers["column"]["data.imbalance"] == 20.0
+    smoke = grid.layers(block, column, row, "smoke", {})
+    assert smoke["recipe"]["data.name"] == "digits" and "data.imbalance" not in smoke["column"]
+    assert smoke["block"] == {"data.clients": 5}
 
 
 def test_only_keeps_what_is_named_and_says_what_there_is() -> None:
@@ -153,13 +164,13 @@ def test_cells_in_parallel_processes_give_the_same_results(tmp_path: Path) -> No
 
 
 def test_settled_rates_let_the_gradient_vanish_and_oscillating_ones_leave_a_floor() -> None:
-    settled, moving = (run_path(name, 256, 0, delta=10.0, scale=5.0) for name in ("constant", "oscillating"))
+    settled, moving = (run_point(name, 256, 0, delta=10.0, scale=5.0) for name in ("constant", "oscillating"))
     assert settled.late < 0.01 * moving.late
     assert settled.variation == 0 and moving.variation == pytest.approx(0.4 * 255)
 
 
 def test_normalization_with_a_small_stabiliser_rests_where_unit_vectors_cancel() -> None:
-    short, long = (run_path("constant", t, 0) for t in (256, 2048))
+    short, long = (run_point("constant", t, 0) for t in (256, 2048))
     assert long.late > 0.1 and abs(long.late - short.late) < abs(short.late)
 
 

@@ -16,8 +16,10 @@ vectors* cancel, not where the gradients do, which the theorem's assumptions exc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,15 +27,21 @@ import torch
 from fedtail.core.metrics import path_variation
 from fedtail.core.momentum import cgnm_direction
 from fedtail.core.random import generator
+from fedtail.errors import writing
+from fedtail.runs.plotting import COLOURS, PAGE
+from fedtail.study.paper.figures import save_figure, subplots
+from fedtail.study.paper.tables import markdown_table
 
-Path = Callable[[int, int], float]
-"""(round, T) -> rate."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-PATHS: dict[str, Path] = {
-    "constant": lambda t, rounds: 0.6,
-    "drifting": lambda t, rounds: 0.6 + 0.2 / (1 + t),
-    "oscillating": lambda t, rounds: 0.4 if t % 2 else 0.8,
+RATE_PATHS: dict[str, Callable[[int], float]] = {
+    "constant": lambda t: 0.6,
+    "drifting": lambda t: 0.6 + 0.2 / (1 + t),
+    "oscillating": lambda t: 0.4 if t % 2 else 0.8,
 }
+"""Name -> the rate of all clients in round t."""
+HEADER = ("delta", "rates", "T", "V_T", "mean ||grad||^2", "last quarter")
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ class Point:
     """V_T of the rates."""
 
 
-def run_path(
-    name: str,
+def run_point(
+    path: str,
     rounds: int,
     seed: int,
     *,
@@ -75,7 +83,7 @@ def run_path(
     eta = scale / math.sqrt(rounds)
     rates, squared = [], []
     for t in range(rounds):
-        rate = PATHS[name](t, rounds)
+        rate = RATE_PATHS[path](t)
         majority = 1.0 / (1.0 + ratio ** (1.0 - rate))
         mass = torch.tensor([majority, 1.0 - majority], dtype=torch.float64)[None, :, None]
         squared.append(float((mass * (x - optima)).sum(1).mean(0).pow(2).sum()))
@@ -89,19 +97,67 @@ def run_path(
             local = local - eta * direction
         x = local.mean(0)
     variation = float(path_variation(np.array(rates), np.full(clients, 1 / clients))[-1])
-    late = float(np.mean(squared[-max(1, rounds // 4) :]))
-    return Point(name, delta, rounds, seed, float(np.mean(squared)), late, variation)
+    return Point(
+        path=path,
+        delta=delta,
+        rounds=rounds,
+        seed=seed,
+        mean=float(np.mean(squared)),
+        late=float(np.mean(squared[-max(1, rounds // 4) :])),
+        variation=variation,
+    )
 
 
-def run_convergence(horizons: tuple[int, ...], seeds: int) -> list[Point]:
-    """Every path at every horizon and seed, with the paper's delta and with one far above the gradients.
+def run_points(horizons: Sequence[int], seeds: int) -> list[Point]:
+    """Every rate path at every horizon and seed, with the paper's delta and with one far above the gradients.
 
     The step scale grows with delta, since m / (||m|| + delta) is about m / delta there.
     """
     return [
-        run_path(name, rounds, seed, delta=delta, scale=scale)
+        run_point(path, rounds, seed, delta=delta, scale=scale)
         for delta, scale in ((0.1, 0.5), (10.0, 5.0))
-        for name in PATHS
+        for path in RATE_PATHS
         for rounds in horizons
         for seed in range(seeds)
     ]
+
+
+def reproduce_convergence(scale: str, seeds: int, folder: Path) -> tuple[list[list[str]], list[Path]]:
+    """Run the experiment and write its table and figure: the table's rows and the files."""
+    points = run_points((16, 64, 256) if scale == "smoke" else (16, 64, 256, 1024, 4096), seeds)
+    rows, table = summarize(points), folder / "table.md"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        table.write_text(markdown_table(HEADER, rows), encoding="utf-8")
+        return rows, [table, *save_figure(folder, lambda: draw(points))]
+
+
+def summarize(points: Sequence[Point]) -> list[list[str]]:
+    """A row under ``HEADER`` per delta, rate path and horizon: means over seeds."""
+    rows = []
+    for delta, path, rounds in dict.fromkeys((p.delta, p.path, p.rounds) for p in points):
+        variation, mean, late = (_mean(points, key, delta, path, rounds) for key in ("variation", "mean", "late"))
+        rows.append([f"{delta:g}", path, str(rounds), f"{variation:.2f}", f"{mean:.4f}", f"{late:.5f}"])
+    return rows
+
+
+def draw(points: Sequence[Point]) -> Figure:
+    """Squared gradient norm against T, one panel per delta, one line per rate path."""
+    deltas, horizons = list(dict.fromkeys(p.delta for p in points)), sorted({p.rounds for p in points})
+    figure, axes = subplots(1, len(deltas), (PAGE, 2.8))
+    for ax, delta in zip(axes[0], deltas, strict=True):
+        for path, colour in zip(RATE_PATHS, COLOURS, strict=False):
+            for style, key, label in (("-", "late", path), (":", "mean", None)):
+                means = [_mean(points, key, delta, path, rounds) for rounds in horizons]
+                ax.loglog(horizons, means, style, marker="o", markersize=3, color=colour, label=label)
+        ax.set_title(f"delta = {delta:g}")
+        ax.set_xlabel("rounds T")
+    axes[0][0].set_ylabel("squared gradient norm\n(solid: last quarter, dotted: all rounds)")
+    axes[0][0].legend(title="rates")
+    return figure
+
+
+def _mean(points: Sequence[Point], key: str, delta: float, path: str, rounds: int) -> float:
+    """Of one number of the points, over seeds."""
+    same = [p for p in points if (p.delta, p.path, p.rounds) == (delta, path, rounds)]
+    return float(np.mean([getattr(p, key) for p in same]))

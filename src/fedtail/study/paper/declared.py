@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError, one_of
-from fedtail.study.paper.grid import PACKAGE, Axis, Grid, load_toml
+from fedtail.study.paper.grid import Axis, Grid
+from fedtail.study.paper.recipes import FOLDER, load_toml
 
 
 def grid_names() -> list[str]:
     """All declared grids."""
-    folder = files(PACKAGE) / "grids"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    files = (entry.name for entry in (FOLDER / "grids").iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def load_grid(name: str) -> Grid:
@@ -91,9 +91,18 @@ def _declare(name: str, raw: Mapping[str, Any], source: str) -> Grid:
                     f"{source}: paper.{block}.{row} has {len(values)} numbers for {len(columns)} columns"
                 )
     return Grid(
-        name, file.title or name, file.kind, file.metric, blocks, columns, rows, _dotted(file.base),
-        {k: {**v, "set": _dotted(v.get("set", {}))} for k, v in file.scale.items()}, file.paper, file.notes,
-    )  # fmt: skip
+        name=name,
+        title=file.title or name,
+        kind=file.kind,
+        metric=file.metric,
+        blocks=blocks,
+        columns=columns,
+        rows=rows,
+        base=_dotted(file.base),
+        scales={k: {**v, "set": _dotted(v.get("set", {}))} for k, v in file.scale.items()},
+        paper=file.paper,
+        notes=file.notes,
+    )
 
 
 def _explained(error: ValidationError, source: str) -> FedtailError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,35 +16,44 @@ from fedtail.runs.plotting import COLOURS, PAGE, STYLE
 from fedtail.runs.record import RunRecord
 from fedtail.study.paper.tables import GridResult
 
-
-def draw(result: GridResult, path: Path) -> Path | None:
-    """Draw a figure grid to ``path`` (SVG, PDF or PNG by its ending); None for plain tables."""
-    kind = KINDS.get(result.grid.kind)
-    if kind is None or not result.runs:
-        return None
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context(STYLE):
-        figure = kind(result, plt)
-        title = textwrap.fill(result.grid.title, int(13 * figure.get_figwidth()))  # about 13 bold letters per inch
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, bbox_inches="tight", dpi=150)
-        plt.close(figure)
-    return path
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def _panels(result: GridResult, plt: Any, rows: int = 1) -> tuple[Any, dict[tuple[str, str], Any]]:
-    """One column of axes per (block, column) of the grid."""
-    keys = [
-        (b, c) for b in result.used("block") for c in result.used("column")
-        if any(p.block == b and p.column == c for p in result.runs)
-    ]  # fmt: skip
+def draw(result: GridResult) -> Figure:
+    """The figure that a grid declares itself to be."""
+    figure = KINDS[result.grid.kind](result)
+    title = textwrap.fill(result.grid.title, int(13 * figure.get_figwidth()))  # about 13 bold letters per inch
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def save_figure(folder: Path, drawn: Callable[[], Figure]) -> list[Path]:
+    """Draw in the common style and write ``figure.svg`` and ``figure.png``."""
+    from matplotlib import rc_context
+
+    written = [folder / "figure.svg", folder / "figure.png"]
+    with rc_context(STYLE):
+        figure = drawn()
+        for path in written:
+            figure.savefig(path, bbox_inches="tight", dpi=150)
+    return written
+
+
+def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure and its axes (rows, columns). Without pyplot, which would keep every figure and look for a display."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _panels(result: GridResult, rows: int = 1) -> tuple[Figure, dict[tuple[str, str], Any]]:
+    """One column of axes per (block, column) of the grid that has runs."""
+    present = {(p.block, p.column) for p in result.runs}
+    keys = [key for key in itertools.product(result.used("block"), result.used("column")) if key in present]
     width = max(PAGE, 3.2 * len(keys)) if len(keys) > 1 else 4.2
-    figure, axes = plt.subplots(rows, len(keys), figsize=(width, 2.6 * rows + 0.3), squeeze=False, layout="constrained")
+    figure, axes = subplots(rows, len(keys), (width, 2.6 * rows + 0.3))
     for i, (block, column) in enumerate(keys):
         axes[0, i].set_title(column if block == "all" else f"{column}, {block}")
     return figure, {key: axes[:, i] for i, key in enumerate(keys)}
@@ -67,8 +77,8 @@ def _band(ax: Any, runs: list[RunRecord], curve: str, label: str, colour: str, s
         ax.fill_between(x, table.mean(0) - spread, table.mean(0) + spread, color=colour, alpha=0.15, linewidth=0)
 
 
-def _curves(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt)
+def _curves(result: GridResult) -> Figure:
+    figure, panels = _panels(result)
     metric = result.grid.metric
     first = next(iter(panels.values()))[0]
     for (block, column), (ax,) in panels.items():
@@ -82,8 +92,8 @@ def _curves(result: GridResult, plt: Any) -> Any:
     return figure
 
 
-def _losses(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt, rows=2)
+def _losses(result: GridResult) -> Figure:
+    figure, panels = _panels(result, rows=2)
     for (block, column), axes in panels.items():
         for i, row in enumerate(result.used("row")):
             runs = _runs(result, block, column, row)
@@ -97,8 +107,8 @@ def _losses(result: GridResult, plt: Any) -> Any:
     return figure
 
 
-def _threshold(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt)
+def _threshold(result: GridResult) -> Figure:
+    figure, panels = _panels(result)
     for (block, column), (ax,) in panels.items():
         found = []
         for row in result.used("row"):
@@ -130,8 +140,8 @@ def minority_sizes(run: RunRecord) -> list[int]:
     return [int((g == 1).sum()) for g in groups]
 
 
-def _rates(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt, rows=len(result.used("row")))
+def _rates(result: GridResult) -> Figure:
+    figure, panels = _panels(result, rows=len(result.used("row")))
     for (block, column), axes in panels.items():
         for ax, row in zip(axes, result.used("row"), strict=False):
             runs = _runs(result, block, column, row)
@@ -148,8 +158,8 @@ def _rates(result: GridResult, plt: Any) -> Any:
     return figure
 
 
-def _alignment(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt, rows=2)
+def _alignment(result: GridResult) -> Figure:
+    figure, panels = _panels(result, rows=2)
     for (block, column), axes in panels.items():
         runs = _runs(result, block, column, result.used("row")[0])
         _band(axes[0], runs, "alignment", "FedCGNM", COLOURS[2])
@@ -166,8 +176,8 @@ def _alignment(result: GridResult, plt: Any) -> Any:
     return figure
 
 
-def _per_class(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt)
+def _per_class(result: GridResult) -> Figure:
+    figure, panels = _panels(result)
     for (block, column), (ax,) in panels.items():
         rows = result.used("row")
         data = [np.concatenate([r.per_class() for r in _runs(result, block, column, row)]) for row in rows]
@@ -178,8 +188,8 @@ def _per_class(result: GridResult, plt: Any) -> Any:
     return figure
 
 
-def _assumption(result: GridResult, plt: Any) -> Any:
-    figure, panels = _panels(result, plt, rows=2)
+def _assumption(result: GridResult) -> Figure:
+    figure, panels = _panels(result, rows=2)
     for (block, column), axes in panels.items():
         run = _runs(result, block, column, result.used("row")[0])[0]
         t = [r["round"] + 1 for r in run.history if "assumption" in r]
@@ -197,7 +207,7 @@ def _assumption(result: GridResult, plt: Any) -> Any:
     return figure
 
 
-KINDS: dict[str, Callable[[GridResult, Any], Any]] = {
+KINDS: dict[str, Callable[[GridResult], Figure]] = {
     "curves": _curves,
     "losses": _losses,
     "threshold": _threshold,

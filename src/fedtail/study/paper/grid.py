@@ -6,18 +6,17 @@ each seed is one cell. Recipes hold what belongs to a data set: model, local epo
 
 from __future__ import annotations
 
-import tomllib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.runs.config import changed, check_config, layered, options_of, takes
 from fedtail.study.cells import Cell, seeds_of
+from fedtail.study.paper.recipes import load_recipes, load_tuned
 
 SCALES = ("smoke", "cpu", "full")
-PACKAGE = __package__
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Grid:
     def cells(
         self, scale: str = "cpu", seeds: Iterable[int] = range(3), only: Iterable[str] = (), tuned: bool = False
     ) -> list[tuple[Place, Cell]]:
-        """The cells of a scale. ``only`` keeps columns, rows or blocks whose name contains one of the words."""
+        """The cells of a scale; ``only`` keeps those whose block, column and row together contain every word."""
         if scale not in SCALES:
             raise one_of("scale", scale, SCALES)
         limits = self.scales.get(scale, {})
@@ -82,34 +81,12 @@ class Grid:
                 f"{self.name!r} has nothing for scale {scale!r}: its models need a GPU; use --scale full --device cuda "
                 "(or --scale smoke to see that it works)"
             )
-        recipes = load_recipes()
         best = load_tuned() if tuned else {}
         out = []
         for block, column, row in self._places(limits, tuple(only)):
-            recipe = column.recipe or block.recipe
-            if recipe is not None and scale == "smoke":
-                recipe = "smoke"
-            layers: list[Mapping[str, Any]] = [{**self.base}]
-            if recipe is not None:
-                if recipe not in recipes:
-                    raise one_of(f"recipe of {self.name!r}", recipe, recipes)
-                layers = [recipes[recipe].get("set", {}), *layers]
-            own = "data.name" not in recipes.get(recipe or "", {}).get("set", {}) or recipe in (
-                column.recipe,
-                block.recipe,
-            )
-            layers += [settings if own else _without_data(settings) for settings in (column.settings, block.settings)]
-            clients = str({k: v for layer in layers for k, v in layer.items()}.get("data.clients", 5))
-            if recipe is not None:
-                layers.append(recipes[recipe].get("clients", {}).get(clients, {}))
-            layers.append(row.settings)
-            layers.append(limits.get("set", {}))
-            if recipe is not None:
-                method = str(row.settings.get("method.name", self.base.get("method.name", "fedcgnm")))
-                found = best.get(recipe, {}).get(method, {})
-                layers.append({key: value for key, value in found.items() if key not in row.settings})
+            layers = self.layers(block, column, row, scale, best)
             label = slug(f"{block.name}-{column.name}-{row.name}")
-            for cell in seeds_of(check_config(layered(layers)), label, map(int, seeds)):
+            for cell in seeds_of(check_config(layered(layers.values())), label, map(int, seeds)):
                 out.append((Place(block.name, column.name, row.name, cell.config.run.seed), cell))
         if not out:
             raise FedtailError(
@@ -118,20 +95,51 @@ class Grid:
             )
         return out
 
+    def layers(
+        self, block: Axis, column: Axis, row: Axis, scale: str, best: Mapping[str, Any]
+    ) -> dict[str, Mapping[str, Any]]:
+        """The settings of one cell by where they come from; each layer overrides those before it."""
+        declared = column.recipe or block.recipe or ""
+        name = "smoke" if declared and scale == "smoke" else declared
+        recipe = self._recipe(name)
+        kept = _without_data if name != declared else dict
+        lower: dict[str, Mapping[str, Any]] = {
+            "recipe": recipe.get("set", {}),
+            "base": self.base,
+            "column": kept(column.settings),
+            "block": kept(block.settings),
+        }
+        return {
+            **lower,
+            "recipe for this many clients": recipe.get("clients", {}).get(_clients(lower.values()), {}),
+            "row": row.settings,
+            "scale": self.scales.get(scale, {}).get("set", {}),
+            "tuned": self._tuned(best.get(name, {}), row),
+        }
+
+    def _recipe(self, name: str) -> Mapping[str, Any]:
+        recipes = {"": {}, **load_recipes()}
+        if name not in recipes:
+            raise one_of(f"recipe of {self.name!r}", name, load_recipes())
+        return recipes[name]
+
+    def _tuned(self, best: Mapping[str, Any], row: Axis) -> dict[str, Any]:
+        """What a search found best for the row's method, except where the row is about that very setting."""
+        method = row.settings.get("method.name", self.base.get("method.name", "fedcgnm"))
+        return {key: value for key, value in best.get(method, {}).items() if key not in row.settings}
+
     def _places(self, limits: Mapping[str, Any], only: tuple[str, ...]) -> list[tuple[Axis, Axis, Axis]]:
-        columns = [c for c in self.columns if c.name in limits.get("columns", [c.name])]
-        rows = [r for r in self.rows if r.name in limits.get("rows", [r.name])]
-        blocks = [b for b in self.blocks if b.name in limits.get("blocks", [b.name])]
-        found = []
-        for block in blocks:
-            for column in columns:
-                for row in rows:
-                    if any(axis.only and block.name not in axis.only for axis in (row, column)):
-                        continue
-                    text = f"{block.name} {column.name} {row.name}".lower()
-                    if all(word.lower() in text for word in only):
-                        found.append((block, column, row))
-        return found
+        """(block, column, row) of every cell within the limits of a scale and the words of ``only``."""
+        blocks, columns, rows = (
+            [axis for axis in axes if axis.name in limits.get(kind, [axis.name])]
+            for kind, axes in (("blocks", self.blocks), ("columns", self.columns), ("rows", self.rows))
+        )
+        return [
+            (block, column, row)
+            for block, column, row in itertools.product(blocks, columns, rows)
+            if all(not axis.only or block.name in axis.only for axis in (row, column))
+            and all(word.lower() in f"{block.name} {column.name} {row.name}".lower() for word in only)
+        ]
 
 
 def with_overrides(cells: Sequence[tuple[Place, Cell]], values: Mapping[str, Any]) -> list[tuple[Place, Cell]]:
@@ -160,27 +168,17 @@ def with_overrides(cells: Sequence[tuple[Place, Cell]], values: Mapping[str, Any
     return out
 
 
-def load_recipes() -> dict[str, Any]:
-    """Recipes by data set."""
-    return load_toml("recipes.toml")
-
-
-def load_tuned() -> dict[str, Any]:
-    """recipe -> method -> the settings that a recorded search found best on validation."""
-    return load_toml("tuned.toml")
-
-
 def slug(text: str) -> str:
     """A folder name from a label."""
     return "".join(ch if ch.isalnum() or ch in ".-" else "-" for ch in text.replace(" ", "")).lower()
 
 
+def _clients(layers: Iterable[Mapping[str, Any]]) -> str:
+    """How many clients these layers ask for, as recipes write it."""
+    return str({key: value for layer in layers for key, value in layer.items()}.get("data.clients", 5))
+
+
 def _without_data(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of a data set that a scale replaced by another."""
+    """Settings that still make sense when a small stand-in replaces the data set they were written for."""
     kept = ("data.clients", "data.partition", "data.alpha")
     return {k: v for k, v in settings.items() if not k.startswith("data.") or k in kept}
-
-
-def load_toml(path: str) -> dict[str, Any]:
-    """A declaration that ships with the package."""
-    return tomllib.loads((files(PACKAGE) / path).read_text(encoding="utf-8"))

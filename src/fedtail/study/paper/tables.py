@@ -1,11 +1,11 @@
-"""A grid's outcome beside the paper's numbers: as a terminal table, Markdown or CSV."""
+"""What a grid's runs gave beside the paper's numbers, as Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,56 +62,44 @@ class GridResult:
         return [a.name for a in named if a.name in present]
 
 
-def collect(grid: Grid, places: Sequence[Place], outcomes: Sequence[Outcome], *, with_paper: bool = True) -> GridResult:
-    """Read the runs of a grid back; the paper's numbers stay out where another data set stood in."""
-    runs = {
-        place: load_run(outcome.folder)
-        for place, outcome in zip(places, outcomes, strict=True)
-        if outcome.error is None
-    }
-    order: dict[tuple[str, str, str], list[Place]] = {}
-    for place in places:
-        order.setdefault((place.block, place.row, place.column), []).append(place)
+def collect(grid: Grid, outcomes: Mapping[Place, Outcome], *, with_paper: bool = True) -> GridResult:
+    """Read the runs of a grid back; ``with_paper`` is for runs on the data that the paper's numbers are about."""
+    runs = {place: load_run(outcome.folder) for place, outcome in outcomes.items() if outcome.error is None}
+    seeds: dict[tuple[str, str, str], list[Place]] = {}
+    for place in outcomes:
+        seeds.setdefault((place.block, place.row, place.column), []).append(place)
     entries = []
-    for (block, row, column), members in order.items():
+    for (block, row, column), members in seeds.items():
         found = [runs[m] for m in members if m in runs]
-        values = tuple(v for r in found if math.isfinite(v := r.metric(grid.metric)))
-        entries.append(
-            Entry(
-                block,
-                row,
-                column,
-                values,
-                grid.reported(block, row, column) if with_paper else None,
-                sum(r.seconds for r in found),
-                len(members) - len(found),
-            )
+        entry = Entry(
+            block=block,
+            row=row,
+            column=column,
+            values=tuple(v for r in found if math.isfinite(v := r.metric(grid.metric))),
+            paper=grid.reported(block, row, column) if with_paper else None,
+            seconds=sum(r.seconds for r in found),
+            failed=len(members) - len(found),
         )
+        entries.append(entry)
     return GridResult(grid, tuple(entries), runs)
 
 
 def to_markdown(result: GridResult) -> str:
     """A table per block: ours (mean ± spread), the paper's in brackets, the best of a column in bold."""
+    columns = result.used("column")
     parts = []
     for block in result.used("block"):
-        columns = result.used("column")
-        lines = [f"| {block} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         best = {c: _best(result, block, c) for c in columns}
-        for row in result.used("row"):
-            cells = []
-            for c in columns:
-                entry = result.entry(block, row, c)
-                if entry is None:
-                    cells.append("")
-                    continue
-                text = entry.text()
-                if entry.values and entry.mean == best[c] and len(result.used("row")) > 1:
-                    text = f"**{text}**"
-                cells.append(text + (f" ({_paper(entry.paper)})" if entry.paper is not None else ""))
-            if any(cells):
-                lines.append(f"| {row} | " + " | ".join(cells) + " |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+        rows = [[row, *(_text(result.entry(block, row, c), best[c]) for c in columns)] for row in result.used("row")]
+        parts.append(markdown_table([block, *columns], [row for row in rows if any(row[1:])]))
+    return "\n".join(parts)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, every cell as it stands."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    lines.insert(1, "|---" * len(head) + "|")
+    return "\n".join(lines) + "\n"
 
 
 def to_csv(result: GridResult) -> str:
@@ -120,19 +108,26 @@ def to_csv(result: GridResult) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["block", "row", "column", result.grid.metric, "spread", "seeds", "failed", "paper", "seconds"])
     for e in result.entries:
-        writer.writerow(
-            [e.block, e.row, e.column, _csv(e.mean), _csv(e.spread), len(e.values), e.failed,
-             "" if e.paper is None else e.paper, f"{e.seconds:.1f}"]
-        )  # fmt: skip
+        ours = [_csv(e.mean), _csv(e.spread), len(e.values), e.failed]
+        writer.writerow([e.block, e.row, e.column, *ours, "" if e.paper is None else e.paper, f"{e.seconds:.1f}"])
     return out.getvalue()
 
 
 def _best(result: GridResult, block: str, column: str) -> float:
+    """The best mean of a column; NaN, which nothing equals, where it has no rivals."""
     means = [e.mean for e in result.entries if (e.block, e.column) == (block, column) and e.values]
-    return max(means, default=math.nan)
+    return max(means, default=math.nan) if len(result.used("row")) > 1 else math.nan
+
+
+def _text(entry: Entry | None, best: float) -> str:
+    if entry is None:
+        return ""
+    ours = f"**{entry.text()}**" if entry.mean == best else entry.text()
+    return ours if entry.paper is None else f"{ours} ({_paper(entry.paper)})"
 
 
 def _paper(value: float) -> str:
+    """As the paper prints it: ``.8568``."""
     return f"{value:.4f}".rstrip("0").removeprefix("0")
 
 

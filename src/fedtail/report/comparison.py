@@ -1,4 +1,4 @@
-"""Runs grouped for comparison: a problem (the data), its arms (method and rates), the seeds of an arm."""
+"""Which runs are compared: those on the same data, a contender per method and settings, over its seeds."""
 
 from __future__ import annotations
 
@@ -11,50 +11,12 @@ import numpy as np
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.runs.record import RunRecord
-
-METHOD_NAMES = {
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedcgn": "FedCGN",
-    "fedcgnm": "FedCGNM",
-    "pcn": "PCN",
-    "pcn_o": "PCN+O",
-    "scaffold": "SCAFFOLD",
-    "weighted_ce": "Weighted CE",
-    "focal": "Focal loss",
-    "class_balanced": "Class-balanced",
-    "logit_adjustment": "Logit adjustment",
-    "grw": "GRW",
-    "ratio_loss": "Ratio Loss",
-    "climb": "CLIMB",
-    "fedgrab": "Fed-GraB",
-    "fednoro": "FedNoRo",
-}
-RATE_NAMES = {
-    "uniform": "U",
-    "fixed": "fixed rates",
-    "fedhoo": "FedHOO",
-    "fedhoo_clusters": "FedHOO (clusters)",
-    "hoo": "HOO",
-    "fast": "FAST",
-    "locally_optimal": "locally optimal",
-}
-
-NOT_A_DIFFERENCE = {
-    "run.seed",
-    "data.seed",
-    "run.name",
-    "run.folder",
-    "run.trackers",
-    "run.checkpoint_every",
-    "data.dir",
-}
-"""Settings that do not make two runs different arms: seeds, names and places; so do all of ``engine``."""
+from fedtail.settings import flatten, is_free
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One line of a table: runs that differ in their seed only."""
+class Contender:
+    """A method with its settings, over several seeds: one row of a table, one line of a chart."""
 
     label: str
     runs: tuple[RunRecord, ...]
@@ -86,55 +48,49 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Everything run on the same federation; only arms of one problem are compared."""
+class Comparison:
+    """All runs on the same data; runs on other data are compared separately."""
 
     title: str
-    arms: tuple[Arm, ...]
+    contenders: tuple[Contender, ...]
     baseline: int
-    """Index of the arm the others are compared with."""
+    """Index of the contender that the others are tested against."""
     notes: tuple[str, ...] = ()
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
-        return tuple(r for arm in self.arms for r in arm.runs)
+        return tuple(r for contender in self.contenders for r in contender.runs)
 
     @property
-    def reference(self) -> Arm:
-        return self.arms[self.baseline]
+    def reference(self) -> Contender:
+        return self.contenders[self.baseline]
 
 
-def problems(runs: Sequence[RunRecord], baseline: str | None = None) -> list[Problem]:
+def comparisons(runs: Sequence[RunRecord], baseline: str | None = None) -> list[Comparison]:
     """Group runs by their data, then by method, rates and whatever else differs.
 
-    ``baseline`` names the arm to compare with; by default FedAvg where there is one, else the first.
+    ``baseline`` is the label of the contender that the others are tested against; by default FedAvg, else the first.
     """
     by_data: dict[str, list[RunRecord]] = {}
     for run in runs:
-        data = (
-            sorted(_flat(run, "data").items()),
-            run.clients.get("classes"),
-        )  # the same settings can mean other files
+        # the same settings can mean other files, so the classes must be the same too
+        data = sorted(_flat(run, "data").items()), run.clients.get("classes")
         by_data.setdefault(repr(data), []).append(run)
     groups = list(by_data.values())
     common = _common([_flat(g[0], "data") for g in groups])
     out = []
     for group in groups:
-        arms, notes = _arms(group)
-        out.append(Problem(_data_title(group[0], common), tuple(arms), _baseline(arms, baseline), tuple(notes)))
-    if baseline is not None and all(p.reference.label != baseline for p in out):
-        raise one_of("baseline", baseline, {a.label for p in out for a in p.arms})
+        contenders, notes = _contenders(group)
+        title, reference = _data_title(group[0], common), _baseline(contenders, baseline)
+        out.append(Comparison(title, tuple(contenders), reference, tuple(notes)))
+    if baseline is not None and all(c.reference.label != baseline for c in out):
+        raise one_of("baseline", baseline, {contender.label for c in out for contender in c.contenders})
     return out
 
 
 def pair_key(run: RunRecord) -> object:
-    """What makes two runs of different arms a pair: the same seed of the run and of the data."""
+    """Runs of two contenders are a pair if this is the same: the seed of the run and that of the data."""
     return run.seed, run.setting("data", "seed")
-
-
-def settings(run: RunRecord) -> dict[str, Any]:
-    """All settings as ``section.key``, nested tables too."""
-    return _flatten(run.config)
 
 
 def short(value: Any) -> str:
@@ -146,11 +102,11 @@ def short(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _arms(runs: Sequence[RunRecord]) -> tuple[list[Arm], list[str]]:
+def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
     rates_differ = len({(r.rates, short(r.setting("rates", "rate"))) for r in runs}) > 1
     by_name: dict[str, list[RunRecord]] = {}
     for run in runs:
-        name = METHOD_NAMES.get(run.method, run.method)
+        name = run.method_title
         by_name.setdefault(f"{name} + {_rates(run)}" if rates_differ else name, []).append(run)
     labelled: dict[str, dict[object, RunRecord]] = {}
     notes = []
@@ -164,18 +120,18 @@ def _arms(runs: Sequence[RunRecord]) -> tuple[list[Arm], list[str]]:
             if pair_key(run) in seeds:
                 notes.append(f"{label}: seed {run.seed} was run more than once; {run.folder.name} is shown.")
             seeds[pair_key(run)] = run
-    return [Arm(label, tuple(seeds.values())) for label, seeds in labelled.items()], notes
+    return [Contender(label, tuple(seeds.values())) for label, seeds in labelled.items()], notes
 
 
-def _baseline(arms: Sequence[Arm], wanted: str | None) -> int:
-    for i, arm in enumerate(arms):
-        if arm.label == wanted:
+def _baseline(contenders: Sequence[Contender], wanted: str | None) -> int:
+    for i, contender in enumerate(contenders):
+        if contender.label == wanted:
             return i
-    return next((i for i, arm in enumerate(arms) if arm.runs[0].method == "fedavg"), 0)
+    return next((i for i, contender in enumerate(contenders) if contender.runs[0].method == "fedavg"), 0)
 
 
 def _rates(run: RunRecord) -> str:
-    name = RATE_NAMES.get(run.rates, run.rates)
+    name = run.rates_title
     rate = run.setting("rates", "rate")
     return f"{name} {rate:g}" if run.rates == "uniform" and isinstance(rate, int | float) else name
 
@@ -184,12 +140,12 @@ def _data_title(run: RunRecord, common: set[str]) -> str:
     parts = [str(run.setting("data", "name", "data"))]
     n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
     parts.append(f"{n_clients} client{'s' if n_clients != 1 else ''}")
-    scheme, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
-    if scheme == "auto":  # the data's own sites where it has some, else Dirichlet
+    split, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
+    if split == "auto":  # the data's own sites where it has some, else Dirichlet
         own = any(not str(s).startswith("client ") for s in run.clients.get("sites") or [])
-        scheme = "own sites" if own else "dirichlet"
-    if scheme:
-        parts.append(f"{scheme} {alpha:g}" if "dirichlet" in str(scheme) and alpha is not None else str(scheme))
+        split = "own sites" if own else "dirichlet"
+    if split:
+        parts.append(f"{split} {alpha:g}" if "dirichlet" in str(split) and alpha is not None else str(split))
     said = {"data.name", "data.clients", "data.partition", "data.alpha"}
     flat = _flat(run, "data")
     parts += [f"{k.rpartition('.')[2]} {short(v)}" for k, v in flat.items() if k not in common | said]
@@ -199,16 +155,15 @@ def _data_title(run: RunRecord, common: set[str]) -> str:
 def _flat(run: RunRecord, section: str | None = None) -> dict[str, Any]:
     return {
         k: v
-        for k, v in settings(run).items()
-        if k not in NOT_A_DIFFERENCE and not k.startswith("engine.") and (section is None or k.startswith(section))
+        for k, v in flatten(run.config).items()
+        if makes_a_difference(k) and (section is None or k.startswith(section))
     }
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        out |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return out
+def makes_a_difference(key: str) -> bool:
+    """Whether runs that differ in a setting are different contenders; seeds and the engine do not matter."""
+    section, _, name = key.partition(".")
+    return section != "engine" and name != "seed" and not is_free(section, name)
 
 
 def _keys(flats: Iterable[dict[str, Any]]) -> list[str]:
@@ -221,6 +176,6 @@ def _common(flats: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def require_runs(runs: Sequence[RunRecord]) -> None:
-    """One clear line for a report about nothing."""
+    """Refuse a report of no runs."""
     if not runs:
         raise FedtailError("a report needs at least one run")

@@ -1,34 +1,38 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedtail.errors import FedtailError
-from fedtail.methods import METHODS
-from fedtail.rates import RATES
 from fedtail.report import load_runs
-from fedtail.report.arms import METHOD_NAMES, RATE_NAMES, problems
+from fedtail.report.comparison import comparisons
 
 Writer = Callable[..., Path]
 
 
 def labels(folders: list[Path]) -> list[list[str]]:
-    return [[a.label for a in p.arms] for p in problems(load_runs(folders))]
+    return [[a.label for a in p.contenders] for p in comparisons(load_runs(folders))]
 
 
-def test_names_are_those_of_the_registries() -> None:
-    assert {name: METHODS[name].title for name in METHODS} == METHOD_NAMES  # type: ignore[attr-defined]
-    assert set(RATE_NAMES) <= set(RATES)
+def test_titles_travel_with_the_run_and_names_stand_in_for_them(run_folder: Writer) -> None:
+    mine, old = run_folder("mine"), run_folder("old", method="fedavg")
+    result = json.loads((mine / "result.json").read_text())
+    (mine / "result.json").write_text(json.dumps({**result, "titles": {"method": "My method", "rates": "U"}}))
+    result = json.loads((old / "result.json").read_text())
+    result.pop("titles")
+    (old / "result.json").write_text(json.dumps(result))
+    assert labels([mine, old]) == [["My method", "fedavg"]]
 
 
 def test_seeds_of_a_method_are_one_arm(run_folder: Writer) -> None:
     folders = [run_folder(f"{m}{s}", method=m, seed=s) for s in range(3) for m in ("fedcgnm", "fedavg")]
-    (problem,) = problems(load_runs(folders))
-    assert [a.label for a in problem.arms] == ["FedCGNM", "FedAvg"]
-    assert [len(a.runs) for a in problem.arms] == [3, 3]
-    assert problem.reference.label == "FedAvg"
+    (comparison,) = comparisons(load_runs(folders))
+    assert [a.label for a in comparison.contenders] == ["FedCGNM", "FedAvg"]
+    assert [len(a.runs) for a in comparison.contenders] == [3, 3]
+    assert comparison.reference.label == "FedAvg"
 
 
 def test_rates_are_named_only_where_they_differ(comparison: list[Path]) -> None:
@@ -48,7 +52,7 @@ def test_the_engine_makes_no_arm(run_folder: Writer) -> None:
 
 def test_runs_on_different_data_are_not_compared(run_folder: Writer) -> None:
     folders = [run_folder(f"a{a}", more={"data": {"alpha": a}}) for a in (0.1, 0.5)]
-    assert [p.title for p in problems(load_runs(folders))] == [
+    assert [p.title for p in comparisons(load_runs(folders))] == [
         "blobs · 4 clients · dirichlet 0.1",
         "blobs · 4 clients · dirichlet 0.5",
     ]
@@ -60,13 +64,13 @@ def test_the_same_settings_with_other_classes_are_not_compared(run_folder: Write
 
 
 def test_a_seed_run_twice_is_counted_once_and_said(run_folder: Writer) -> None:
-    (problem,) = problems(load_runs([run_folder("a"), run_folder("b")]))
-    assert [r.folder.name for r in problem.arms[0].runs] == ["b"]
-    assert "more than once" in problem.notes[0]
+    (comparison,) = comparisons(load_runs([run_folder("a"), run_folder("b")]))
+    assert [r.folder.name for r in comparison.contenders[0].runs] == ["b"]
+    assert "more than once" in comparison.notes[0]
 
 
 def test_the_baseline_can_be_chosen_and_a_wrong_one_is_refused(comparison: list[Path]) -> None:
     runs = load_runs(comparison)
-    assert problems(runs, "FedCGNM + FedHOO")[0].reference.label == "FedCGNM + FedHOO"
+    assert comparisons(runs, "FedCGNM + FedHOO")[0].reference.label == "FedCGNM + FedHOO"
     with pytest.raises(FedtailError, match="did you mean 'FedCGNM \\+ FedHOO'"):
-        problems(runs, "FedCGNM+FedHOO")
+        comparisons(runs, "FedCGNM+FedHOO")

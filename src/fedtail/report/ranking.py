@@ -1,0 +1,60 @@
+"""Contenders ranked, and the files of a ranking: ``comparison.md``, ``comparison.csv`` and ``comparison.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtail.report.comparison import Comparison
+from fedtail.report.tables import Row, Table, headline, to_csv, to_markdown
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.history import plain
+
+
+def ranking(comparison: Comparison, metric: str) -> Table:
+    """The headline table, best first by ``metric``; undefined last."""
+    table = headline(comparison, metric)
+    column = table.columns.index(metric)
+
+    def key(row: Row) -> float:
+        mean = row.cells[column][0]
+        return -mean if math.isfinite(mean) else math.inf
+
+    return replace(table, rows=tuple(sorted(table.rows, key=key)))
+
+
+def write_rankings(
+    folder: Path, compared: Sequence[Comparison], rankings: Sequence[Table], **more: Any
+) -> dict[str, Any]:
+    """Write the files; returns the content of ``comparison.json``, to which ``more`` is added."""
+    problems = [_described(table) for table in rankings]
+    answer: dict[str, Any] = plain({"folder": str(folder), "problems": problems, **more})
+    write_atomically(folder / "comparison.md", to_markdown(rankings))
+    write_atomically(folder / "comparison.csv", to_csv(compared))
+    write_atomically(folder / "comparison.json", json.dumps(answer, indent=1))
+    return answer
+
+
+def _described(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "metric": table.metric,
+        "baseline": table.baseline,
+        "floor": table.floor,
+        "ranking": [
+            {
+                "method": row.label,
+                "seeds": row.seeds,
+                "mean": {c: mean for c, (mean, _) in zip(table.columns, row.cells, strict=True)},
+                "spread": {c: spread for c, (_, spread) in zip(table.columns, row.cells, strict=True)},
+                "difference": row.versus.difference if row.versus else None,
+                "p": row.p_holm if row.versus else None,
+                "p_sign_flip": row.versus.p_sign_flip if row.versus else None,
+            }
+            for row in table.rows
+        ],
+    }
