@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail import simulate as simulator
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES, RateStrategy, Setting
@@ -18,6 +17,7 @@ from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.loop import Problem, State, train_rounds
 from fedtail.rounds.plan import Plan
 from fedtail.rounds.server import ServerOptimizer
+from fedtail.simulate import simulator
 from tests.conftest import blob_federation
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail import simulate as simulator
 from fedtail.data import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
@@ -17,6 +16,7 @@ from fedtail.rounds.loop import Problem, train_rounds
 from fedtail.rounds.plan import Plan
 from fedtail.rounds.server import ServerOptimizer
 from fedtail.runs.execution import initial_state
+from fedtail.simulate import simulator
 from fedtail.simulate.reference import ReferenceSimulator, draws_numbers
 
 

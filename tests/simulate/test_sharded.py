@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from fedtail import simulate as simulator
 from fedtail.data.federation import Federation
 from fedtail.methods import METHODS
 from fedtail.models import build_model
@@ -22,6 +21,7 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.plan import Plan
 from fedtail.rounds.server import ServerOptimizer
 from fedtail.runs.execution import assemble, initial_state
+from fedtail.simulate import simulator
 
 
 def federation() -> Federation:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail import simulate as simulator
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
@@ -29,6 +28,7 @@ from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.loop import Problem, State, train_rounds
 from fedtail.rounds.plan import Plan
 from fedtail.rounds.server import ServerOptimizer
+from fedtail.simulate import simulator
 
 K = 3
 SETTINGS = LocalSettings(epochs=1, batch_size=32, seed=3)
