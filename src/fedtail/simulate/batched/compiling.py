@@ -26,7 +26,7 @@ def pays(compile: bool | None, method: Method, rounds: int | None, steps_per_rou
     same run must give the same bits whatever else the machine does."""
     if compile is not None:
         return compile
-    if rounds is None or type(method).loss is Method.loss:
+    if rounds is None or not method.own_loss:
         return False
     step = CALLS * SECONDS_PER_CALL + flops_per_step / FLOPS_PER_SECOND
     return rounds * steps_per_round * step * SAVED > COMPILE_SECONDS

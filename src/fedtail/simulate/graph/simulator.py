@@ -143,7 +143,7 @@ class GraphSimulator:
 
     def _run(self, slots: list[Slot], out: Tensor) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
-        keep = type(self.method).finish is not Method.finish
+        keep = self.method.own_finish
         launches = []
         for kind in dict.fromkeys(s.signature for s in slots):
             mine = [s for s in slots if s.signature == kind]
