@@ -27,11 +27,11 @@ from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.rounds.engine import Engine, LocalSettings
+from fedtail.rounds.evaluation import Split, count_candidates
 from fedtail.rounds.loop import Problem, State, begin_search, train_rounds
 from fedtail.rounds.plan import Plan
 from fedtail.rounds.private import LocalNoise
 from fedtail.rounds.server import ServerOptimizer
-from fedtail.rounds.validation import holdout_validator
 from fedtail.runs.config import Config, result_keys
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, end_folder, read_history, save_model
 from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
@@ -141,9 +141,8 @@ def assemble(
 def _holdout(federation: Federation, model: FlatModel) -> Callable[[Candidates], np.ndarray] | None:
     if not len(federation.holdout):
         return None
-    return holdout_validator(
-        model, federation.pool.take(federation.holdout), federation.transform, federation.n_classes
-    )
+    split = Split.of(federation, federation.holdout)
+    return lambda candidates: count_candidates(model, candidates, split)
 
 
 # -- running ------------------------------------------------------------------------------------------

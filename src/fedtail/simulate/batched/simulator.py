@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import class_counts
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.data.federation import Federation, Transform
+from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rounds.engine import LocalSettings
-from fedtail.rounds.local import accuracy
-from fedtail.simulate.batched.cohort import Cohort, Run, draw_runs, pack_cohort
+from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, run_reports
+from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs
+from fedtail.simulate.batched.cohort import Cohort, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
 from fedtail.simulate.batched.functional import FunctionalKernel
 from fedtail.simulate.batched.network import recognise
@@ -77,7 +79,7 @@ class BatchedSimulator(ReferenceSimulator):
         longest, batch = int(federation.sizes.max()), settings.batch_size
         flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
         self._compiles = pays(compile, method, rounds, settings.epochs * -(-longest // batch), flops)
-        self._validation_rows: np.ndarray | None = None
+        self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         self._pool_plain = (
             federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
@@ -87,10 +89,9 @@ class BatchedSimulator(ReferenceSimulator):
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         with _threads(self.threads), torch.no_grad():
-            runs = draw_runs(self.federation, self.method, task, self.settings, self.model.n_params)
-            starts = [self.method.start(r.local, self.client_states.get(r.local.client, {})) for r in runs]
+            runs = self._runs(task)
             try:
-                const, state = _stack([c for c, _ in starts]), _stack([s for _, s in starts])
+                const, state = _stack([r.const for r in runs]), _stack([r.state for r in runs])
             except (RuntimeError, KeyError):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
@@ -102,6 +103,14 @@ class BatchedSimulator(ReferenceSimulator):
                 mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
                 loss += self._steps(cohort, task, *mine, x[part], {k: v[part] for k, v in ends.items()})
             return self._collect(task, runs, x, loss, const, ends)
+
+    def _runs(self, task: Task) -> list[PreparedRun]:
+        """All local runs of the task, longest first."""
+        runs: list[PreparedRun] = []
+        for row, k in enumerate(task.clients):
+            client, before = self.federation.client(k), self.client_states.get(k, {})
+            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+        return sorted(runs, key=lambda r: -r.local.steps)
 
     def _steps(
         self, cohort: Cohort, task: Task, const: Tensors, state: Tensors, x: Tensor, ends: Tensors
@@ -205,7 +214,7 @@ class BatchedSimulator(ReferenceSimulator):
         return self._steps_made[signature]
 
     def _collect(
-        self, task: Task, runs: list[Run], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
+        self, task: Task, runs: list[PreparedRun], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
         order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
@@ -214,11 +223,11 @@ class BatchedSimulator(ReferenceSimulator):
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
             mine = [place[row, p] for p in range(task.n_probes)]
-            reason = _diverged([loss[i] for i in mine])
+            reason = diverged([loss[i] for i in mine])
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
-            before = self.client_states.get(k, {})
+            client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(
                 *(
                     self.method.finish(runs[i].local, delta[row, p], _row(const, i), _row(state, i), before)
@@ -228,46 +237,39 @@ class BatchedSimulator(ReferenceSimulator):
             )
             self._pending[k] = list(kept)
             steps, means = zip(*((len(loss[i]), float(loss[i].mean(dtype=np.float64))) for i in mine), strict=True)
-            more = {name: torch.stack([e[name] for e in extras]) for name in extras[0]}
-            reports = self._reports(task, k, delta[row])
-            updates.append(Update(k, delta[row], len(self.federation.train[k]), steps, means, reports, more))
+            reports = self._reports(task, client, delta[row])
+            updates.append(client_update(client, delta[row], steps, means, reports, extras))
         return updates, refusals
 
-    def _reports(self, task: Task, k: int, delta: Tensor) -> dict[str, np.ndarray]:
-        out, f = {}, self.federation
-        if "local_gain" in task.reports:
-            models = torch.cat([task.x.unsqueeze(0), task.x + delta])
-            mean = losses(self.kernel, models, f.pool, f.train[k], f.transform).mean(1).numpy().astype(np.float64)
-            out["local_gain"] = np.clip((mean[0] - mean[1:]) / max(mean[0], 1e-12), 0.0, 1.0)
-        if "local_validation" in task.reports:
-            m = confusions(self.kernel, task.x + delta, f.pool, f.validation[k], f.transform, f.n_classes)
-            out["local_validation"] = np.array([accuracy(each) for each in m])
-        return out
+    def _reports(self, task: Task, client: Client, delta: Tensor) -> dict[str, np.ndarray]:
+        trained, held = Split.of(client, client.train), Split.of(client, client.validation)
+        return run_reports(
+            task,
+            delta,
+            lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
+            lambda models: confusions(self.kernel, models, held),
+        )
 
     # -- evaluation -----------------------------------------------------------------------------------
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        f = self.federation
+        rows = np.concatenate([self.federation.validation[k] for k in clients])
         with _threads(self.threads):
-            rows = np.concatenate([f.validation[k] for k in clients])
-            m = candidate_confusions(self.kernel, candidates, f.pool, rows, f.transform, f.n_classes)
-        return np.stack([m.diagonal(axis1=1, axis2=2), m.sum(2), m.sum(1)], axis=1)
+            return class_counts(candidate_confusions(self.kernel, candidates, Split.of(self.federation, rows)))
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        f = self.federation
-        if split == "validation" and self._validation_rows is None:
-            self._validation_rows = f.validation_rows()
-        data, rows = (f.pool, self._validation_rows) if split == "validation" else (f.test, None)
+        if split not in self._splits:
+            self._splits[split] = federation_split(self.federation, split)
         with _threads(self.threads):
-            return confusions(self.kernel, x.unsqueeze(0), data, rows, f.transform, f.n_classes)[0]
+            return confusions(self.kernel, x.unsqueeze(0), self._splits[split])[0]
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         f = self.federation
-        if what not in ("train_loss", "class_loss"):
+        if what not in MEASUREMENTS:
             raise ValueError(f"unknown measurement {what!r}")
         rows = np.concatenate(f.train)
         with _threads(self.threads):
-            each = losses(self.kernel, x.unsqueeze(0), f.pool, rows, f.transform)[0].double().numpy()
+            each = losses(self.kernel, x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
         owner = np.repeat(np.arange(self.n_clients), self.sizes)
         if what == "train_loss":
             means = np.bincount(owner, each, minlength=self.n_clients) / self.sizes
@@ -364,14 +366,6 @@ def _ladder(n: int, most: int) -> int:
     while size < n:
         size = size + max(1, size // 3)
     return min(size, most)
-
-
-def _diverged(losses: list[np.ndarray]) -> str | None:
-    for each in losses:
-        bad = np.flatnonzero(~np.isfinite(each))
-        if bad.size:
-            return f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
-    return None
 
 
 @contextmanager

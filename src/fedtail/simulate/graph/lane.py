@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
-from fedtail.methods.base import LocalRun
+from fedtail.rounds.local import PreparedRun
 from fedtail.simulate.graph.kernels import Gradients, Layout
 from fedtail.simulate.graph.passes import Schedule, Step
 
@@ -25,10 +25,7 @@ from fedtail.simulate.graph.passes import Schedule, Step
 class Slot:
     """One local run: a client and a probe. Tensors are on the device and in its layout."""
 
-    row: int
-    probe: int
-    run: LocalRun
-    hyper: dict[str, float]
+    run: PreparedRun
     groups: Tensor
     const: Tensors
     state: Tensors
@@ -47,7 +44,7 @@ class Slot:
             tuple(sorted((name, tuple(t.shape), str(t.dtype)) for name, t in part.items()))
             for part in (self.const, self.state)
         )
-        return const, state, tuple(sorted(self.hyper))
+        return const, state, tuple(sorted(self.run.hyper))
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Lane:
         self.groups = example.groups.clone()
         self.const = {k: v.clone() for k, v in example.const.items()}
         self.state = {k: v.clone() for k, v in example.state.items()}
-        self.hyper = {k: torch.zeros((), device=device) for k in example.hyper}
+        self.hyper = {k: torch.zeros((), device=device) for k in example.run.hyper}
 
         self.plan = {
             "rows": torch.zeros(rows, dtype=torch.int64, device=device),
@@ -188,7 +185,7 @@ class Lane:
         for mine, given in ((self.const, slot.const), (self.state, slot.state)):
             for name, value in given.items():
                 mine[name].copy_(value)
-        for name, number in slot.hyper.items():
+        for name, number in slot.run.hyper.items():
             self.hyper[name].fill_(number)
         for name, value in slot.plan.items():
             self.plan[name][: len(value)].copy_(value)
@@ -205,7 +202,7 @@ class Lane:
                     self._step(step)
                 yield
             with torch.cuda.stream(self.stream), torch.no_grad():
-                delta, target = self.vector - self.shared.start, out[slot.row, slot.probe]
+                delta, target = self.vector - self.shared.start, out[slot.run.row, slot.run.probe]
                 target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
                 target[layout.n_params :].copy_(delta[layout.n_params :])
                 slot.losses = self.losses[: len(slot.schedule.at)].clone()
