@@ -7,7 +7,6 @@ code runs without recording on the CPU, where it is tested against the reference
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,17 +26,11 @@ from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.evaluation import measurement, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs
 from fedtail.simulate.graph.evaluation import Evaluator
-from fedtail.simulate.graph.kernels import (
-    Layout,
-    Numerics,
-    choose_mode,
-    gradient_function,
-    logits_function,
-    prepare_inputs,
-    update_function,
-)
 from fedtail.simulate.graph.lane import Lane, Shared, Slot
+from fedtail.simulate.graph.network import DeviceModel
+from fedtail.simulate.graph.numerics import Numerics
 from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
+from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
 
 MAX_LANES = 10
 
@@ -68,8 +61,8 @@ class GraphSimulator:
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.numerics = Numerics.choose(module, self.device, precision, fused, compile)
         self.numerics.apply()
-        self.layout = Layout(module, self.numerics)
-        skeleton = copy.deepcopy(module)
+        network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
+        self.layout = network.layout
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
@@ -77,21 +70,17 @@ class GraphSimulator:
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
-        self.pool_x = torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device)
-        self.pool_y = torch.cat([federation.pool.y, federation.test.y]).to(self.device)
-        self._test_rows = np.arange(len(federation.pool), len(self.pool_y))
-        inputs = prepare_inputs(federation.transform, self.device, len(federation.input_shape))
+        self.resident = Resident(
+            x=torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device),
+            y=torch.cat([federation.pool.y, federation.test.y]).to(self.device),
+            start=self.model.vector.clone(),
+        )
+        self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        self._gradients = gradient_function(
-            skeleton, method, inputs, self.layout, self.numerics, self.mode, self.n_groups
-        )
+        self._gradients = gradient_function(network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile)
-        self.start = self.model.vector.clone()
-        self.evaluator = Evaluator(
-            logits_function(skeleton, inputs, self.layout, self.numerics), self.pool_x, self.pool_y, self.start,
-            self.layout, self.numerics, federation.n_classes,
-        )  # fmt: skip
+        self.evaluator = Evaluator(network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
         self.recorded, self.recording_seconds = 0, 0.0
@@ -101,9 +90,9 @@ class GraphSimulator:
     # -- training -------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        d = self.layout.n_params
-        self.start[:d] = self.layout.inward(task.x.to(self.device)[:d])
-        self.start[d:] = task.x[d:]
+        d, start = self.layout.n_params, self.resident.start
+        start[:d] = self.layout.inward(task.x.to(self.device)[:d])
+        start[d:] = task.x[d:]
         slots = [slot for row in range(len(task.clients)) for slot in self._slots(task, row)]
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -165,11 +154,17 @@ class GraphSimulator:
         if shared is None or rows > shared.capacity[0] or passes > shared.capacity[1]:
             self._lanes.clear()
             self._shared = shared = Shared(
-                self.device, self.pool_x, self.pool_y, self.start, self.layout,
-                self.numerics.dtype if self.numerics.fused else torch.float32, self.n_groups, self.mode,
-                self.method.stateful_loss, self._gradients, self._update, self._capacity(rows, passes),
-                self.federation.augment is not None, set() if shared is None else shared.warm,
-            )  # fmt: skip
+                resident=self.resident,
+                layout=self.layout,
+                dtype=self.numerics.weights,
+                n_groups=self.n_groups,
+                mode=self.mode,
+                gradients=self._gradients,
+                update=self._update,
+                capacity=self._capacity(rows, passes),
+                augmented=self.federation.augment is not None,
+                warm=set() if shared is None else shared.warm,
+            )
         lanes = self._lanes.setdefault(kind, [])
         while len(lanes) < min(len(slots), self.max_lanes):
             lanes.append(Lane(shared, slots[0]))
@@ -245,7 +240,7 @@ class GraphSimulator:
 
     def _losses(self, x: Tensor, client: Client) -> Tensor:
         """(n_k,) cross-entropy of each un-resampled training sample."""
-        labels = self.pool_y[torch.as_tensor(client.train).to(self.device)]
+        labels = self.resident.y[torch.as_tensor(client.train).to(self.device)]
         return cross_entropy(self.evaluator.logits(x, client.train), labels)
 
     # -- state ----------------------------------------------------------------------------------------
@@ -264,11 +259,16 @@ class GraphSimulator:
 
     def info(self) -> dict[str, Any]:
         return {
-            "engine": "simulator", "path": self.path, "device": str(self.device),
-            "precision": self.numerics.precision, "fused": self.numerics.fused, "mode": self.mode,
+            "engine": "simulator",
+            "path": self.path,
+            "device": str(self.device),
+            "precision": self.numerics.precision,
+            "fused": self.numerics.fused,
+            "mode": self.mode,
             "lanes": max((len(v) for v in self._lanes.values()), default=0),
-            "recorded_passes": self.recorded, "recording_seconds": round(self.recording_seconds, 3),
-        }  # fmt: skip
+            "recorded_passes": self.recorded,
+            "recording_seconds": round(self.recording_seconds, 3),
+        }
 
     def close(self) -> None:
         """Let go of the device's memory."""
