@@ -70,14 +70,13 @@ def _on_one_device(
     if path == "batched" and not on_cpu:
         raise FedtailError(f"engine.path = 'batched' runs on the CPU, not on {options['device']}; set it to 'auto'")
     if path in ("auto", "batched") and on_cpu:
-        pays, reason = (True, "asked for") if path == "batched" else batched_pays(
-            module, federation, method, settings.batch_size
-        )  # fmt: skip
+        pays, reason = True, "asked for"
+        if path == "auto":
+            pays, reason = batched_pays(module, federation, method, settings.batch_size)
         if pays:
             return BatchedSimulator(
-                federation, module, method, settings,
-                threads=threads, compile=compile, rounds=rounds, reason=reason,
-            )  # fmt: skip
+                federation, module, method, settings, threads=threads, compile=compile, rounds=rounds, reason=reason
+            )
         options["reason"] = reason
     return ReferenceSimulator(federation, module, method, settings, **options)
 

@@ -57,11 +57,9 @@ class ReferenceSimulator:
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         def one(model: FlatModel, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k = task.clients[row]
+            client, before = self.federation.client(k), self.client_states.get(k, {})
             try:
-                return train_client(
-                    model, self.federation.client(k), self.method, task, row,
-                    self.client_states.get(k, {}), self.settings,
-                )  # fmt: skip
+                return train_client(model, client, self.method, task, row, before, self.settings)
             except DivergedError as error:
                 return Refusal(k, task.round, str(error))
 
@@ -102,9 +100,12 @@ class ReferenceSimulator:
 
     def info(self) -> dict[str, Any]:
         return {
-            "engine": "simulator", "path": self.path, "reason": self.reason, "device": str(self.device),
+            "engine": "simulator",
+            "path": self.path,
+            "reason": self.reason,
+            "device": str(self.device),
             "workers": self.workers,
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         self._pending.clear()

@@ -39,8 +39,10 @@ from fedtail.simulate.batched.step import Kernel, Signature, input_names, make_s
 from fedtail.simulate.reference import ReferenceSimulator
 
 MAX_ROWS = 64
-"""Runs in one step. More would share Python's overhead among no fewer microseconds, and fall out of the cache."""
+"""Most runs in one step. With more, the overhead per run hardly falls any further, and a step no longer fits the
+cache."""
 KEPT_RUNNERS = 16
+"""Most sizes of a step to keep memory for; the one unused for longest goes first."""
 
 
 class BatchedSimulator(ReferenceSimulator):
@@ -151,9 +153,12 @@ class BatchedSimulator(ReferenceSimulator):
         inputs, labels, shares = runner.inputs["inputs"], runner.packed["labels"], runner.packed["shares"]
         flat = inputs.view(-1, *pool.shape[1:])
         steps = zip(
-            cohort.index[start:, :rows].flatten(1).unbind(), cohort.labels[start:, :rows].unbind(),
-            cohort.shares[start:, :rows].unbind(), loss[start:, :rows].unbind(), strict=True,
-        )  # fmt: skip
+            cohort.index[start:, :rows].flatten(1).unbind(),
+            cohort.labels[start:, :rows].unbind(),
+            cohort.shares[start:, :rows].unbind(),
+            loss[start:, :rows].unbind(),
+            strict=True,
+        )
         for s, (index, label, share, place) in enumerate(steps, start):
             if self._pool_plain:
                 torch.index_select(pool, 0, index, out=flat)
@@ -170,7 +175,13 @@ class BatchedSimulator(ReferenceSimulator):
         searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
         fixed = tuple((k, v) for k, v in self.method.hyper().items() if k not in searched)
         return Signature(
-            cohort.index.shape[-1], cohort.windows, self.settings.scale, fixed, searched, tuple(const), tuple(state)
+            columns=cohort.index.shape[-1],
+            windows=cohort.windows,
+            scale=self.settings.scale,
+            hyper=fixed,
+            searched=searched,
+            const=tuple(const),
+            state=tuple(state),
         )
 
     def _runner(self, signature: Signature, rows: int, const: Tensors, state: Tensors) -> Runner:
@@ -184,15 +195,18 @@ class BatchedSimulator(ReferenceSimulator):
             "shares": torch.tensor([1.0 / b, 1.0]).view(2, 1).expand(rows, 2, b).clone(),
         }
         tensors = {
-            "x": torch.zeros(rows, d), "x0": torch.zeros(1, d), "lr": torch.zeros(rows, 1),
+            "x": self.model.vector[:d].repeat(rows, 1),
+            "x0": torch.zeros(1, d),
+            "lr": torch.zeros(rows, 1),
             "inputs": torch.zeros(rows, b, *self.federation.input_shape),
-            "y": packed["labels"][:, 0], "member": packed["labels"][:, 1],
-            "share": packed["shares"][:, 0], "weight": packed["shares"][:, 1],
+            "y": packed["labels"][:, 0],
+            "member": packed["labels"][:, 1],
+            "share": packed["shares"][:, 0],
+            "weight": packed["shares"][:, 1],
             **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
             **{f"const.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in const.items()},
             **{f"state.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in state.items()},
-        }  # fmt: skip
-        tensors["x"].copy_(self.model.vector[:d])
+        }
         names = input_names(signature)
         step, fast = self._step(signature)
         given = [tensors[k] for k in names]
@@ -285,10 +299,16 @@ class BatchedSimulator(ReferenceSimulator):
         runners = self._runners.values()
         notes = sorted({r.note for r in runners if r.note})
         return {
-            "engine": "simulator", "path": self.path, "reason": self.reason, "device": "cpu", "threads": self.threads,
-            "kernel": type(self.kernel).__name__, "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
-            **({"notes": notes} if notes else {}), **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
-        }  # fmt: skip
+            "engine": "simulator",
+            "path": self.path,
+            "reason": self.reason,
+            "device": "cpu",
+            "threads": self.threads,
+            "kernel": type(self.kernel).__name__,
+            "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
+            **({"notes": notes} if notes else {}),
+            **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
+        }
 
 
 LAUNCH_BOUND = {"Network": 2e8, "FunctionalKernel": 1.6e7}
