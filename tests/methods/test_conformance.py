@@ -164,3 +164,17 @@ def test_the_federation_is_as_awkward_as_claimed() -> None:
     assert (table == 0).any(axis=1).sum() >= 3
     assert ((table > 0).sum(axis=1) == 1).sum() >= 2
     assert 1 in table.sum(axis=1)
+
+
+def test_what_engines_ask_of_a_method_follows_from_what_it_overrides() -> None:
+    class Halved(Method):
+        def loss(self, *given: Any) -> Any:
+            losses, state = super().loss(*given)
+            return losses / 2, state
+
+    class Kept(Halved):
+        def finish(self, *given: Any) -> Any:
+            return {}, {}
+
+    declared = [(m.own_loss, m.own_finish) for m in (Method, Halved, Kept)]
+    assert declared == [(False, False), (True, False), (True, True)]

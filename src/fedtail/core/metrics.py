@@ -312,8 +312,8 @@ def _defect(e: Evidence) -> tuple[np.ndarray, ...]:
 
 
 def class_counts(confusion: np.ndarray) -> np.ndarray:
-    """(3, C) correct, true and predicted counts per class: the sufficient statistics of ``score``."""
-    return np.stack([np.diag(confusion), confusion.sum(1), confusion.sum(0)])
+    """(..., 3, C) correct, true and predicted samples per class from matrices (..., C, C): all that ``score`` needs."""
+    return np.stack([np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1), confusion.sum(-2)], axis=-2)
 
 
 def alignment(updates: ArrayLike, weights: ArrayLike) -> float:

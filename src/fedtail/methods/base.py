@@ -114,13 +114,20 @@ class Method:
     """``Batch.teacher`` must hold the logits of the round's global model."""
     needs_auxiliary: ClassVar[bool] = False
     """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
+    own_loss: ClassVar[bool] = False
+    """``loss`` is not plain cross-entropy, whose gradient engines have written out. Set by itself."""
+    own_finish: ClassVar[bool] = False
+    """``finish`` does something, so the state of the last step must be kept for it. Set by itself."""
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         cls.name = cls.__dict__.get("name", cls.__name__)
         cls.title = cls.__dict__.get("title", cls.__name__)
+        cls.own_loss = cls.loss is not Method.loss
+        cls.own_finish = cls.finish is not Method.finish
 
     def __post_init__(self) -> None:
         check_range("method.weight_decay", self.weight_decay, 0.0)

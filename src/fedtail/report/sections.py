@@ -16,6 +16,7 @@ from fedtail.report.lines import line_chart
 from fedtail.report.series import contender_line, mean_spread, palette, thirds
 from fedtail.report.tables import footnote, headline, summary, to_html
 from fedtail.runs.record import RunRecord
+from fedtail.settings import flatten
 
 CURVES = (
     ("test.macro_f1", "Macro F1 on the test set", "macro F1", 0.0, 1.0),

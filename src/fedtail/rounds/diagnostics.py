@@ -17,7 +17,8 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, Method, cross_entropy
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.engine import Engine
-from fedtail.rounds.local import EVAL_BATCH, group_gradients, load_batch, plan_local_run, train_probe
+from fedtail.rounds.evaluation import EVAL_BATCH, Split, model_logits
+from fedtail.rounds.local import group_gradients, load_batch, plan_local_run, train_probe
 from fedtail.settings import Settings
 
 Monitor = Callable[[Task, Tensor], dict[str, Any]]
@@ -27,18 +28,12 @@ Monitor = Callable[[Task, Tensor], dict[str, Any]]
 def loss_monitor(federation: Federation, model: FlatModel) -> Monitor:
     """``validation_loss``: mean cross-entropy of the new global model on the pooled private validation splits."""
     model = model.clone()
-    index = np.concatenate(list(federation.validation))
-    client = federation.client(0)
+    split = Split.of(federation, np.concatenate(list(federation.validation)))
 
     def measure(task: Task, x: Tensor) -> dict[str, Any]:
-        model.load(x)
-        model.module.eval()
-        total = 0.0
-        with torch.no_grad():
-            for i in range(0, len(index), EVAL_BATCH):
-                inputs, y = load_batch(client, index[i : i + EVAL_BATCH], None, model.vector.device)
-                total += float(cross_entropy(model.module(inputs), y).double().sum())
-        return {"validation_loss": total / max(len(index), 1)}
+        outputs = model_logits(model, x, split.batches(device=model.vector.device))
+        total = sum(float(cross_entropy(z, y).double().sum()) for z, y in outputs)
+        return {"validation_loss": total / max(len(split), 1)}
 
     return measure
 

@@ -6,7 +6,7 @@ fast simulator paths are tested against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.metrics import confusion_matrix
 from fedtail.core.random import generator, torch_seed
 from fedtail.core.records import Task, Tensors, Update
 from fedtail.core.sampling import epoch_counts, local_batches
@@ -25,9 +24,8 @@ from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.rounds.evaluation import Split, confusion_on, measurement, model_logits, run_reports
 from fedtail.settings import Settings
-
-EVAL_BATCH = 1024
 
 
 class DivergedError(FedtailError):
@@ -99,12 +97,72 @@ def plan_local_run(client: Client, rate: float, round: int, settings: Settings, 
         draws = np.concatenate([draw_augment(client.augment, len(b), rng) for b in positions])
     counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
-        client.train[np.concatenate(positions)] if positions else np.empty(0, dtype=np.int64),
-        np.array([len(b) for b in positions], dtype=np.int64),
-        draws,
-        counts,
-        epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
+        index=client.train[np.concatenate(positions)] if positions else np.empty(0, dtype=np.int64),
+        sizes=np.array([len(b) for b in positions], dtype=np.int64),
+        all_draws=draws,
+        counts=counts,
+        resampled=epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
     )
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """One local run of a task before its first step; the same on every engine."""
+
+    row: int
+    """Of the task: the client's."""
+    probe: int
+    plan: LocalPlan
+    local: LocalRun
+    hyper: dict[str, float]
+    """Scalars of the step, with what the probe tries; ``lr`` is among them."""
+    groups: np.ndarray
+    """(C,) group of each class."""
+    const: Tensors
+    state: Tensors
+    """The step state to begin with."""
+
+
+def prepare_runs(
+    model: FlatModel,
+    client: Client,
+    method: Method,
+    task: Task,
+    row: int,
+    client_state: Tensors,
+    settings: Settings,
+    probes: Sequence[int] | None = None,
+) -> list[PreparedRun]:
+    """The client's local runs, of all probes or some. Probes of equal rate share a plan."""
+    device, drawn = model.vector.device, {}
+    message = {k: v.to(device) for k, v in {**task.broadcast, **task.messages.get(client.index, {})}.items()}
+    runs = []
+    for probe in range(task.n_probes) if probes is None else probes:
+        tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
+        rate = tried.pop("rate")
+        if rate not in drawn:
+            plan = plan_local_run(client, rate, task.round, settings, method.sampler)
+            drawn[rate] = plan, method.groups(plan.resampled)
+        plan, groups = drawn[rate]
+        hyper = {**method.hyper(), "lr": task.lr, **tried}
+        local = LocalRun(
+            client=client.index,
+            round=task.round,
+            counts=plan.counts,
+            resampled=plan.resampled,
+            n_params=model.n_params,
+            steps=len(plan.sizes),
+            lr=hyper["lr"],
+            message=message,
+            device=device,
+            seed=settings.run.seed,
+        )
+        const, state = method.start(local, client_state)
+        run = PreparedRun(
+            row=row, probe=probe, plan=plan, local=local, hyper=hyper, groups=groups, const=const, state=state
+        )
+        runs.append(run)
+    return runs
 
 
 def load_batch(
@@ -179,17 +237,11 @@ def train_probe(
 ) -> tuple[Tensor, int, float, Tensors, Tensors]:
     """One local run: (delta, steps, mean loss, client state to keep, extras)."""
     device = model.vector.device
-    tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
-    plan = plan_local_run(client, tried.pop("rate"), task.round, settings, method.sampler)
-    hyper = {**method.hyper(), "lr": task.lr, **tried}
+    (run,) = prepare_runs(model, client, method, task, row, client_state, settings, [probe])
+    plan, hyper, const, state = run.plan, run.hyper, run.const, run.state
     lr, decay = hyper["lr"], hyper["weight_decay"]
-    run = LocalRun(
-        client.index, task.round, plan.counts, plan.resampled, model.n_params, len(plan.batches), lr,
-        {**task.broadcast, **task.messages.get(client.index, {})}, device, settings.run.seed,
-    )  # fmt: skip
-    groups = torch.as_tensor(method.groups(plan.resampled), device=device)
+    groups = torch.as_tensor(run.groups, device=device)
     n_groups = method.group_count(client.n_classes)
-    const, state = method.start(run, client_state)
 
     x0 = task.x.to(device)
     teacher = model.clone() if method.needs_teacher else None
@@ -222,7 +274,7 @@ def train_probe(
                 on_step(i, params, state)
             mean_loss += loss / len(plan.batches)
     delta = model.vector.detach() - x0
-    kept, extras = method.finish(run, delta[: model.n_params], const, state, client_state)
+    kept, extras = method.finish(run.local, delta[: model.n_params], const, state, client_state)
     return delta, len(plan.batches), mean_loss, kept, extras
 
 
@@ -239,63 +291,52 @@ def train_client(
     runs = [train_probe(model, client, method, task, row, p, client_state, settings) for p in range(task.n_probes)]
     deltas, steps, losses, states, extras = zip(*runs, strict=True)
     delta = torch.stack(deltas)
-    reports = {}
-    if "local_gain" in task.reports:
-        reports["local_gain"] = local_gain(model, client, task.x, delta)
-    if "local_validation" in task.reports:
-        reports["local_validation"] = np.array(
-            [accuracy(client_confusion(model, client, task.x + d, client.validation)) for d in delta]
-        )
-    update = Update(
-        client.index, delta, len(client.train), tuple(steps), tuple(losses), reports,
-        {key: torch.stack([e[key] for e in extras]) for key in extras[0]},
-    )  # fmt: skip
-    return update, list(states)
+    reports = run_reports(
+        task,
+        delta,
+        lambda models: [float(client_losses(model, client, x).mean()) for x in models],
+        lambda models: map(confusion_on(model, Split.of(client, client.validation)), models),
+    )
+    return client_update(client, delta, steps, losses, reports, extras), list(states)
 
 
-def client_logits(model: FlatModel, client: Client, x: Tensor, index: np.ndarray) -> Tensor:
-    """(len(index), C) logits of a model on some of the client's samples, without augmentation."""
-    model.load(x)
-    model.module.eval()
-    out = []
-    with torch.no_grad():
-        for i in range(0, len(index), EVAL_BATCH):
-            inputs, _ = load_batch(client, index[i : i + EVAL_BATCH], None, model.vector.device)
-            out.append(model.module(inputs))
-    return torch.cat(out) if out else torch.empty(0, client.n_classes)
+def client_update(
+    client: Client,
+    delta: Tensor,
+    steps: Sequence[int],
+    losses: Sequence[float],
+    reports: dict[str, np.ndarray],
+    extras: Sequence[Tensors],
+) -> Update:
+    """What a client uploads after its P local runs. delta: (P, n); extras: of each run."""
+    return Update(
+        client=client.index,
+        delta=delta,
+        n_samples=len(client.train),
+        steps=tuple(steps),
+        loss=tuple(losses),
+        reports=reports,
+        extras={key: torch.stack([e[key] for e in extras]) for key in extras[0]},
+    )
 
 
-def client_confusion(model: FlatModel, client: Client, x: Tensor, index: np.ndarray) -> np.ndarray:
-    """(C, C) confusion matrix on some of the client's samples."""
-    guess = client_logits(model, client, x, index).argmax(-1).cpu().numpy()
-    return confusion_matrix(client.pool.y.numpy()[index], guess, client.n_classes)
+def diverged(losses: Sequence[np.ndarray]) -> str | None:
+    """Why a client is refused, if some run's losses, step by step, are not all finite."""
+    for each in losses:
+        bad = np.flatnonzero(~np.isfinite(each))
+        if bad.size:
+            return f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
+    return None
 
 
 def client_losses(model: FlatModel, client: Client, x: Tensor) -> Tensor:
     """(n_k,) unweighted cross-entropy of each un-resampled training sample."""
-    logits = client_logits(model, client, x, client.train)
-    return cross_entropy(logits, client.pool.y[torch.as_tensor(client.train)].to(logits.device))
+    split = Split.of(client, client.train)
+    batches = split.batches(device=model.vector.device)
+    parts = [cross_entropy(z, y) for z, y in model_logits(model, x, batches)]
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def measure_client(model: FlatModel, client: Client, x: Tensor, what: str) -> Tensor:
-    """``train_loss``: mean over samples; ``class_loss``: (C,) mean per class, NaN where the client has none."""
-    losses = client_losses(model, client, x).double().cpu()
-    if what == "train_loss":
-        return losses.mean()
-    if what != "class_loss":
-        raise ValueError(f"unknown measurement {what!r}")
-    y = torch.as_tensor(client.labels)
-    sums = torch.zeros(client.n_classes, dtype=torch.float64).index_add_(0, y, losses)
-    return sums / torch.as_tensor(client.counts)
-
-
-def local_gain(model: FlatModel, client: Client, x: Tensor, delta: Tensor) -> np.ndarray:
-    """(P,) relative fall of the local loss, clipped to [0, 1]: FAST's reward."""
-    before = float(client_losses(model, client, x).mean())
-    after = np.array([float(client_losses(model, client, x + d).mean()) for d in delta])
-    return np.clip((before - after) / max(before, 1e-12), 0.0, 1.0)
-
-
-def accuracy(confusion: np.ndarray) -> float:
-    """Share of the diagonal; NaN without samples: a client that cannot compare must not seem to have a tie."""
-    return float(np.diag(confusion).sum() / confusion.sum()) if confusion.sum() else float("nan")
+    """``measurement`` of the model ``x`` at a client."""
+    return measurement(client, client_losses(model, client, x), what)

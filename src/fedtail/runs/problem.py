@@ -19,9 +19,9 @@ from fedtail.rates import RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.rounds.engine import Engine
+from fedtail.rounds.evaluation import Split, count_candidates
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.state import Problem
-from fedtail.rounds.validation import holdout_validator
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 
@@ -104,5 +104,5 @@ def assemble(
 def _holdout(federation: Federation, model: FlatModel) -> Callable[[Candidates], np.ndarray] | None:
     if not len(federation.holdout):
         return None
-    samples = federation.pool.take(federation.holdout)
-    return holdout_validator(model, samples, federation.transform, federation.n_classes)
+    split = Split.of(federation, federation.holdout)
+    return lambda candidates: count_candidates(model, candidates, split)

@@ -10,7 +10,8 @@ from fedtail.methods.base import Method
 from fedtail.models.device import check_device
 from fedtail.rounds.engine import Engine
 from fedtail.settings import Settings
-from fedtail.simulate.batched.simulator import BatchedSimulator, batched_pays
+from fedtail.simulate.batched.choice import batched_pays
+from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.simulate.sharded import ShardedSimulator, join_ranks, world_size

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.local import EVAL_BATCH, DivergedError, client_confusion, measure_client, train_client
-from fedtail.rounds.validation import count_candidates, model_inputs
+from fedtail.rounds.evaluation import Split, confusion_on, count_candidates, federation_split
+from fedtail.rounds.local import DivergedError, measure_client, train_client
 from fedtail.settings import Settings
 
 T = TypeVar("T")
@@ -57,11 +56,9 @@ class ReferenceSimulator:
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         def one(model: FlatModel, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k = task.clients[row]
+            client, before = self.federation.client(k), self.client_states.get(k, {})
             try:
-                return train_client(
-                    model, self.federation.client(k), self.method, task, row,
-                    self.client_states.get(k, {}), self.settings,
-                )  # fmt: skip
+                return train_client(model, client, self.method, task, row, before, self.settings)
             except DivergedError as error:
                 return Refusal(k, task.round, str(error))
 
@@ -76,24 +73,11 @@ class ReferenceSimulator:
         return updates, refusals
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        held = self.federation.pool.take(np.concatenate([self.federation.validation[k] for k in clients]))
-        inputs = model_inputs(held.x, self.federation.transform, self.device)
-        return count_candidates(self.model, candidates, inputs, held.y.numpy(), self.federation.n_classes)
+        rows = np.concatenate([self.federation.validation[k] for k in clients])
+        return count_candidates(self.model, candidates, Split.of(self.federation, rows))
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        n_classes = self.federation.n_classes
-        if split == "validation":
-            return client_confusion(self.model, self.federation.client(0), x, self.federation.validation_rows())
-        test = self.federation.test
-        self.model.load(x)
-        self.model.module.eval()
-        with torch.no_grad():
-            guesses = [
-                self.model.module(self.federation.transform(part.to(self.device))).argmax(-1).cpu()
-                for part in test.x.split(EVAL_BATCH)
-            ]
-        guess = torch.cat(guesses) if guesses else torch.empty(0)
-        return confusion_matrix(test.y.numpy(), guess.numpy(), n_classes)
+        return confusion_on(self.model, federation_split(self.federation, split))(x)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         values = self._map(
@@ -115,9 +99,12 @@ class ReferenceSimulator:
 
     def info(self) -> dict[str, Any]:
         return {
-            "engine": "simulator", "path": self.path, "reason": self.reason, "device": str(self.device),
+            "engine": "simulator",
+            "path": self.path,
+            "reason": self.reason,
+            "device": str(self.device),
             "workers": self.workers,
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         self._pending.clear()

@@ -75,10 +75,9 @@ class ShardedSimulator:
             "round": task.round,
             "refusals": [[r.client, r.reason] for r in refusals],
             "updates": [
-                [u.client, u.n_samples, u.steps, u.loss, {n: v.tolist() for n, v in u.reports.items()}]
-                for u in updates
+                [u.client, u.n_samples, u.steps, u.loss, {n: v.tolist() for n, v in u.reports.items()}] for u in updates
             ],
-        }  # fmt: skip
+        }
         everyone = self._gather(about)
         if len({a["round"] for a in everyone}) > 1:
             rounds = sorted({a["round"] for a in everyone})
@@ -86,12 +85,17 @@ class ShardedSimulator:
         shared = self._share({u.client: {"delta": u.delta, **u.extras} for u in updates})
         merged = [
             Update(
-                client, shared[client].pop("delta").to(task.x.device), n_samples, tuple(steps), tuple(losses),
-                {name: np.array(v) for name, v in reports.items()}, shared[client],
+                client=client,
+                delta=shared[client].pop("delta").to(task.x.device),
+                n_samples=n_samples,
+                steps=tuple(steps),
+                loss=tuple(losses),
+                reports={name: np.array(v) for name, v in reports.items()},
+                extras=shared[client],
             )
             for a in everyone
             for client, n_samples, steps, losses, reports in a["updates"]
-        ]  # fmt: skip
+        ]
         refused = [Refusal(client, task.round, reason) for a in everyone for client, reason in a["refusals"]]
         return sorted(merged, key=lambda u: u.client), sorted(refused, key=lambda r: r.client)
 

@@ -65,6 +65,8 @@ def test_results_of_vmapped_functions_are_captured() -> None:
         lambda a, b: [(n := a * 2), b.copy_(n), b.add_(1), n + 0],
         lambda a, b: [(n := a * 2), n.add_(b), a.copy_(n), n * 1],
         lambda a, b: [a[1:].copy_(b[:-1] * 2), a.sum(0)],
+        lambda a, b: [a.copy_(torch.ones_like(b)), a + b],
+        lambda a, b: [a.copy_((b * 2).unsqueeze(0).sum(0)), a + b],
         lambda a, b: [a.copy_(torch.cat([a[:1] * 3, b[1:] + 1]))],
         lambda a, b: [torch.cat([(t := a * 2).add_(b), t + 1]), t],
         lambda a, b: [(t := a * 2), torch.cat([t, b * 3]), t.add_(1)],

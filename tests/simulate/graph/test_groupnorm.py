@@ -33,13 +33,13 @@ def test_both_directions_equal_autograd_and_weights_get_one_gradient_per_group_o
     n, sizes = 6, (4, 2)
     x, r, dy = (draw(n, channels, side, side).contiguous(memory_format=torch.channels_last) for _ in range(3))
     w, b = draw(channels) + 1, draw(channels)
-    y, mean, rstd = norm_forward(x, r if added else None, w, b, groups, 1e-5, relu, kernel)
-    dx, dz, grads = norm_backward(dy, x, y, w, mean, rstd, sizes, relu, added, kernel)
+    saved = norm_forward(x, r if added else None, w, b, groups, 1e-5, relu=relu, kernel=kernel)
+    dx, dz, grads = norm_backward(dy, saved, sizes, relu=relu, residual=added, kernel=kernel)
 
     leaves = [t.clone().requires_grad_() for t in (x, r, w, b)]
     z = F.group_norm(leaves[0], groups, leaves[2], leaves[3], 1e-5) + (leaves[1] if added else 0.0)
     expected = F.relu(z) if relu else z
-    torch.testing.assert_close(y, expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(saved.y, expected.detach(), rtol=1e-4, atol=1e-5)
     per_row = [torch.autograd.grad(expected, leaves, torch.where(_rows(n, part), dy, 0.0), retain_graph=True,
                                    allow_unused=True) for part in (range(4), range(4, 6))]  # fmt: skip
     torch.testing.assert_close(dx, per_row[0][0] + per_row[1][0], rtol=1e-3, atol=1e-4)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.data.federation import Samples, Transform
+from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Transport
@@ -29,7 +28,7 @@ from fedtail.federate.protocol.wire import (
     unpack_update,
 )
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.local import EVAL_BATCH
+from fedtail.rounds.evaluation import Split, confusion_on
 
 CANDIDATES = ("affine", "models")
 T = TypeVar("T")
@@ -46,7 +45,7 @@ class Traffic:
 
 @dataclass
 class RemoteEngine:
-    """Implements ``engines.base.Engine`` by exchanging messages; holds no client data."""
+    """Implements ``rounds.engine.Engine`` by exchanging messages; holds no client data."""
 
     transport: Transport
     job: Job
@@ -106,7 +105,7 @@ class RemoteEngine:
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
         if split == "test" and self.test is not None:
-            return server_confusion(self.model, x, self.test, self.job.transform, self.job.n_classes)
+            return confusion_on(self.model, Split(self.test, self.job.transform, self.job.n_classes))(x)
         if self._answered is None or self._answered[0] is not x or split not in self._answered[1]:
             # Whoever asks for the test asks for the validation next: one exchange answers both.
             self._answered = (x, self._ask_confusion(x, ["test", "validation"] if split == "test" else [split]))
@@ -250,13 +249,3 @@ def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
     if name not in parcel.tensors:
         raise WireError(f"malformed reply: it has no {name!r}")
     return parcel.tensors[name]
-
-
-def server_confusion(model: FlatModel, x: Tensor, test: Samples, transform: Transform, n_classes: int) -> np.ndarray:
-    """(C, C) confusion matrix of a model on the server's test set."""
-    model.load(x)
-    model.module.eval()
-    with torch.no_grad():
-        guesses = [model.module(transform(part)).argmax(-1) for part in test.x.split(EVAL_BATCH)]
-    guess = torch.cat(guesses) if guesses else torch.empty(0)
-    return confusion_matrix(test.y.numpy(), guess.numpy(), n_classes)

@@ -35,7 +35,8 @@ from fedtail.federate.protocol.wire import (
 from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.local import client_confusion, measure_client, train_client
+from fedtail.rounds.evaluation import Split, confusion_on
+from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise
 
 
@@ -152,9 +153,10 @@ class Site:
             candidates = unpack_candidates(parcel)
             vectors, n = candidates.walk(), len(candidates)  # type: ignore[assignment]
         counts = np.zeros((n, 3, here.job.n_classes), dtype=np.int64)
+        confusion = confusion_on(here.model, Split.of(here.client, here.client.validation))
         for s, vector in vectors:
             self._check_vector(here, vector)
-            counts[s] = class_counts(client_confusion(here.model, here.client, vector, here.client.validation))
+            counts[s] = class_counts(confusion(vector))
         if here.job.reveal == "totals":
             counts = counts.sum(-1, keepdims=True)
         return Parcel({}, {"counts": torch.as_tensor(counts)})
@@ -167,7 +169,7 @@ class Site:
         splits = {"test": here.test, "validation": here.client.validation}
         out = {}
         for split in parcel.meta["splits"]:
-            matrix = client_confusion(here.model, here.client, x, splits[split])
+            matrix = confusion_on(here.model, Split.of(here.client, splits[split]))(x)
             if here.job.reveal == "totals":
                 matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
             out[split] = torch.as_tensor(matrix)

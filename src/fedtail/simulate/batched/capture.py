@@ -18,7 +18,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate, map_arg
 
-from fedtail.simulate.batched.trace import Trace, is_empty, is_product, is_random, is_view, mutates, shape_only
+from fedtail.simulate.batched.placement import Placement, place
+from fedtail.simulate.batched.trace import Trace, is_empty, is_random, is_view
 
 Call = Callable[[], Any]
 
@@ -51,11 +52,14 @@ def capture(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor])
     held, before = list(inputs), [t.clone() for t in inputs]
     with torch.no_grad():
         graph = make_fx(function, tracing_mode="real")(*(t.clone() for t in before))
+        trace = Trace(graph)
+        if any(is_random(n) for n in trace.needed):
+            raise CaptureError("the step draws random numbers")
         try:
-            tape = _bind(graph, held, in_cat=True)
+            tape = _Emitter(graph, place(trace, in_cat=True), held).tape()
         except RuntimeError:  # a view of memory inside a larger result need not exist
             _restore(held, before)
-            tape = _bind(graph, held, in_cat=False)
+            tape = _Emitter(graph, place(trace, in_cat=False), held).tape()
         expected_inputs = [t.clone() for t in before]
         expected = function(*expected_inputs)
         _restore(held, before)
@@ -76,124 +80,98 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _bind(graph: fx.GraphModule, inputs: list[Tensor], *, in_cat: bool) -> Tape:
-    """Give every result a place and turn the graph into calls. ``in_cat``: parts of a ``cat`` are computed in it."""
-    trace = Trace(graph)
-    if any(is_random(n) for n in trace.nodes if n in trace.needed):
-        raise CaptureError("the step draws random numbers")
-    forwarded = trace.forwarded()
-    dropped = set(forwarded.values())
-    concatenated = trace.concatenated() if in_cat else {}
-    whole: dict[fx.Node, Tensor] = {}
-    inside: dict[fx.Node, tuple[fx.Node, int]] = {}  # results that do lie in a cat
-    pool = _Pool(trace)
-    value: dict[fx.Node, Any] = {}
-    fixed: set[fx.Node] = set()  # results that no replay can change
-    calls: list[Call] = []
-    feed = iter(inputs)
+class _Emitter:
+    """Runs a placed graph once, which gives every result its memory, and notes the calls that recompute it."""
 
-    def bound(node: fx.Node) -> tuple[Any, Any]:
-        return map_arg(node.args, look_up), map_arg(node.kwargs, look_up)
+    def __init__(self, graph: fx.GraphModule, placement: Placement, inputs: list[Tensor]) -> None:
+        self.graph, self.placement, self.inputs = graph, placement, inputs
+        self.pool = _Pool(placement.last_reads())
+        placeholders = [n for n in placement.trace.nodes if n.op == "placeholder"]
+        self.value: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
+        self.whole: dict[fx.Node, Tensor] = {}
+        """Memory of a ``cat``, from its first part on."""
+        self.calls: list[Call] = []
 
-    def look_up(node: fx.Node) -> Any:
-        """The node's value; a view that lies ahead is made now."""
-        if node not in value and is_view(node):
-            args, kwargs = bound(node)
-            value[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return value[node]
+    def tape(self) -> Tape:
+        trace = self.placement.trace
+        for i, node in enumerate(trace.nodes):
+            if node in self.placement.kinds and node not in self.value:
+                self._emit(i, node)
+        used = [any(u in trace.needed for u in n.users) for n in trace.nodes if n.op == "placeholder"]
+        results: Any = trace.nodes[-1].args[0]
+        return Tape(self.inputs, used, [self._look_up(n) for n in results], self.calls)
 
-    for i, node in enumerate(trace.nodes):
-        if node.op == "placeholder":
-            value[node] = next(feed)
-        elif node.op == "get_attr":
-            value[node] = getattr(graph, str(node.target))
-            fixed.add(node)
-        elif node.op == "output":
-            results: Any = node.args[0]
-            outputs = [look_up(n) for n in results]
-            used = [any(u in trace.needed for u in n.users) for n in trace.nodes if n.op == "placeholder"]
-            return Tape(inputs, used, outputs, calls)
-        elif node not in trace.needed or node in value:
-            continue
-        elif is_view(node):
-            look_up(node)
-            if trace.base[node] in fixed:
-                fixed.add(node)
-        elif node in dropped:
-            value[node] = look_up(node.args[0])  # type: ignore[arg-type]
+    def _emit(self, i: int, node: fx.Node) -> None:
+        """Set the node's value, and add its call if it has one."""
+        kind = self.placement.kinds[node]
+        if node.op == "get_attr":
+            self.value[node] = getattr(self.graph, str(node.target))
+            return
+        args, kwargs = self._bound(node)
+        if kind == "dropped":
+            self.value[node] = args[0]
+        elif kind == "squeezed":
+            self.value[node] = args[0].view(node.meta["tensor_meta"].shape)
+        elif kind == "change":
+            self.calls.append(_quick(node.target, args, kwargs))
+            self.calls[-1]()
+            self.value[node] = args[0]
+        elif kind == "joined":
+            self.value[node] = self.whole[node]
+            self._join(node, args)
         else:
-            args, kwargs = bound(node)
-            if mutates(node):
-                calls.append(_quick(node.target, args, kwargs))
-                calls[-1]()
-                value[node] = args[0]
-                continue
-            if node in whole:
-                value[node] = whole[node]
-                _join(calls, whole[node], node, args, inside, trace)
-                continue
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-            constant = shape_only(node) or all(n in fixed for n in node.all_input_nodes)
-            if constant and not trace.changes.get(node):
-                value[node] = result
-                fixed.add(node)
-            elif trace.trivial_sum(node, args[0]):
-                value[node] = args[0].view(result.shape)
-                trace.base[node] = trace.base[node.args[0]]  # type: ignore[index]
-            else:
-                place = None
-                if node in forwarded:
-                    place = look_up(forwarded[node].args[0])  # type: ignore[arg-type]
-                    fits = place.shape == result.shape and place.dtype == result.dtype
-                    if not fits or (is_product(node) and not place.is_contiguous()):
-                        dropped.discard(forwarded[node])
-                        place = None
-                elif node in concatenated and concatenated[node][0] not in forwarded:
-                    cat, start = inside[node] = concatenated[node]
-                    if cat not in whole:
-                        whole[cat] = pool.place(cat, i, _cat_result(cat))
-                    dim = cat.args[1] if len(cat.args) > 1 else 0
-                    place = whole[cat].narrow(dim, start, result.shape[dim])  # type: ignore[arg-type]
-                if place is None:
-                    place = pool.place(node, i, result)
-                value[node] = place
-                if not is_empty(node):
-                    calls.append(_into(node.target, args, kwargs, place, result))
-    raise AssertionError("a traced graph ends in its output")
+            self.value[node] = result if kind in ("constant", "view") else self._place(i, node, result)
+            if kind == "result" and not is_empty(node):
+                self.calls.append(_into(node.target, args, kwargs, self.value[node], result))
+
+    def _place(self, i: int, node: fx.Node, result: Any) -> Any:
+        """Memory for a result."""
+        if node in self.placement.forwarded:
+            return self._look_up(self.placement.forwarded[node])
+        if node not in self.placement.inside:
+            return self.pool.place(node, i, result)
+        cat, start = self.placement.inside[node]
+        if cat not in self.whole:
+            meta = cat.meta["tensor_meta"]
+            self.whole[cat] = self.pool.place(cat, i, torch.empty(meta.shape, dtype=meta.dtype))
+        dim = _dimension(cat)
+        return self.whole[cat].narrow(dim, start, result.shape[dim])
+
+    def _join(self, cat: fx.Node, args: Any) -> None:
+        """Copy the parts of a ``cat`` that are not computed in it."""
+        dim, start = _dimension(cat), 0
+        nodes: Any = cat.args[0]
+        for node, part in zip(nodes, args[0], strict=True):
+            if self.placement.inside.get(self.placement.owner(node)) != (cat, start):
+                copy = partial(Tensor.copy_, self.whole[cat].narrow(dim, start, part.shape[dim]), part)
+                copy()
+                self.calls.append(copy)
+            start += part.shape[dim]
+
+    def _bound(self, node: fx.Node) -> tuple[Any, Any]:
+        return map_arg(node.args, self._look_up), map_arg(node.kwargs, self._look_up)
+
+    def _look_up(self, node: fx.Node) -> Any:
+        """The node's value; a view that lies ahead is made now."""
+        if node not in self.value and is_view(node):
+            args, kwargs = self._bound(node)
+            self.value[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self.value[node]
 
 
-def _cat_result(cat: fx.Node) -> Tensor:
-    meta = cat.meta["tensor_meta"]
-    return torch.empty(meta.shape, dtype=meta.dtype)
-
-
-def _join(calls: list[Call], whole: Tensor, cat: fx.Node, args: Any, inside: dict[fx.Node, Any], trace: Trace) -> None:
-    """Copy the parts of a ``cat`` that are not computed in it."""
-    dim, start = args[1] if len(args) > 1 else 0, 0
-    nodes: Any = cat.args[0]
-    for node, part in zip(nodes, args[0], strict=True):
-        if inside.get(trace.base[node], (None, 0)) != (cat, start):
-            copy = partial(Tensor.copy_, whole.narrow(dim, start, part.shape[dim]), part)
-            copy()
-            calls.append(copy)
-        start += part.shape[dim]
+def _dimension(cat: fx.Node) -> int:
+    dim: Any = cat.args[1] if len(cat.args) > 1 else 0
+    return int(dim)
 
 
 class _Pool:
     """Memory of results that are no longer read goes to later ones: a step that fits the cache runs faster."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, last_reads: dict[fx.Node, int]) -> None:
+        self.last = last_reads
         self.free: list[Tensor] = []
         self.held: dict[fx.Node, Tensor] = {}
-        self.last: dict[fx.Node, int] = {}
-        for i, node in enumerate(trace.nodes):
-            if node in trace.needed:
-                for n in [*node.all_input_nodes, node]:
-                    self.last[trace.base[n]] = i if node.op != "output" else len(trace.nodes)
-        for node in trace.nodes:  # a trivial sum lives in its argument's memory
-            if node.target == torch.ops.aten.sum.dim_IntList and node in self.last:
-                given = trace.base[node.args[0]]  # type: ignore[index]
-                self.last[given] = max(self.last.get(given, 0), self.last[node])
 
     def place(self, node: fx.Node, now: int, result: Any) -> Any:
         """Where the node's result lives from now on."""

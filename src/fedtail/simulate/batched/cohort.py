@@ -9,28 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.records import Task
-from fedtail.data.federation import Federation
-from fedtail.methods.base import LocalRun, Method
-from fedtail.rounds.local import LocalPlan, plan_local_run
-from fedtail.settings import Settings
+from fedtail.rounds.local import LocalPlan, PreparedRun
 
 GRAIN = 8
 """Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the
 round alone: another size rounds differently, and a resumed run must give the bits of an uninterrupted one."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One client's local run with one probe."""
-
-    row: int
-    probe: int
-    local: LocalRun
-    hyper: dict[str, float]
-    groups: np.ndarray
-    """(C,) group of each class."""
-    plan: LocalPlan
 
 
 @dataclass(frozen=True)
@@ -41,7 +24,7 @@ class Cohort:
     changes its gradient only by rounding.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[PreparedRun, ...]
     active: np.ndarray
     """(S,) runs still going at each step, descending."""
     index: Tensor
@@ -59,34 +42,7 @@ class Cohort:
         return len(self.active)
 
 
-def draw_runs(federation: Federation, method: Method, task: Task, settings: Settings, n_params: int) -> list[Run]:
-    """All local runs of ``task``, longest first; the draws of ``plan_local_run`` client by client."""
-    runs = []
-    base = {**method.hyper(), "lr": task.lr}
-    grouping: dict[bytes, np.ndarray] = {}
-    for row, k in enumerate(task.clients):
-        client = federation.client(k)
-        message = {**task.broadcast, **task.messages.get(k, {})}
-        plans: dict[float, LocalPlan] = {}
-        for probe in range(task.n_probes):
-            tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
-            rate = tried.pop("rate")
-            if rate not in plans:
-                plans[rate] = plan_local_run(client, rate, task.round, settings, method.sampler)
-            plan = plans[rate]
-            key = plan.resampled.tobytes()
-            if key not in grouping:
-                grouping[key] = method.groups(plan.resampled)
-            hyper = {**base, **tried}
-            local = LocalRun(
-                k, task.round, plan.counts, plan.resampled, n_params, len(plan.sizes), hyper["lr"], message,
-                seed=settings.run.seed,
-            )  # fmt: skip
-            runs.append(Run(row, probe, local, hyper, grouping[key], plan))
-    return sorted(runs, key=lambda r: -r.local.steps)
-
-
-def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int) -> Cohort:
+def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) -> Cohort:
     """Some runs, longest first, side by side. labels: of the whole pool."""
     longest = max(int(r.plan.sizes.max(initial=1)) for r in runs)
     columns = -(-longest // GRAIN) * GRAIN
@@ -103,10 +59,14 @@ def pack_cohort(runs: Sequence[Run], labels: np.ndarray, n_groups: int) -> Cohor
     share = weight / np.maximum(sizes, 1)[:, :, None].astype(np.float32)
     steps = np.array([r.local.steps for r in runs])
     return Cohort(
-        tuple(runs), (steps[None, :] > np.arange(len(index))[:, None]).sum(1), torch.from_numpy(index),
-        torch.from_numpy(np.stack([y, member], axis=2)), torch.from_numpy(np.stack([share, weight], axis=2)), windows,
-        None if draws is None else torch.from_numpy(draws),
-    )  # fmt: skip
+        runs=tuple(runs),
+        active=(steps[None, :] > np.arange(len(index))[:, None]).sum(1),
+        index=torch.from_numpy(index),
+        labels=torch.from_numpy(np.stack([y, member], axis=2)),
+        shares=torch.from_numpy(np.stack([share, weight], axis=2)),
+        windows=windows,
+        draws=None if draws is None else torch.from_numpy(draws),
+    )
 
 
 def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -177,7 +177,9 @@ def _linear(m: nn.Module, shape: Shape) -> Layer | None:
 
 def _norm(m: nn.Module, shape: Shape) -> Layer | None:
     assert isinstance(m, nn.GroupNorm)
-    return GroupNorm(m.num_groups, m.num_channels, shape, m.eps, m.affine) if shape[0] == m.num_channels else None
+    if shape[0] != m.num_channels:
+        return None
+    return GroupNorm(groups=m.num_groups, channels=m.num_channels, out=shape, eps=m.eps, affine=m.affine)
 
 
 def _flatten(m: nn.Module, shape: Shape) -> Layer | None:

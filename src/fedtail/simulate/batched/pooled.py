@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.data.federation import Samples, Transform
 from fedtail.methods.base import cross_entropy
+from fedtail.rounds.evaluation import Split
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.step import Kernel
 
@@ -20,52 +20,35 @@ CANDIDATES, CANDIDATE_CHUNK = 32, 256
 """Models and samples in one pass of candidates: activations stay in the cache, memory is O(K) model vectors."""
 
 
-def _chunks(data: Samples, rows: np.ndarray | None, transform: Transform, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels of ``rows`` (all, if None), ``size`` at a time."""
-    n = len(data) if rows is None else len(rows)
-    for i in range(0, n, size):
-        if rows is None:
-            x, y = data.x[i : i + size], data.y[i : i + size]
-        else:
-            index = torch.as_tensor(rows[i : i + size])
-            x, y = data.x.index_select(0, index), data.y.index_select(0, index)
-        yield transform(x), y
-
-
-def logits(kernel: Kernel, x: Tensor, data: Samples, rows: np.ndarray | None, transform: Transform) -> Iterator:
+@torch.no_grad()
+def logits(kernel: Kernel, x: Tensor, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
     """(m, C, b) logits of models (m, d) on the same samples, and their labels (b,), chunk by chunk."""
-    for inputs, y in _chunks(data, rows, transform, max(CHUNK // len(x), 64)):
+    for inputs, y in split.batches(max(CHUNK // len(x), 64)):
         yield kernel.forward(x, inputs.expand(len(x), *inputs.shape))[0], y
 
 
 @torch.no_grad()
-def confusions(
-    kernel: Kernel, x: Tensor, data: Samples, rows: np.ndarray | None, transform: Transform, n_classes: int
-) -> np.ndarray:
+def confusions(kernel: Kernel, x: Tensor, split: Split) -> np.ndarray:
     """(m, C, C) confusion matrices of models (m, d)."""
-    total = np.zeros((len(x), n_classes, n_classes), dtype=np.int64)
-    for z, y in logits(kernel, x, data, rows, transform):
-        total += _count(z, y, n_classes)
+    total = np.zeros((len(x), split.n_classes, split.n_classes), dtype=np.int64)
+    for z, y in logits(kernel, x, split):
+        total += _count(z, y, split.n_classes)
     return total
 
 
 @torch.no_grad()
-def losses(kernel: Kernel, x: Tensor, data: Samples, rows: np.ndarray, transform: Transform) -> Tensor:
-    """(m, len(rows)) unweighted cross-entropy of each sample under models (m, d)."""
-    parts = [
-        cross_entropy(z.transpose(1, 2), y.expand(len(x), -1)) for z, y in logits(kernel, x, data, rows, transform)
-    ]
+def losses(kernel: Kernel, x: Tensor, split: Split) -> Tensor:
+    """(m, len(split)) unweighted cross-entropy of each sample under models (m, d)."""
+    parts = [cross_entropy(z.transpose(1, 2), y.expand(len(x), -1)) for z, y in logits(kernel, x, split)]
     return torch.cat(parts, 1) if parts else torch.empty(len(x), 0)
 
 
 @torch.no_grad()
-def candidate_confusions(
-    kernel: Kernel, candidates: Candidates, data: Samples, rows: np.ndarray, transform: Transform, n_classes: int
-) -> np.ndarray:
+def candidate_confusions(kernel: Kernel, candidates: Candidates, split: Split) -> np.ndarray:
     """(N, C, C) confusion matrix of every candidate."""
-    total = np.zeros((len(candidates), n_classes, n_classes), dtype=np.int64)
+    total = np.zeros((len(candidates), split.n_classes, split.n_classes), dtype=np.int64)
     patterns = torch.as_tensor(candidates.patterns, dtype=candidates.base.dtype)
-    for inputs, y in _chunks(data, rows, transform, CANDIDATE_CHUNK):
+    for inputs, y in split.batches(CANDIDATE_CHUNK):
         for i in range(0, len(candidates), CANDIDATES):
             on = patterns[i : i + CANDIDATES]
             if isinstance(kernel, Network):
@@ -73,7 +56,7 @@ def candidate_confusions(
             else:
                 models = candidates.base + on @ candidates.directions
                 z, _ = kernel.forward(models, inputs.expand(len(models), *inputs.shape))
-            total[i : i + CANDIDATES] += _count(z, y, n_classes)
+            total[i : i + CANDIDATES] += _count(z, y, split.n_classes)
     return total
 
 

@@ -7,7 +7,6 @@ A step of a small model is mostly overhead: Python, autograd, memory. Here one s
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,29 +15,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import class_counts
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.data.federation import Federation, Transform
+from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.local import accuracy
+from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, run_reports
+from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs
 from fedtail.settings import Settings
-from fedtail.simulate.batched.cohort import Cohort, Run, draw_runs, pack_cohort
+from fedtail.simulate.batched.choice import choose_kernel
+from fedtail.simulate.batched.cohort import Cohort, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
-from fedtail.simulate.batched.functional import FunctionalKernel
-from fedtail.simulate.batched.network import recognise
 from fedtail.simulate.batched.pooled import candidate_confusions, confusions, losses
 from fedtail.simulate.batched.runner import CAPTURE_AFTER, Runner, Step
-from fedtail.simulate.batched.step import Kernel, Signature, input_names, make_step
+from fedtail.simulate.batched.step import Signature, input_names, make_step
 from fedtail.simulate.reference import ReferenceSimulator
 
 MAX_ROWS = 64
-"""Runs in one step. More would share Python's overhead among no fewer microseconds, and fall out of the cache."""
+"""Most runs in one step. With more, the overhead per run hardly falls any further, and a step no longer fits the
+cache."""
 KEPT_RUNNERS = 16
+"""Most sizes of a step to keep memory for; the one unused for longest goes first."""
 
 
 class BatchedSimulator(ReferenceSimulator):
@@ -72,7 +72,7 @@ class BatchedSimulator(ReferenceSimulator):
         flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
         steps = settings.local.epochs * -(-longest // batch)
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
-        self._validation_rows: np.ndarray | None = None
+        self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         self._pool_plain = (
             federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
@@ -82,10 +82,9 @@ class BatchedSimulator(ReferenceSimulator):
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         with _threads(self.threads), torch.no_grad():
-            runs = draw_runs(self.federation, self.method, task, self.settings, self.model.n_params)
-            starts = [self.method.start(r.local, self.client_states.get(r.local.client, {})) for r in runs]
+            runs = self._runs(task)
             try:
-                const, state = _stack([c for c, _ in starts]), _stack([s for _, s in starts])
+                const, state = _stack([r.const for r in runs]), _stack([r.state for r in runs])
             except (RuntimeError, KeyError):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
@@ -97,6 +96,14 @@ class BatchedSimulator(ReferenceSimulator):
                 mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
                 loss += self._steps(cohort, task, *mine, x[part], {k: v[part] for k, v in ends.items()})
             return self._collect(task, runs, x, loss, const, ends)
+
+    def _runs(self, task: Task) -> list[PreparedRun]:
+        """All local runs of the task, longest first."""
+        runs: list[PreparedRun] = []
+        for row, k in enumerate(task.clients):
+            client, before = self.federation.client(k), self.client_states.get(k, {})
+            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+        return sorted(runs, key=lambda r: -r.local.steps)
 
     def _steps(
         self, cohort: Cohort, task: Task, const: Tensors, state: Tensors, x: Tensor, ends: Tensors
@@ -137,9 +144,12 @@ class BatchedSimulator(ReferenceSimulator):
         inputs, labels, shares = runner.inputs["inputs"], runner.packed["labels"], runner.packed["shares"]
         flat = inputs.view(-1, *pool.shape[1:])
         steps = zip(
-            cohort.index[start:, :rows].flatten(1).unbind(), cohort.labels[start:, :rows].unbind(),
-            cohort.shares[start:, :rows].unbind(), loss[start:, :rows].unbind(), strict=True,
-        )  # fmt: skip
+            cohort.index[start:, :rows].flatten(1).unbind(),
+            cohort.labels[start:, :rows].unbind(),
+            cohort.shares[start:, :rows].unbind(),
+            loss[start:, :rows].unbind(),
+            strict=True,
+        )
         for s, (index, label, share, place) in enumerate(steps, start):
             if self._pool_plain:
                 torch.index_select(pool, 0, index, out=flat)
@@ -156,13 +166,13 @@ class BatchedSimulator(ReferenceSimulator):
         searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
         fixed = tuple((k, v) for k, v in self.method.hyper().items() if k not in searched)
         return Signature(
-            cohort.index.shape[-1],
-            cohort.windows,
-            self.settings.local.scale,
-            fixed,
-            searched,
-            tuple(const),
-            tuple(state),
+            columns=cohort.index.shape[-1],
+            windows=cohort.windows,
+            scale=self.settings.local.scale,
+            hyper=fixed,
+            searched=searched,
+            const=tuple(const),
+            state=tuple(state),
         )
 
     def _runner(self, signature: Signature, rows: int, const: Tensors, state: Tensors) -> Runner:
@@ -176,15 +186,18 @@ class BatchedSimulator(ReferenceSimulator):
             "shares": torch.tensor([1.0 / b, 1.0]).view(2, 1).expand(rows, 2, b).clone(),
         }
         tensors = {
-            "x": torch.zeros(rows, d), "x0": torch.zeros(1, d), "lr": torch.zeros(rows, 1),
+            "x": self.model.vector[:d].repeat(rows, 1),
+            "x0": torch.zeros(1, d),
+            "lr": torch.zeros(rows, 1),
             "inputs": torch.zeros(rows, b, *self.federation.input_shape),
-            "y": packed["labels"][:, 0], "member": packed["labels"][:, 1],
-            "share": packed["shares"][:, 0], "weight": packed["shares"][:, 1],
+            "y": packed["labels"][:, 0],
+            "member": packed["labels"][:, 1],
+            "share": packed["shares"][:, 0],
+            "weight": packed["shares"][:, 1],
             **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
             **{f"const.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in const.items()},
             **{f"state.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in state.items()},
-        }  # fmt: skip
-        tensors["x"].copy_(self.model.vector[:d])
+        }
         names = input_names(signature)
         step, fast = self._step(signature)
         given = [tensors[k] for k in names]
@@ -206,7 +219,7 @@ class BatchedSimulator(ReferenceSimulator):
         return self._steps_made[signature]
 
     def _collect(
-        self, task: Task, runs: list[Run], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
+        self, task: Task, runs: list[PreparedRun], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
         order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
@@ -215,11 +228,11 @@ class BatchedSimulator(ReferenceSimulator):
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
             mine = [place[row, p] for p in range(task.n_probes)]
-            reason = _diverged([loss[i] for i in mine])
+            reason = diverged([loss[i] for i in mine])
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
-            before = self.client_states.get(k, {})
+            client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(
                 *(
                     self.method.finish(runs[i].local, delta[row, p], _row(const, i), _row(state, i), before)
@@ -229,46 +242,39 @@ class BatchedSimulator(ReferenceSimulator):
             )
             self._pending[k] = list(kept)
             steps, means = zip(*((len(loss[i]), float(loss[i].mean(dtype=np.float64))) for i in mine), strict=True)
-            more = {name: torch.stack([e[name] for e in extras]) for name in extras[0]}
-            reports = self._reports(task, k, delta[row])
-            updates.append(Update(k, delta[row], len(self.federation.train[k]), steps, means, reports, more))
+            reports = self._reports(task, client, delta[row])
+            updates.append(client_update(client, delta[row], steps, means, reports, extras))
         return updates, refusals
 
-    def _reports(self, task: Task, k: int, delta: Tensor) -> dict[str, np.ndarray]:
-        out, f = {}, self.federation
-        if "local_gain" in task.reports:
-            models = torch.cat([task.x.unsqueeze(0), task.x + delta])
-            mean = losses(self.kernel, models, f.pool, f.train[k], f.transform).mean(1).numpy().astype(np.float64)
-            out["local_gain"] = np.clip((mean[0] - mean[1:]) / max(mean[0], 1e-12), 0.0, 1.0)
-        if "local_validation" in task.reports:
-            m = confusions(self.kernel, task.x + delta, f.pool, f.validation[k], f.transform, f.n_classes)
-            out["local_validation"] = np.array([accuracy(each) for each in m])
-        return out
+    def _reports(self, task: Task, client: Client, delta: Tensor) -> dict[str, np.ndarray]:
+        trained, held = Split.of(client, client.train), Split.of(client, client.validation)
+        return run_reports(
+            task,
+            delta,
+            lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
+            lambda models: confusions(self.kernel, models, held),
+        )
 
     # -- evaluation -----------------------------------------------------------------------------------
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        f = self.federation
+        rows = np.concatenate([self.federation.validation[k] for k in clients])
         with _threads(self.threads):
-            rows = np.concatenate([f.validation[k] for k in clients])
-            m = candidate_confusions(self.kernel, candidates, f.pool, rows, f.transform, f.n_classes)
-        return np.stack([m.diagonal(axis1=1, axis2=2), m.sum(2), m.sum(1)], axis=1)
+            return class_counts(candidate_confusions(self.kernel, candidates, Split.of(self.federation, rows)))
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        f = self.federation
-        if split == "validation" and self._validation_rows is None:
-            self._validation_rows = f.validation_rows()
-        data, rows = (f.pool, self._validation_rows) if split == "validation" else (f.test, None)
+        if split not in self._splits:
+            self._splits[split] = federation_split(self.federation, split)
         with _threads(self.threads):
-            return confusions(self.kernel, x.unsqueeze(0), data, rows, f.transform, f.n_classes)[0]
+            return confusions(self.kernel, x.unsqueeze(0), self._splits[split])[0]
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         f = self.federation
-        if what not in ("train_loss", "class_loss"):
+        if what not in MEASUREMENTS:
             raise ValueError(f"unknown measurement {what!r}")
         rows = np.concatenate(f.train)
         with _threads(self.threads):
-            each = losses(self.kernel, x.unsqueeze(0), f.pool, rows, f.transform)[0].double().numpy()
+            each = losses(self.kernel, x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
         owner = np.repeat(np.arange(self.n_clients), self.sizes)
         if what == "train_loss":
             means = np.bincount(owner, each, minlength=self.n_clients) / self.sizes
@@ -284,59 +290,16 @@ class BatchedSimulator(ReferenceSimulator):
         runners = self._runners.values()
         notes = sorted({r.note for r in runners if r.note})
         return {
-            "engine": "simulator", "path": self.path, "reason": self.reason, "device": "cpu", "threads": self.threads,
-            "kernel": type(self.kernel).__name__, "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
-            **({"notes": notes} if notes else {}), **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
-        }  # fmt: skip
-
-
-LAUNCH_BOUND = {"Network": 2e8, "FunctionalKernel": 1.6e7}
-"""Operations of one model's forward pass on a batch up to which batching over clients pays (measured)."""
-
-
-def batched_pays(module: nn.Module, federation: Federation, method: Method, batch_size: int) -> tuple[bool, str]:
-    """Whether ``auto`` takes the batched path, and why (not)."""
-    kernel, why = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
-    if kernel is None:
-        return False, why
-    name, flops = type(kernel).__name__, batch_size * forward_flops(module, federation.input_shape)
-    if flops > LAUNCH_BOUND[name]:
-        return False, f"a batch of the model takes {flops:.2g} operations, enough to fill a core"
-    return True, f"a small model ({flops:.2g} operations per batch; {why})"
-
-
-def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Multiplications and additions of the forward pass of one sample."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.zeros(1, *input_shape))
-    return int(counter.get_total_flops())
-
-
-def choose_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[Kernel | None, str]:
-    """The kernel that can run the model, and which or why none."""
-    if model.vector.device.type != "cpu":
-        return None, f"it runs on the CPU, not on {model.vector.device}"
-    if has_batchnorm(model.module):
-        return None, "BatchNorm couples the samples of a batch"
-    if model.size != model.n_params:
-        return None, "the model has frozen parameters or buffers"
-    if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
-        return None, "dropout draws random numbers in every step"
-    if any(isinstance(m, nn.RNNBase) for m in model.module.modules()):
-        return None, "recurrent layers cannot be batched over clients"
-    if method.stateful_loss and method.group_count(federation.n_classes) > 1:
-        return None, "a stateful loss with several groups needs a backward pass per group"
-    network = recognise(model.module, federation.input_shape)
-    if network is not None:
-        return network, "known layers"
-    kernel = FunctionalKernel(model.module)
-    sample = torch.zeros(2, 1, *federation.input_shape)
-    try:
-        with torch.no_grad():
-            kernel.forward(model.vector.expand(2, -1), sample)
-    except Exception as error:  # a user's module may fail under torch.func in any way
-        return None, f"torch.func cannot batch the model ({type(error).__name__})"
-    return kernel, "torch.func"
+            "engine": "simulator",
+            "path": self.path,
+            "reason": self.reason,
+            "device": "cpu",
+            "threads": self.threads,
+            "kernel": type(self.kernel).__name__,
+            "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
+            **({"notes": notes} if notes else {}),
+            **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
+        }
 
 
 def _stack(each: list[Tensors]) -> Tensors:
@@ -365,14 +328,6 @@ def _ladder(n: int, most: int) -> int:
     while size < n:
         size = size + max(1, size // 3)
     return min(size, most)
-
-
-def _diverged(losses: list[np.ndarray]) -> str | None:
-    for each in losses:
-        bad = np.flatnonzero(~np.isfinite(each))
-        if bad.size:
-            return f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
-    return None
 
 
 @contextmanager

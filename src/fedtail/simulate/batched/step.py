@@ -117,7 +117,7 @@ def logit_gradient(
 
     A loss of a sample depends on its own logits only, so this is all that differs between methods' losses.
     """
-    if type(method).loss is Method.loss:  # plain cross-entropy: softmax minus one-hot
+    if not method.own_loss:  # plain cross-entropy: softmax minus one-hot
         log_p = torch.log_softmax(logits, 1)
         y = batch.y.unsqueeze(1)
         losses = -log_p.gather(1, y).squeeze(1)

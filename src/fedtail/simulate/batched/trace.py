@@ -53,14 +53,14 @@ class Trace:
                 memory.update(self.base[n] for n in node.all_input_nodes)
         return needed
 
-    def trivial_sum(self, node: fx.Node, value: Any) -> bool:
+    def trivial_sum(self, node: fx.Node) -> bool:
         """A sum over dimensions of length 1 of memory that nobody changes: it may be a view."""
         if node.target != aten.sum.dim_IntList or node.kwargs or self.changes.get(node):
             return False
         given: Any = node.args[0]
         dims: Any = node.args[1]
         later = [n for n in self.changes.get(self.base[given], []) if self.place[n] > self.place[node]]
-        return not later and bool(dims) and all(value.shape[d] == 1 for d in dims)
+        return not later and bool(dims) and all(given.meta["tensor_meta"].shape[d] == 1 for d in dims)
 
     def concatenated(self) -> dict[fx.Node, tuple[fx.Node, int]]:
         """Result -> (the ``cat`` it goes into, its start there), where it can be computed in that place."""

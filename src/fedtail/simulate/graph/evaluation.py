@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.simulate.graph.kernels import Layout, Numerics
+from fedtail.simulate.graph.network import DeviceModel
+from fedtail.simulate.graph.step import Resident
 
 LARGEST, GRAIN = 1024, 64
 """A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
@@ -18,21 +17,12 @@ LARGEST, GRAIN = 1024, 64
 class Evaluator:
     """Logits of any model vector on any rows of the resident pool, as recorded graphs on CUDA."""
 
-    def __init__(
-        self,
-        logits: Callable[..., Tensor],
-        pool_x: Tensor,
-        pool_y: Tensor,
-        template: Tensor,
-        layout: Layout,
-        numerics: Numerics,
-        n_classes: int,
-    ) -> None:
-        self.function, self.layout = logits, layout
-        self.pool_x, self.pool_y, self.n_classes = pool_x, pool_y, n_classes
-        self.device = numerics.device
-        self.params = template[: layout.n_params].to(numerics.dtype if numerics.fused else torch.float32, copy=True)
-        self.rest = template[layout.n_params :].clone()
+    def __init__(self, model: DeviceModel, resident: Resident, n_classes: int) -> None:
+        self.model, self.resident, self.n_classes = model, resident, n_classes
+        self.network = model.network(training=False)
+        self.layout, self.device = model.layout, model.numerics.device
+        self.params = resident.start[: self.layout.n_params].to(model.numerics.weights, copy=True)
+        self.rest = resident.start[self.layout.n_params :].clone()
         self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=self.device)
         self.cuda = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if self.cuda else None
@@ -75,7 +65,7 @@ class Evaluator:
     def _count(self, total: Tensor, chunks: list[tuple[Tensor, int]]) -> None:
         for rows, real in chunks:
             guess = self._run(rows)[:real].argmax(-1)
-            true = self.pool_y[rows[:real]]
+            true = self.resident.y[rows[:real]]
             total.index_add_(0, true * self.n_classes + guess, torch.ones_like(guess))
 
     def _chunks(self, index: np.ndarray) -> list[tuple[Tensor, int]]:
@@ -103,7 +93,7 @@ class Evaluator:
         return out
 
     def _call(self, rows: Tensor) -> Tensor:
-        return self.function(self.params, self.rest, self.pool_x, rows)
+        return self.network([self.params], self.rest, self.model.inputs(self.resident.x, rows), (rows.shape[0],))
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         assert self.stream is not None

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedtail.simulate.graph.groupnorm import has_kernel, norm_backward, norm_forward
+from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
 Network = Callable[[Weights, Tensor, tuple[int, ...]], Tensor]
+Layers = dict[str, nn.Module]
+Absorbed = tuple[fx.Node, fx.Node | None]
 
 ADD = (operator.add, operator.iadd, torch.add)
 RELU = (F.relu, torch.relu)
@@ -98,25 +100,30 @@ class _Linear(torch.autograd.Function):
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, layer: nn.GroupNorm, relu: bool, sizes: tuple[int, ...],
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        layer: nn.GroupNorm,
+        relu: bool,
+        sizes: tuple[int, ...],
         *weights: Tensor,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         w, b = weights[0], weights[len(sizes)]
         kernel = x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
         if kernel:
             x = x.contiguous(memory_format=torch.channels_last)
             residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
-        y, mean, rstd = norm_forward(x, residual, w, b, layer.num_groups, layer.eps, relu, kernel)
-        ctx.save_for_backward(x, y, w, mean, rstd)
+        saved = norm_forward(x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel)
+        ctx.save_for_backward(*saved)
         ctx.relu, ctx.sizes, ctx.residual, ctx.kernel = relu, sizes, residual is not None, kernel
-        return y
+        return saved.y
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), (x, y, w, mean, rstd) = upstream, ctx.saved_tensors
+        (dy,), saved = upstream, Saved(*ctx.saved_tensors)
         if ctx.kernel:
             dy = dy.contiguous(memory_format=torch.channels_last)
-        dx, dz, grads = norm_backward(dy, x, y, w, mean, rstd, ctx.sizes, ctx.relu, ctx.residual, ctx.kernel)
+        dx, dz, grads = norm_backward(dy, saved, ctx.sizes, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel)
         return dx, dz, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
 
 
@@ -133,48 +140,8 @@ def fused_network(module: nn.Module) -> Network:
     except Exception as error:
         raise Unsupported(str(error)) from error
     layers = dict(module.named_modules())
-    for name, layer in layers.items():
-        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        known = type(layer) in LAYERS and (not isinstance(layer, nn.GroupNorm) or layer.affine)
-        if own and not known:
-            raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
-        if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
-            raise Unsupported(f"layer {name!r} pads with {layer.padding_mode!r}, {layer.padding!r}")
-        if any(not p.requires_grad for p in own):
-            raise Unsupported(f"layer {name!r} is frozen")
-    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
-        raise Unsupported("layers share parameters")
-    if any(node.op == "get_attr" for node in graph.nodes):
-        raise Unsupported("a parameter is used outside a layer")
-
-    def is_relu(node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return isinstance(layers[str(node.target)], nn.ReLU)
-        return (node.op == "call_function" and node.target in RELU) or (
-            node.op == "call_method" and node.target in ("relu", "relu_")
-        )
-
-    def only_user(node: fx.Node) -> fx.Node | None:
-        return next(iter(node.users)) if len(node.users) == 1 else None
-
-    # which GroupNorm is computed at which later node: relu node -> (norm node, residual node or None)
-    late: dict[fx.Node, tuple[fx.Node, fx.Node | None]] = {}
-    skipped: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op != "call_module" or not isinstance(layers[str(node.target)], nn.GroupNorm):
-            continue
-        user = only_user(node)
-        if user is None or user in skipped:
-            continue
-        if is_relu(user):
-            late[user] = (node, None)
-            skipped.add(node)
-        elif user.op == "call_function" and user.target in ADD and len(user.args) == 2 and not user.kwargs:
-            after = only_user(user)
-            other = user.args[1] if user.args[0] is node else user.args[0]
-            if after is not None and is_relu(after) and isinstance(other, fx.Node) and other is not node:
-                late[after] = (node, other)
-                skipped |= {node, user}
+    _check(module, layers, graph)
+    late, skipped = _absorbing(layers, graph)
 
     def norm(
         node: fx.Node, other: fx.Node | None, relu: bool, env: dict[fx.Node, Any], weights: Weights, sizes: Any
@@ -225,6 +192,57 @@ def fused_network(module: nn.Module) -> Network:
         return layer(*args, **kwargs)
 
     return run
+
+
+def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
+    """``Unsupported`` unless every parameter belongs to one layer of a known kind."""
+    for name, layer in layers.items():
+        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        known = type(layer) in LAYERS and (not isinstance(layer, nn.GroupNorm) or layer.affine)
+        if own and not known:
+            raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
+        if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+            raise Unsupported(f"layer {name!r} pads with {layer.padding_mode!r}, {layer.padding!r}")
+        if any(not p.requires_grad for p in own):
+            raise Unsupported(f"layer {name!r} is frozen")
+    if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
+        raise Unsupported("layers share parameters")
+    if any(node.op == "get_attr" for node in graph.nodes):
+        raise Unsupported("a parameter is used outside a layer")
+
+
+def _absorbing(layers: Layers, graph: fx.Graph) -> tuple[dict[fx.Node, Absorbed], set[fx.Node]]:
+    """ReLU -> the GroupNorm that is computed with it, and what is added in between, if anything; and the nodes that
+    are not computed where they stand."""
+
+    def is_relu(node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return isinstance(layers[str(node.target)], nn.ReLU)
+        return (node.op == "call_function" and node.target in RELU) or (
+            node.op == "call_method" and node.target in ("relu", "relu_")
+        )
+
+    def only_user(node: fx.Node) -> fx.Node | None:
+        return next(iter(node.users)) if len(node.users) == 1 else None
+
+    late: dict[fx.Node, Absorbed] = {}
+    skipped: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_module" or not isinstance(layers[str(node.target)], nn.GroupNorm):
+            continue
+        user = only_user(node)
+        if user is None or user in skipped:
+            continue
+        if is_relu(user):
+            late[user] = (node, None)
+            skipped.add(node)
+        elif user.op == "call_function" and user.target in ADD and len(user.args) == 2 and not user.kwargs:
+            after = only_user(user)
+            other = user.args[1] if user.args[0] is node else user.args[0]
+            if after is not None and is_relu(after) and isinstance(other, fx.Node) and other is not node:
+                late[after] = (node, other)
+                skipped |= {node, user}
+    return late, skipped
 
 
 def _pick(weights: Weights, name: str, bias: bool) -> list[Tensor]:

@@ -9,7 +9,7 @@ every sample, so that the gradients of w and b come per class group at no extra 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -188,10 +188,22 @@ def _blocks(direction: str, channels: int, groups: int, space: int) -> dict[str,
     return {"C": channels, "CG": channels // groups, "CB": cb, "BH": rows, "ONCE": rows == whole, "num_warps": warps}
 
 
+class Saved(NamedTuple):
+    """What the backward pass needs of the forward pass."""
+
+    x: Tensor
+    """(N, C, ...)."""
+    y: Tensor
+    w: Tensor
+    mean: Tensor
+    """(N, groups)."""
+    rstd: Tensor
+
+
 def norm_forward(
-    x: Tensor, residual: Tensor | None, w: Tensor, b: Tensor, groups: int, eps: float, relu: bool, kernel: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y like x, and mean and rstd (N, groups). x: (N, C, ...), channels-last when ``kernel``."""
+    x: Tensor, residual: Tensor | None, w: Tensor, b: Tensor, groups: int, eps: float, *, relu: bool, kernel: bool
+) -> Saved:
+    """The layer's output y with what belongs to it. x: (N, C, ...), channels-last when ``kernel``."""
     n, channels = x.shape[:2]
     if not kernel:
         flat = x.float().reshape(n, groups, -1)
@@ -202,7 +214,7 @@ def norm_forward(
         z = z + b.float().view(shape)
         if residual is not None:
             z = z + residual.float()
-        return (z.clamp_min(0.0) if relu else z).to(x.dtype), mean, rstd
+        return Saved(x=x, y=(z.clamp_min(0.0) if relu else z).to(x.dtype), w=w, mean=mean, rstd=rstd)
     y = torch.empty_like(x)
     mean = torch.empty(n, groups, device=x.device)
     rstd = torch.empty_like(mean)
@@ -212,14 +224,14 @@ def norm_forward(
         x, x if residual is None else residual, w, b, y, mean, rstd, space, eps,
         RELU=relu, RESIDUAL=residual is not None, **blocks,
     )  # fmt: skip
-    return y, mean, rstd
+    return Saved(x=x, y=y, w=w, mean=mean, rstd=rstd)
 
 
 def norm_backward(
-    dy: Tensor, x: Tensor, y: Tensor, w: Tensor, mean: Tensor, rstd: Tensor,
-    sizes: tuple[int, ...], relu: bool, residual: bool, kernel: bool,
-) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    dy: Tensor, saved: Saved, sizes: tuple[int, ...], *, relu: bool, residual: bool, kernel: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """dx, dz (the residual's gradient) and the gradients (H, 2, C) of w and b per group of samples."""
+    x, y, w, mean, rstd = saved
     n, channels = x.shape[:2]
     groups = mean.shape[1]
     if not kernel:

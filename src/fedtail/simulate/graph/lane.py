@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
-from fedtail.methods.base import LocalRun
-from fedtail.simulate.graph.kernels import Gradients, Layout
+from fedtail.rounds.local import PreparedRun
+from fedtail.simulate.graph.numerics import Layout
 from fedtail.simulate.graph.passes import Schedule, Step
+from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident
 
 
 @dataclass
 class Slot:
     """One local run: a client and a probe. Tensors are on the device and in its layout."""
 
-    row: int
-    probe: int
-    run: LocalRun
-    hyper: dict[str, float]
+    run: PreparedRun
     groups: Tensor
     const: Tensors
     state: Tensors
@@ -47,24 +45,19 @@ class Slot:
             tuple(sorted((name, tuple(t.shape), str(t.dtype)) for name, t in part.items()))
             for part in (self.const, self.state)
         )
-        return const, state, tuple(sorted(self.hyper))
+        return const, state, tuple(sorted(self.run.hyper))
 
 
 @dataclass(frozen=True)
 class Shared:
     """What all lanes have in common."""
 
-    device: torch.device
-    pool_x: Tensor
-    pool_y: Tensor
-    start: Tensor
-    """(n,) the round's global model, in the device's layout."""
+    resident: Resident
     layout: Layout
     dtype: torch.dtype
     """Of the weights that passes read."""
     n_groups: int
     mode: str
-    stateful: bool
     gradients: Gradients
     update: Callable[..., None]
     capacity: tuple[int, int]
@@ -72,6 +65,14 @@ class Shared:
     augmented: bool
     warm: set[Any]
     """Shapes that have run once outside a recording: libraries have made their plans for them."""
+
+    @property
+    def start(self) -> Tensor:
+        return self.resident.start
+
+    @property
+    def device(self) -> torch.device:
+        return self.start.device
 
 
 class Lane:
@@ -82,13 +83,17 @@ class Lane:
         device, d = s.device, s.layout.n_params
         rows, passes = s.capacity
         self.vector = s.start.clone()
-        self.params, self.rest = self.vector[:d], self.vector[d:]
-        self.shadow = self.params if s.dtype == torch.float32 else self.params.to(s.dtype)
+        params = self.vector[:d]
+        self.local = Local(
+            params=params,
+            rest=self.vector[d:],
+            shadow=None if s.dtype == torch.float32 else params.to(s.dtype),
+            groups=example.groups.clone(),
+            const={k: v.clone() for k, v in example.const.items()},
+            state={k: v.clone() for k, v in example.state.items()},
+            hyper={k: torch.zeros((), device=device) for k in example.run.hyper},
+        )
         self.grads = torch.zeros(s.n_groups, d, device=device, dtype=s.dtype) if s.mode == "single" else None
-        self.groups = example.groups.clone()
-        self.const = {k: v.clone() for k, v in example.const.items()}
-        self.state = {k: v.clone() for k, v in example.state.items()}
-        self.hyper = {k: torch.zeros((), device=device) for k in example.hyper}
 
         self.plan = {
             "rows": torch.zeros(rows, dtype=torch.int64, device=device),
@@ -115,16 +120,12 @@ class Lane:
         s = self.shared
         n = sum(sizes)
         here = self.cursor + self.offsets[:n]
-        rows, scales, shares = (self.plan[k].index_select(0, here) for k in ("rows", "scales", "shares"))
-        draws = self.plan["draws"].index_select(0, here) if s.augmented else None
-        flats, share, state = s.gradients(
-            self.shadow, self.rest, s.start, s.pool_x, s.pool_y, rows, draws, scales, shares, sizes, self.groups,
-            self.const, self.state if s.stateful else {},
-        )  # fmt: skip
+        given = PassInput(**{k: v.index_select(0, here) for k, v in self.plan.items() if k != "groups"})
+        flats, share, state = s.gradients(s.resident, self.local, given, sizes)
         with torch.no_grad():
             for name, value in state.items():
-                if value is not self.state[name]:
-                    self.state[name].copy_(value)
+                if value is not self.local.state[name]:
+                    self.local.state[name].copy_(value)
             self.losses.index_copy_(0, self.counter, share.reshape(1))
             if self.grads is not None:
                 self.grads.index_copy_(0, self.plan["groups"].index_select(0, self.counter), flats[0].unsqueeze(0))
@@ -136,10 +137,7 @@ class Lane:
     @torch.no_grad()
     def run_update(self, grads: Any = None) -> None:
         s = self.shared
-        self.shared.update(
-            self.params, s.start[: s.layout.n_params], None if self.shadow is self.params else self.shadow,
-            self.grads if grads is None else grads, self.const, self.state, self.hyper,
-        )  # fmt: skip
+        s.update(self.local, s.start[: s.layout.n_params], self.grads if grads is None else grads)
 
     # -- recording ------------------------------------------------------------------------------------
 
@@ -181,15 +179,16 @@ class Lane:
     @torch.no_grad()
     def load(self, slot: Slot) -> None:
         """Set every buffer for a run from the global model."""
+        local = self.local
         self.vector.copy_(self.shared.start)
-        if self.shadow is not self.params:
-            self.shadow.copy_(self.params)
-        self.groups.copy_(slot.groups)
-        for mine, given in ((self.const, slot.const), (self.state, slot.state)):
+        if local.shadow is not None:
+            local.shadow.copy_(local.params)
+        local.groups.copy_(slot.groups)
+        for mine, given in ((local.const, slot.const), (local.state, slot.state)):
             for name, value in given.items():
                 mine[name].copy_(value)
-        for name, number in slot.hyper.items():
-            self.hyper[name].fill_(number)
+        for name, number in slot.run.hyper.items():
+            local.hyper[name].fill_(number)
         for name, value in slot.plan.items():
             self.plan[name][: len(value)].copy_(value)
         self._rewind()
@@ -205,12 +204,12 @@ class Lane:
                     self._step(step)
                 yield
             with torch.cuda.stream(self.stream), torch.no_grad():
-                delta, target = self.vector - self.shared.start, out[slot.row, slot.probe]
+                delta, target = self.vector - self.shared.start, out[slot.run.row, slot.run.probe]
                 target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
                 target[layout.n_params :].copy_(delta[layout.n_params :])
                 slot.losses = self.losses[: len(slot.schedule.at)].clone()
                 if keep_state:
-                    slot.final = {k: layout.outward(v).clone() for k, v in self.state.items()}
+                    slot.final = {k: layout.outward(v).clone() for k, v in self.local.state.items()}
 
     def _step(self, step: Step) -> None:
         for h in step.absent:

@@ -44,6 +44,12 @@ class Schedule:
     """(L,) int64 step of each pass."""
 
     @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What goes to the device."""
+        names = ("rows", "scales", "shares", "groups", *(() if self.draws is None else ("draws",)))
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def shapes(self) -> set[tuple[int, ...]]:
         """What must be recorded."""
         return {sizes for step in self.steps for sizes in step.passes}
@@ -97,13 +103,13 @@ def build_schedule(
             pass_groups.append(0)
             at.append(i)
     return Schedule(
-        tuple(steps),
-        np.concatenate(order).astype(np.int64),
-        None if plan.draws is None else np.concatenate(draws),
-        np.concatenate(scales).astype(np.float32),
-        np.concatenate(shares).astype(np.float32),
-        np.asarray(pass_groups, dtype=np.int64),
-        np.asarray(at, dtype=np.int64),
+        steps=tuple(steps),
+        rows=np.concatenate(order).astype(np.int64),
+        draws=None if plan.draws is None else np.concatenate(draws),
+        scales=np.concatenate(scales).astype(np.float32),
+        shares=np.concatenate(shares).astype(np.float32),
+        groups=np.asarray(pass_groups, dtype=np.int64),
+        at=np.asarray(at, dtype=np.int64),
     )
 
 

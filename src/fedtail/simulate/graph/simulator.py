@@ -7,7 +7,6 @@ code runs without recording on the CPU, where it is tested against the reference
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,23 +19,18 @@ from fedtail.core.candidates import Candidates
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
-from fedtail.data.federation import Federation
-from fedtail.methods.base import LocalRun, Method, cross_entropy
+from fedtail.data.federation import Client, Federation
+from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.local import accuracy, lone_samples_named, plan_local_run
+from fedtail.rounds.evaluation import measurement, run_reports
+from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.graph.evaluation import Evaluator
-from fedtail.simulate.graph.kernels import (
-    Layout,
-    Numerics,
-    choose_mode,
-    gradient_function,
-    logits_function,
-    prepare_inputs,
-    update_function,
-)
 from fedtail.simulate.graph.lane import Lane, Shared, Slot
+from fedtail.simulate.graph.network import DeviceModel
+from fedtail.simulate.graph.numerics import Numerics
 from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
+from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
 
 MAX_LANES = 10
 
@@ -58,12 +52,13 @@ class GraphSimulator:
     ) -> None:
         """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``."""
         self.federation, self.method, self.settings = federation, method, settings
-        self.device = torch.device(settings.engine.device)
+        engine = settings.engine
+        self.device = torch.device(engine.device)
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
-        self.numerics = Numerics.choose(module, self.device, settings.engine.precision, fused, settings.engine.compiles)
+        self.numerics = Numerics.choose(module, self.device, engine.precision, fused, engine.compiles)
         self.numerics.apply()
-        self.layout = Layout(module, self.numerics)
-        skeleton = copy.deepcopy(module)
+        network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
+        self.layout = network.layout
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
@@ -71,21 +66,17 @@ class GraphSimulator:
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
-        self.pool_x = torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device)
-        self.pool_y = torch.cat([federation.pool.y, federation.test.y]).to(self.device)
-        self._test_rows = np.arange(len(federation.pool), len(self.pool_y))
-        inputs = prepare_inputs(federation.transform, self.device, len(federation.input_shape))
+        self.resident = Resident(
+            x=torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device),
+            y=torch.cat([federation.pool.y, federation.test.y]).to(self.device),
+            start=self.model.vector.clone(),
+        )
+        self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        self._gradients = gradient_function(
-            skeleton, method, inputs, self.layout, self.numerics, self.mode, self.n_groups
-        )
+        self._gradients = gradient_function(network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile)
-        self.start = self.model.vector.clone()
-        self.evaluator = Evaluator(
-            logits_function(skeleton, inputs, self.layout, self.numerics), self.pool_x, self.pool_y, self.start,
-            self.layout, self.numerics, federation.n_classes,
-        )  # fmt: skip
+        self.evaluator = Evaluator(network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
         self.recorded, self.recording_seconds = 0, 0.0
@@ -95,10 +86,10 @@ class GraphSimulator:
     # -- training -------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        d = self.layout.n_params
-        self.start[:d] = self.layout.inward(task.x.to(self.device)[:d])
-        self.start[d:] = task.x[d:]
-        slots = [self._slot(task, row, p) for row in range(len(task.clients)) for p in range(task.n_probes)]
+        d, start = self.layout.n_params, self.resident.start
+        start[:d] = self.layout.inward(task.x.to(self.device)[:d])
+        start[d:] = task.x[d:]
+        slots = [slot for row in range(len(task.clients)) for slot in self._slots(task, row)]
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
@@ -106,39 +97,38 @@ class GraphSimulator:
                 self._run(slots, out)
         return self._collect(task, slots, out)
 
-    def _slot(self, task: Task, row: int, probe: int) -> Slot:
+    def _slots(self, task: Task, row: int) -> list[Slot]:
         client = self.federation.client(task.clients[row])
-        tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
-        plan = plan_local_run(client, tried.pop("rate"), task.round, self.settings, self.method.sampler)
-        hyper = {**self.method.hyper(), "lr": task.lr, **tried}
-        message = {**task.broadcast, **task.messages.get(client.index, {})}
-        run = LocalRun(
-            client.index, task.round, plan.counts, plan.resampled, self.model.n_params, len(plan.batches),
-            hyper["lr"], {k: v.to(self.device) for k, v in message.items()}, self.device,
-            self.settings.run.seed,
-        )  # fmt: skip
-        groups = self.method.groups(plan.resampled)
-        const, state = self.method.start(run, self.client_states.get(client.index, {}))
+        before = self.client_states.get(client.index, {})
+        runs = prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+        return [self._slot(run) for run in runs]
+
+    def _slot(self, run: PreparedRun) -> Slot:
         schedule = build_schedule(
-            plan, self._labels, groups, self.n_groups, mode=self.mode, scale=self.settings.local.scale, grain=self.grain
+            run.plan,
+            self._labels,
+            run.groups,
+            self.n_groups,
+            mode=self.mode,
+            scale=self.settings.local.scale,
+            grain=self.grain,
         )
-        arrays = {
-            "rows": schedule.rows, "scales": schedule.scales, "shares": schedule.shares, "groups": schedule.groups
-        }  # fmt: skip
-        if schedule.draws is not None:
-            arrays["draws"] = schedule.draws
 
         def inward(tensors: Tensors) -> Tensors:
             return {k: self.layout.inward(v.to(self.device)) for k, v in tensors.items()}
 
         return Slot(
-            row, probe, run, hyper, torch.as_tensor(groups).to(self.device), inward(const), inward(state), schedule,
-            {name: torch.as_tensor(a).to(self.device) for name, a in arrays.items()},
-        )  # fmt: skip
+            run=run,
+            groups=torch.as_tensor(run.groups).to(self.device),
+            const=inward(run.const),
+            state=inward(run.state),
+            schedule=schedule,
+            plan={name: torch.as_tensor(a).to(self.device) for name, a in schedule.arrays.items()},
+        )
 
     def _run(self, slots: list[Slot], out: Tensor) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
-        keep = type(self.method).finish is not Method.finish
+        keep = self.method.own_finish
         launches = []
         for kind in dict.fromkeys(s.signature for s in slots):
             mine = [s for s in slots if s.signature == kind]
@@ -160,11 +150,17 @@ class GraphSimulator:
         if shared is None or rows > shared.capacity[0] or passes > shared.capacity[1]:
             self._lanes.clear()
             self._shared = shared = Shared(
-                self.device, self.pool_x, self.pool_y, self.start, self.layout,
-                self.numerics.dtype if self.numerics.fused else torch.float32, self.n_groups, self.mode,
-                self.method.stateful_loss, self._gradients, self._update, self._capacity(rows, passes),
-                self.federation.augment is not None, set() if shared is None else shared.warm,
-            )  # fmt: skip
+                resident=self.resident,
+                layout=self.layout,
+                dtype=self.numerics.weights,
+                n_groups=self.n_groups,
+                mode=self.mode,
+                gradients=self._gradients,
+                update=self._update,
+                capacity=self._capacity(rows, passes),
+                augmented=self.federation.augment is not None,
+                warm=set() if shared is None else shared.warm,
+            )
         lanes = self._lanes.setdefault(kind, [])
         while len(lanes) < min(len(slots), self.max_lanes):
             lanes.append(Lane(shared, slots[0]))
@@ -190,31 +186,23 @@ class GraphSimulator:
         updates: list[Update] = []
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
-            mine = [s for s in slots if s.row == row]
+            mine = [s for s in slots if s.run.row == row]
             losses = [self._step_losses(s) for s in mine]
-            bad = next((v for v in losses if not np.isfinite(v).all()), None)
-            if bad is not None:
-                i = int(np.flatnonzero(~np.isfinite(bad))[0])
-                refusals.append(Refusal(k, task.round, f"loss became {bad[i]} at step {i + 1} of {len(bad)}"))
+            reason = diverged(losses)
+            if reason is not None:
+                refusals.append(Refusal(k, task.round, reason))
                 continue
-            before = self.client_states.get(k, {})
-            kept, extras = zip(
-                *(self._finish(s, out[row, s.probe], before) for s in mine),
-                strict=True,
-            )
+            client, before, delta = self.federation.client(k), self.client_states.get(k, {}), out[row]
+            kept, extras = zip(*(self._finish(s, delta[s.run.probe], before) for s in mine), strict=True)
             self._pending[k] = list(kept)
-            reports = self._reports(task, k, out[row])
-            update = Update(
-                k, out[row].to(task.x.device), len(self.federation.train[k]),
-                tuple(len(s.schedule.steps) for s in mine), tuple(float(v.mean()) for v in losses), reports,
-                {name: torch.stack([e[name] for e in extras]) for name in extras[0]},
-            )  # fmt: skip
-            updates.append(update)
+            steps, means = [len(v) for v in losses], [float(v.mean()) for v in losses]
+            reports = self._reports(task, client, delta)
+            updates.append(client_update(client, delta.to(task.x.device), steps, means, reports, extras))
         return updates, refusals
 
     def _finish(self, slot: Slot, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
         const = {k: self.layout.outward(v) for k, v in slot.const.items()}
-        return self.method.finish(slot.run, delta[: self.layout.n_params], const, slot.final, before)
+        return self.method.finish(slot.run.local, delta[: self.layout.n_params], const, slot.final, before)
 
     def _step_losses(self, slot: Slot) -> np.ndarray:
         """(E,) mean loss of each step's batch."""
@@ -223,16 +211,13 @@ class GraphSimulator:
         np.add.at(total, slot.schedule.at, slot.losses.double().cpu().numpy())
         return total
 
-    def _reports(self, task: Task, k: int, delta: Tensor) -> dict[str, np.ndarray]:
-        reports, x = {}, task.x.to(self.device)
-        if "local_gain" in task.reports:
-            before = float(self._losses(x, k).mean())
-            after = np.array([float(self._losses(x + d, k).mean()) for d in delta])
-            reports["local_gain"] = np.clip((before - after) / max(before, 1e-12), 0.0, 1.0)
-        if "local_validation" in task.reports:
-            tables = [self.evaluator.confusion(x + d, self.federation.validation[k]) for d in delta]
-            reports["local_validation"] = np.array([accuracy(m) for m in tables])
-        return reports
+    def _reports(self, task: Task, client: Client, delta: Tensor) -> dict[str, np.ndarray]:
+        return run_reports(
+            task,
+            delta,
+            lambda models: [float(self._losses(x, client).mean()) for x in models],
+            lambda models: [self.evaluator.confusion(x, client.validation) for x in models],
+        )
 
     # -- evaluation -----------------------------------------------------------------------------------
 
@@ -246,24 +231,13 @@ class GraphSimulator:
         return self.evaluator.confusion(x, rows)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        if what not in ("train_loss", "class_loss"):
-            raise ValueError(f"unknown measurement {what!r}")
-        out = {}
-        for k in range(self.n_clients):
-            losses = self._losses(x, k).double().cpu()
-            if what == "train_loss":
-                out[k] = losses.mean()
-            else:
-                client = self.federation.client(k)
-                sums = torch.zeros(client.n_classes, dtype=torch.float64)
-                sums.index_add_(0, torch.as_tensor(client.labels), losses)
-                out[k] = sums / torch.as_tensor(client.counts)
-        return out
+        clients = map(self.federation.client, range(self.n_clients))
+        return {c.index: measurement(c, self._losses(x, c), what) for c in clients}
 
-    def _losses(self, x: Tensor, k: int) -> Tensor:
+    def _losses(self, x: Tensor, client: Client) -> Tensor:
         """(n_k,) cross-entropy of each un-resampled training sample."""
-        index = self.federation.train[k]
-        return cross_entropy(self.evaluator.logits(x, index), self.pool_y[torch.as_tensor(index).to(self.device)])
+        labels = self.resident.y[torch.as_tensor(client.train).to(self.device)]
+        return cross_entropy(self.evaluator.logits(x, client.train), labels)
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -281,11 +255,16 @@ class GraphSimulator:
 
     def info(self) -> dict[str, Any]:
         return {
-            "engine": "simulator", "path": self.path, "device": str(self.device),
-            "precision": self.numerics.precision, "fused": self.numerics.fused, "mode": self.mode,
+            "engine": "simulator",
+            "path": self.path,
+            "device": str(self.device),
+            "precision": self.numerics.precision,
+            "fused": self.numerics.fused,
+            "mode": self.mode,
             "lanes": max((len(v) for v in self._lanes.values()), default=0),
-            "recorded_passes": self.recorded, "recording_seconds": round(self.recording_seconds, 3),
-        }  # fmt: skip
+            "recorded_passes": self.recorded,
+            "recording_seconds": round(self.recording_seconds, 3),
+        }
 
     def close(self) -> None:
         """Let go of the device's memory."""

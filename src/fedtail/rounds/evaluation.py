@@ -1,0 +1,135 @@
+"""Models on samples without training: logits, confusion matrices, and what is told of candidates and local runs.
+
+Passes here are plain, for the reference path, sites and servers; the fast simulator paths have passes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import class_counts, confusion_matrix
+from fedtail.core.records import Task
+from fedtail.data.federation import Client, Federation, Samples, Transform
+from fedtail.models.flat import FlatModel
+
+EVAL_BATCH = 1024
+MEASUREMENTS = ("train_loss", "class_loss")
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples that models are evaluated on: a whole set, or some rows of it. Nothing is augmented."""
+
+    samples: Samples
+    transform: Transform
+    n_classes: int
+    rows: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, owner: Client | Federation, rows: np.ndarray) -> Split:
+        """Some rows of the pool that a client or a federation has."""
+        return cls(owner.pool, owner.transform, owner.n_classes, rows)
+
+    def __len__(self) -> int:
+        return len(self.samples) if self.rows is None else len(self.rows)
+
+    @property
+    def labels(self) -> np.ndarray:
+        y = self.samples.y.numpy()
+        return y if self.rows is None else y[self.rows]
+
+    def batches(self, size: int = EVAL_BATCH, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, Tensor]]:
+        """Model input and labels, ``size`` samples at a time."""
+        x, y = self.samples.x, self.samples.y
+        for i in range(0, len(self), size):
+            if self.rows is None:
+                here, labels = x[i : i + size], y[i : i + size]
+            else:
+                index = torch.as_tensor(self.rows[i : i + size])
+                here, labels = x.index_select(0, index), y.index_select(0, index)
+            yield self.transform(here.to(device)), labels.to(device)
+
+
+def federation_split(federation: Federation, name: str) -> Split:
+    """``test`` or ``validation`` of a whole federation."""
+    if name == "validation":
+        return Split.of(federation, federation.validation_rows())
+    return Split(federation.test, federation.transform, federation.n_classes)
+
+
+@torch.no_grad()
+def model_logits(model: FlatModel, x: Tensor, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """(B, C) logits of the model ``x``, and labels, batch by batch."""
+    model.load(x)
+    model.module.eval()
+    for inputs, y in batches:
+        yield model.module(inputs), y
+
+
+def confusion_on(model: FlatModel, split: Split) -> Callable[[Tensor], np.ndarray]:
+    """x -> (C, C) confusion matrix of the model ``x``. The split is read once, however many models follow."""
+    batches, labels = list(split.batches(device=model.vector.device)), split.labels
+
+    def confusion(x: Tensor) -> np.ndarray:
+        guesses = [z.argmax(-1) for z, _ in model_logits(model, x, batches)]
+        guess = torch.cat(guesses).cpu().numpy() if guesses else labels[:0]
+        return confusion_matrix(labels, guess, split.n_classes)
+
+    return confusion
+
+
+def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> np.ndarray:
+    """(N, 3, C) correct, true and predicted samples per class of every candidate.
+
+    Counts add up: those of the pooled samples of several clients are the sum of the clients' own.
+    """
+    confusion = confusion_on(model, split)
+    counts = np.zeros((len(candidates), 3, split.n_classes), dtype=np.int64)
+    for s, vector in candidates.walk():
+        counts[s] = class_counts(confusion(vector))
+    return counts
+
+
+def run_reports(
+    task: Task,
+    delta: Tensor,
+    mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
+    confusions: Callable[[Tensor], Iterable[np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
+
+    mean_losses: models (m, n) -> (m,) mean loss on the client's training samples; confusions: models (m, n) -> m
+    confusion matrices on its validation samples.
+    """
+    reports, x = {}, task.x.to(delta.device)
+    if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
+        before, *after = mean_losses(torch.cat([x.unsqueeze(0), x + delta]))
+        reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
+    if "local_validation" in task.reports:
+        reports["local_validation"] = np.array([accuracy(m) for m in confusions(x + delta)])
+    return reports
+
+
+def accuracy(confusion: np.ndarray) -> float:
+    """Share of the diagonal; NaN without samples: a client that cannot compare must not seem to have a tie."""
+    return float(np.diag(confusion).sum() / confusion.sum()) if confusion.sum() else float("nan")
+
+
+def measurement(client: Client, losses: Tensor, what: str) -> Tensor:
+    """Of the losses (n_k,) of a client's training samples: ``train_loss``, their mean, or ``class_loss``, (C,) the
+    mean of each class, NaN where the client has none of it."""
+    if what not in MEASUREMENTS:
+        raise ValueError(f"unknown measurement {what!r}")
+    losses = losses.double().cpu()
+    if what == "train_loss":
+        return losses.mean()
+    sums = torch.zeros(client.n_classes, dtype=torch.float64)
+    return sums.index_add_(0, torch.as_tensor(client.labels), losses) / torch.as_tensor(client.counts)

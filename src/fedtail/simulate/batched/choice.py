@@ -1,0 +1,64 @@
+"""Whether the batched path takes a run and pays for it, and with which kernel."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedtail.data.federation import Federation
+from fedtail.methods.base import Method
+from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.simulate.batched.functional import FunctionalKernel
+from fedtail.simulate.batched.network import recognise
+from fedtail.simulate.batched.step import Kernel
+
+LAUNCH_BOUND = {"Network": 2e8, "FunctionalKernel": 1.6e7}
+"""Operations of one model's forward pass on a batch up to which batching over clients pays (measured)."""
+
+
+def batched_pays(module: nn.Module, federation: Federation, method: Method, batch_size: int) -> tuple[bool, str]:
+    """Whether ``auto`` takes the batched path, and why (not)."""
+    kernel, why = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
+    if kernel is None:
+        return False, why
+    name, flops = type(kernel).__name__, batch_size * forward_flops(module, federation.input_shape)
+    if flops > LAUNCH_BOUND[name]:
+        return False, f"a batch of the model takes {flops:.2g} operations, enough to fill a core"
+    return True, f"a small model ({flops:.2g} operations per batch; {why})"
+
+
+def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Multiplications and additions of the forward pass of one sample."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.zeros(1, *input_shape))
+    return int(counter.get_total_flops())
+
+
+def choose_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[Kernel | None, str]:
+    """The kernel that can run the model, and which or why none."""
+    if model.vector.device.type != "cpu":
+        return None, f"it runs on the CPU, not on {model.vector.device}"
+    if has_batchnorm(model.module):
+        return None, "BatchNorm couples the samples of a batch"
+    if model.size != model.n_params:
+        return None, "the model has frozen parameters or buffers"
+    if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
+        return None, "dropout draws random numbers in every step"
+    if any(isinstance(m, nn.RNNBase) for m in model.module.modules()):
+        return None, "recurrent layers cannot be batched over clients"
+    if method.stateful_loss and method.group_count(federation.n_classes) > 1:
+        return None, "a stateful loss with several groups needs a backward pass per group"
+    network = recognise(model.module, federation.input_shape)
+    if network is not None:
+        return network, "known layers"
+    kernel = FunctionalKernel(model.module)
+    sample = torch.zeros(2, 1, *federation.input_shape)
+    try:
+        with torch.no_grad():
+            kernel.forward(model.vector.expand(2, -1), sample)
+    except Exception as error:  # a user's module may fail under torch.func in any way
+        return None, f"torch.func cannot batch the model ({type(error).__name__})"
+    return kernel, "torch.func"
