@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.layout import Deployment
 from fedtail.federate.operate.ports import free_port
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
@@ -68,7 +68,7 @@ def on_flower(config: Config, deployment: Deployment) -> Path:
 
 
 def on_nvflare(config: Config, deployment: Deployment) -> Path:
-    from fedtail.federate.nvflare.poc import rehearse
+    from fedtail.federate.operate.nvflare_poc import rehearse
 
     deployment.config.write_text(config.to_toml())
     return Path(rehearse(deployment)["folder"])

@@ -13,10 +13,10 @@ import torch
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.handshake import Hello, agree, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
-from fedtail.federate.protocol.remote import RemoteEngine
 from fedtail.federate.protocol.transport import Transport
 from fedtail.methods import METHODS
 from fedtail.models import build_model
@@ -48,18 +48,29 @@ def federate(
     agree(hellos, missing, names)
     test = server_test(config, schema)
     engine = RemoteEngine(
-        transport, job, np.array([h.n_train for h in hellos.values()]), test, deploy.timeout, config.run.quorum,
-        deploy.candidates, deploy.models_per_message,
-    )  # fmt: skip
+        transport=transport,
+        job=job,
+        sizes=np.array([h.n_train for h in hellos.values()]),
+        test=test,
+        timeout=deploy.timeout,
+        quorum=config.run.quorum,
+        candidates=deploy.candidates,
+        models_per_message=deploy.models_per_message,
+    )
     method = job.build_method()
     if method.needs_auxiliary:
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
     strategy = RATES.build(config.rates.name, len(names), **config.rates.options)
     problem = Problem(
-        engine, engine.model, method, strategy, server_optimizer(config), job.n_classes,
+        engine=engine,
+        model=engine.model,
+        method=method,
+        rates=strategy,
+        server=server_optimizer(config),
+        n_classes=job.n_classes,
         background=schema.get("background"),
-    )  # fmt: skip
+    )
     about = describe(schema, job, names, list(hellos.values()), test)
 
     plan = round_plan(config)
@@ -92,12 +103,22 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         name, options = schema["model"], {**schema["model_options"], **options}
     transform = schema["transform"]
     job = Job(
-        run, name, tuple(schema["input_shape"]), tuple(schema["classes"]), config.method.name, config.run.rounds,
-        options, METHODS.build(config.method.name, **config.method.options).config(), local_settings(config),
-        Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])), schema["augment"],
-        schema["preprocessing"], config.deploy.reveal,
-        config.privacy.noise if config.privacy.mode == "local" else 0.0, engine,
-    )  # fmt: skip
+        run=run,
+        model=name,
+        input_shape=tuple(schema["input_shape"]),
+        classes=tuple(schema["classes"]),
+        method=config.method.name,
+        rounds=config.run.rounds,
+        model_options=options,
+        method_options=METHODS.build(config.method.name, **config.method.options).config(),
+        local=local_settings(config),
+        transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
+        augment=schema["augment"],
+        preprocessing=schema["preprocessing"],
+        reveal=config.deploy.reveal,
+        noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
+        engine=engine,
+    )
     return job, {"name": name, "options": options}
 
 
@@ -117,7 +138,13 @@ def describe(
 ) -> About:
     """What the run folder may say of data the server has never seen."""
     return About(
-        schema["name"], tuple(names), job.classes, job.input_shape, np.array([h.n_train for h in hellos]),
-        tuple(h.n_validation for h in hellos), job.transform, job.preprocessing, (),
-        None if test is None else test.counts(job.n_classes),
-    )  # fmt: skip
+        name=schema["name"],
+        sites=tuple(names),
+        classes=job.classes,
+        input_shape=job.input_shape,
+        sizes=np.array([h.n_train for h in hellos]),
+        validation_sizes=tuple(h.n_validation for h in hellos),
+        transform=job.transform,
+        preprocessing=job.preprocessing,
+        test_counts=None if test is None else test.counts(job.n_classes),
+    )

@@ -67,7 +67,7 @@ class Problem:
     auxiliary: Callable[[Tensor], Tensor] | None = None
     """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
     monitors: Sequence[Callable[[Task, Tensor], dict[str, Any]]] = ()
-    """Measurements taken after each round; see ``engines.diagnostics``."""
+    """Measurements taken after each round; see ``rounds.diagnostics``."""
     background: int | None = None
     """The class that means "nothing found", where the data declare one."""
     holdout: Callable[[Candidates], np.ndarray] | None = None

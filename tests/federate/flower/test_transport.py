@@ -13,7 +13,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app.client_app import to_content
+from fedtail.federate.flower.content import to_content
 from fedtail.federate.flower.transport import FlowerTransport, describe, wait_for_nodes
 
 

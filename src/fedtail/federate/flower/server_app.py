@@ -14,12 +14,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
+from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
-from fedtail.federate.operate.certificates import public_key_bytes
-from fedtail.federate.operate.layout import Deployment, check_site_names, load_deployment
-from fedtail.federate.operate.status import Status
 from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
 from fedtail.federate.server import federate
+from fedtail.federate.status import Status
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.runs.config import Config, load_config
 

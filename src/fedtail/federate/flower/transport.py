@@ -13,8 +13,8 @@ from typing import Any
 from flwr.app import Message
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app.client_app import PHASES, from_content, to_content
-from fedtail.federate.protocol.transport import Errors, Replies
+from fedtail.federate.flower.content import ACTION, from_content, to_content
+from fedtail.federate.protocol.transport import Errors, Replies, with_phase
 from fedtail.federate.protocol.wire import Parts
 
 POLL_SECONDS = 0.25
@@ -49,10 +49,8 @@ class FlowerTransport:
         deadline = None if timeout is None else time.monotonic() + timeout
         pending: dict[str, int] = {}
         for client in sorted(set(payloads) - set(errors)):
-            content = to_content(dict(payloads[client]))
-            message = Message(
-                content, self.nodes[client], PHASES[phase], ttl=timeout or 3600.0, group_id=f"{self._count}"
-            )
+            content, to = to_content(with_phase(phase, payloads[client])), self.nodes[client]
+            message = Message(content, to, f"query.{ACTION}", ttl=timeout or 3600.0, group_id=f"{self._count}")
             (identity,) = self.grid.push_messages([message]) or (None,)
             if identity is None:
                 errors[client] = "Flower did not take the message"

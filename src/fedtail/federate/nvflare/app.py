@@ -14,11 +14,12 @@ from nvflare.apis.signal import Signal
 from nvflare.job_config.api import FedJob
 
 from fedtail.errors import FedtailError
-from fedtail.federate.nvflare.transport import PHASES, PREFIX, NVFlareTransport
-from fedtail.federate.operate.status import Status
+from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
+from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
+from fedtail.federate.status import Status
 from fedtail.runs.config import load_config
 
 
@@ -58,14 +59,14 @@ class FedtailExecutor(Executor):
         self._site: Site | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        if not task_name.startswith(PREFIX):
+        if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         if self._site is None:
             config = load_site(self.site_file.format(name=fl_ctx.get_identity_name()))
             torch.set_num_threads(config.worker.threads)
             self._site = config.open_site()
         reply = make_reply(ReturnCode.OK)
-        reply["parts"] = self._site.handle(task_name.removeprefix(PREFIX), dict(shareable["parts"]))
+        reply["parts"] = self._site.handle(*split_phase(shareable["parts"]))
         return reply
 
 
@@ -77,5 +78,5 @@ def make_job(
     controller = FedtailController(str(config), sites, "" if status_file is None else str(status_file), resume)
     job.to_server(controller)
     for site in sites:
-        job.to(FedtailExecutor(site_file), site, tasks=[PREFIX + phase for phase in PHASES])
+        job.to(FedtailExecutor(site_file), site, tasks=[TASK])
     return job

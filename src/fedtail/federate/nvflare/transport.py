@@ -14,12 +14,11 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedtail.errors import FedtailError
-from fedtail.federate.protocol.transport import Errors, Replies
+from fedtail.federate.protocol.transport import Errors, Replies, with_phase
 from fedtail.federate.protocol.wire import Parts
 
-PREFIX = "fedtail_"
-"""Task names are ``fedtail_train``, ``fedtail_validate`` ...: what an executor is registered for."""
-PHASES = ("hello", "statistics", "train", "validate", "confusion", "measure")
+TASK = "fedtail"
+"""All tasks have this name, which an executor is registered for; what is asked travels inside."""
 
 
 class NVFlareTransport:
@@ -51,9 +50,9 @@ class NVFlareTransport:
         tasks = {}
         for client in sorted(payloads):
             data = Shareable()
-            data["parts"] = dict(payloads[client])
+            data["parts"] = with_phase(phase, payloads[client])
             whole = math.ceil(timeout or 0)  # NVFlare takes whole seconds, and 0 for no limit at all
-            tasks[client] = Task(PREFIX + phase, data, timeout=whole, result_received_cb=received)
+            tasks[client] = Task(TASK, data, timeout=whole, result_received_cb=received)
             self.controller.send(tasks[client], self.fl_ctx, targets=[self.names[client]])
         while pending := [k for k in tasks if k not in replies and k not in errors]:
             if self.abort.triggered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedtail.federate.operate.layout import Deployment
+from fedtail.federate.deployment import Deployment
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -10,11 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedtail.errors import FedtailError, writing
-from fedtail.federate.flower.bundle import write_bundle
+from fedtail.federate.deployment import Deployment, check_port, check_site_names, split_address
 from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.federate.operate.commands import superlink_command, supernode_command
-from fedtail.federate.operate.layout import Deployment, check_port, check_site_names, split_address
 from fedtail.runs.config import Config, Data
 
 
@@ -42,7 +41,8 @@ def create_deployment(
         )
     address = public or f"127.0.0.1:{check_port('--port', port)}"
     host, _ = split_address("--public", address)
-    deployment = Deployment(folder.resolve(), folder.resolve().name, sites, "127.0.0.1", port, address)
+    home = folder.resolve()
+    deployment = Deployment(folder=home, name=home.name, sites=sites, port=port, public=address)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -55,7 +55,6 @@ def create_deployment(
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
-    write_bundle(deployment.app)
     for client, name in enumerate(sites):
         _write_site(deployment, client, name, rehearsal)
     _write_server(deployment)
@@ -102,10 +101,12 @@ def _write_unit(deployment: Deployment, name: str) -> None:
 def _write_server(deployment: Deployment) -> None:
     programs = str(Path(sys.executable).parent)
     unit = templates.SUPERLINK_UNIT.format(
-        name=deployment.name, server=deployment.server, folder=deployment.folder,
+        name=deployment.name,
+        server=deployment.server,
+        folder=deployment.folder,
         path=os.pathsep.join([programs, "/usr/bin", "/bin"]),
         command=" ".join(superlink_command(programs, deployment)),
-    )  # fmt: skip
+    )
     (deployment.server / "fedtail-superlink.service").write_text(unit)
     listen = str(deployment.proxy_port)
     (deployment.server / "nginx.conf").write_text(

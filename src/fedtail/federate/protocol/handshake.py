@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from fedtail.errors import FedtailError
+from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.protocol.wire import Parcel, WireError, pack, unpack
-from fedtail.federate.site.site import versions
+from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.wire import Parcel
 
 CLOCK_SECONDS = 120.0
 """Signed requests and certificates need clocks that agree about this well."""
@@ -41,35 +45,40 @@ class Finding:
     message: str
 
 
+def versions() -> dict[str, str]:
+    """What must be the same everywhere for a federation to mean one thing."""
+    return {"fedtail": version("fedtail"), "torch": torch.__version__, "python": platform.python_version()}
+
+
 def say_hello(
     transport: Transport, sites: Sequence[str], timeout: float, job: Job | None = None
 ) -> tuple[dict[int, Hello], dict[int, str]]:
     """Ask every site who it is; with a job, also whether it takes part and how many samples it has."""
     meta: dict[str, Any] = {} if job is None else {"job": job.to_json()}
+    parcels = {k: Parcel({**meta, "client": k}) for k in range(len(sites))}
     began = time.time()
-    payloads = {k: pack(Parcel({**meta, "client": k})) for k in range(len(sites))}
-    replies, errors = transport.exchange("hello", payloads, timeout)
+
+    def read(client: int, parcel: Parcel) -> Hello:
+        said = parcel.meta
+        return Hello(
+            client=client,
+            site=str(said["site"]),
+            schema=dict(said["schema"]),
+            versions=dict(said["versions"]),
+            clock_offset=float(said["clock"]) - began,
+            n_train=int(said.get("n_train", 0)),
+            n_validation=int(said.get("n_validation", 0)),
+        )
+
+    answers = exchange(transport, Phase.HELLO, parcels, read, timeout)
     took = time.time() - began
-    hellos: dict[int, Hello] = {}
-    reasons = dict(errors)
-    for client in sorted(replies):
-        try:
-            answer = unpack(replies[client]).meta
-            if "error" in answer:
-                reasons[client] = str(answer["error"])
-                continue
-            offset = float(answer["clock"]) - began
-            ahead = 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
-            hellos[client] = Hello(
-                client, str(answer["site"]), dict(answer["schema"]), dict(answer["versions"]), ahead,
-                int(answer.get("n_train", 0)), int(answer.get("n_validation", 0)),
-            )  # fmt: skip
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            reasons[client] = f"malformed hello: {error}"
-    for client in payloads:
-        if client not in hellos:
-            reasons.setdefault(client, "no reply")
-    return hellos, reasons
+    return {k: replace(h, clock_offset=ahead(h.clock_offset, took)) for k, h in answers.good.items()}, answers.reasons
+
+
+def ahead(offset: float, took: float) -> float:
+    """Seconds a clock is ahead for sure, when its answer came within ``took`` seconds and is ``offset`` after the
+    question."""
+    return 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
 
 
 def compare(hellos: Mapping[int, Hello], names: Sequence[str]) -> list[Finding]:

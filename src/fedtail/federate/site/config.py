@@ -113,7 +113,11 @@ def load_site(file: str | Path) -> SiteConfig:
         if key not in allowed:
             raise one_of("key of [worker]", key, allowed)
     return SiteConfig(
-        path, name, raw.get("data", {}), Policy.from_toml(raw.get("policy", {})), Worker(**raw.get("worker", {}))
+        file=path,
+        name=name,
+        data=raw.get("data", {}),
+        policy=Policy.from_toml(raw.get("policy", {})),
+        worker=Worker(**raw.get("worker", {})),
     )
 
 

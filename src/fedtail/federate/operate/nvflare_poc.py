@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import processes
-from fedtail.federate.operate.layout import Deployment
-from fedtail.federate.operate.status import has_finished
+from fedtail.federate.status import has_finished
 
 WAIT_SECONDS = 120.0
 

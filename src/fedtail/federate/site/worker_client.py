@@ -18,13 +18,15 @@ from pathlib import Path
 from . import frames
 
 START_SECONDS = 180.0
+WORKER = ("-m", "fedtail", "site", "worker")
+"""The command of fedtail's, after the interpreter, that serves a site."""
 
 
 class WorkerError(RuntimeError):
     """The site's worker cannot be reached or dies on this message."""
 
 
-def ask(site_file: str | Path, phase: str, parts: dict[str, bytes]) -> dict[str, bytes]:
+def ask(site_file: str | Path, parts: dict[str, bytes]) -> dict[str, bytes]:
     """The worker's reply. A worker that dies under the message is replaced once, then the message is given up."""
     path = Path(site_file)
     if not path.is_file():
@@ -33,7 +35,7 @@ def ask(site_file: str | Path, phase: str, parts: dict[str, bytes]) -> dict[str,
         try:
             connection = connect(path)
             with connection:
-                frames.send(connection, {"phase": phase.encode(), **parts})
+                frames.send(connection, parts)
                 return frames.receive(connection)
         except (ConnectionError, OSError) as error:
             if attempt == 2:
@@ -72,7 +74,7 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     with log_path(site_file).open("ab") as log:
         return subprocess.Popen(
-            [python, "-m", "fedtail.federate.site.worker", str(site_file.resolve())],
+            [python, *WORKER, str(site_file.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail import simulate as simulator
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.errors import FedtailError
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.protocol.remote import RemoteEngine
 from fedtail.federate.protocol.transport import Errors, InProcess, Replies
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site.data import FederationSlice
@@ -29,6 +28,7 @@ from fedtail.rounds.engine import LocalSettings
 from fedtail.rounds.loop import Problem, State, train_rounds
 from fedtail.rounds.plan import Plan
 from fedtail.rounds.server import ServerOptimizer
+from fedtail.simulate import simulator
 
 K = 3
 SETTINGS = LocalSettings(epochs=1, batch_size=32, seed=3)
