@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -13,8 +14,19 @@ from fedtail.errors import FedtailError, writing
 from fedtail.federate.deployment import Deployment, check_port, check_site_names, split_address
 from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
-from fedtail.federate.operate.commands import superlink_command, supernode_command
+from fedtail.federate.operate.commands import (
+    QUIET,
+    shell_line,
+    superlink_command,
+    supernode_command,
+    systemd_environment,
+    systemd_line,
+    systemd_path,
+)
 from fedtail.runs.config import Config, Data
+
+INSTALLED = Path("/opt/fedtail")
+"""Where a site's operator is told to put the folder and the virtual environment."""
 
 
 def create_deployment(
@@ -88,25 +100,54 @@ def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool)
 def _write_unit(deployment: Deployment, name: str) -> None:
     """How a site is started, and the words for its operator."""
     folder = deployment.site(name)
-    installed = Path("/opt/fedtail") / name
-    command = " ".join(supernode_command("/opt/fedtail/venv/bin", installed, deployment.public))
-    (folder / "fedtail-site.service").write_text(templates.SUPERNODE_UNIT.format(name=name, command=command))
+    (folder / "fedtail-site.service").write_text(site_unit(name, deployment.public, INSTALLED))
     (folder / "README.md").write_text(
         templates.SITE_README.format(
-            name=name, deployment=deployment.name, version=version("fedtail"), command=command, public=deployment.public
+            name=name,
+            deployment=deployment.name,
+            version=version("fedtail"),
+            command=shell_line(site_command(name, deployment.public, INSTALLED)),
+            public=deployment.public,
         )
     )
 
 
-def _write_server(deployment: Deployment) -> None:
-    programs = str(Path(sys.executable).parent)
-    unit = templates.SUPERLINK_UNIT.format(
-        name=deployment.name,
-        server=deployment.server,
-        folder=deployment.folder,
-        path=os.pathsep.join([programs, "/usr/bin", "/bin"]),
-        command=" ".join(superlink_command(programs, deployment)),
+def site_command(name: str, superlink: str, root: Path) -> list[str]:
+    """What starts a site whose folder is in ``root``, beside the virtual environment ``venv``."""
+    return supernode_command(root / "venv" / "bin", root / name, superlink)
+
+
+def site_unit(name: str, superlink: str, root: Path) -> str:
+    """The systemd unit of such a site."""
+    home, venv = root / name, root / "venv"
+    return templates.SUPERNODE_UNIT.format(
+        name=name,
+        home=str(home).replace("%", "%%"),
+        venv=venv,
+        environment=systemd_environment({**QUIET, "FLWR_HOME": str(home / "flwr"), "PATH": search_path(venv / "bin")}),
+        command=systemd_line(site_command(name, superlink, root)),
+        writable=systemd_path(home),
     )
+
+
+def superlink_unit(deployment: Deployment, programs: Path) -> str:
+    """The systemd unit of the server."""
+    variables = {**QUIET, "FLWR_HOME": str(deployment.flwr_home), "OMP_NUM_THREADS": "1", "PATH": search_path(programs)}
+    return templates.SUPERLINK_UNIT.format(
+        name=deployment.name,
+        server=str(deployment.server).replace("%", "%%"),
+        environment=systemd_environment(variables),
+        command=systemd_line(superlink_command(programs, deployment)),
+        writable=systemd_path(deployment.folder),
+    )
+
+
+def search_path(programs: Path) -> str:
+    return os.pathsep.join([str(programs), "/usr/bin", "/bin"])
+
+
+def _write_server(deployment: Deployment) -> None:
+    unit = superlink_unit(deployment, Path(sys.executable).parent)
     (deployment.server / "fedtail-superlink.service").write_text(unit)
     listen = str(deployment.proxy_port)
     (deployment.server / "nginx.conf").write_text(
@@ -115,8 +156,8 @@ def _write_server(deployment: Deployment) -> None:
     (deployment.folder / "README.md").write_text(
         templates.SERVER_README.format(
             name=deployment.name,
-            server=deployment.server,
-            folder=deployment.folder,
+            server=shlex.quote(str(deployment.server)),
+            folder=shlex.quote(str(deployment.folder)),
             listen=f"port {listen}",
             port=deployment.port,
         )
