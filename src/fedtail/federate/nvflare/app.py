@@ -13,7 +13,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.job_config.api import FedJob
 
+import fedtail
 from fedtail.errors import FedtailError
+from fedtail.federate.nvflare import job_code
 from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.server import federate
@@ -75,8 +77,12 @@ def make_job(
 ) -> FedJob:
     """The job: ``site_file`` is where a site finds its configuration; ``{name}`` stands for the site's name."""
     job = FedJob(name=name, min_clients=len(sites))
+    # Installed at both ends. Otherwise NVFlare copies the sources of all that fedtail imports into the job, torch too.
+    job.set_app_packages([fedtail.__name__])
     controller = FedtailController(str(config), sites, "" if status_file is None else str(status_file), resume)
     job.to_server(controller)
+    job.add_file_to_server(str(job_code.__file__))
     for site in sites:
         job.to(FedtailExecutor(site_file), site, tasks=[TASK])
+        job.add_file_to(str(job_code.__file__), site)
     return job
