@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("nvflare") is None:
-    pytest.skip(
-        "nvflare is not installed (pip install 'fedtail[nvflare]' in its own environment)", allow_module_level=True
-    )
+pytest.importorskip(
+    "nvflare", reason="nvflare is not installed (pip install 'fedtail[nvflare]' in its own environment)"
+)
 
 from fedtail.errors import FedtailError
 from fedtail.federate.nvflare.app import make_job
