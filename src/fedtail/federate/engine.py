@@ -55,6 +55,10 @@ class RemoteEngine:
     server, in an order only it knows)."""
     models_per_message: int = 8
     """With ``models``: candidates sent at a time, which bounds the size of a message."""
+    absent: dict[int, str] = field(default_factory=dict)
+    """Clients that were not there when the run began, and why; one that ``meet`` takes trains from the next round."""
+    meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
+    """Clients -> training samples of those that can join now, and why the others cannot."""
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -72,15 +76,32 @@ class RemoteEngine:
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         self._round = task.round
         payloads = {}
+        late = self._meet_absent(task)
         for row, client in enumerate(task.clients):
+            if client in late:
+                continue
             meta = self._meta(client)
             if client in self._commits:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
-        most = {k: self._most_steps(k, task) for k in task.clients}
+        most = {k: self._most_steps(k, task) for k in payloads}
         replies, refusals = self._exchange(Phase.TRAIN, payloads, partial(read_update, task=task, most=most))
-        return list(replies.values()), refusals
+        refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
+        return list(replies.values()), sorted(refusals, key=lambda r: r.client)
+
+    def _meet_absent(self, task: Task) -> dict[int, str]:
+        """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its
+        weight is known."""
+        wanted = [k for k in task.clients if k in self.absent]
+        if not wanted or self.meet is None:
+            return {k: self.absent[k] for k in wanted}
+        sizes, reasons = self.meet(wanted)
+        for client, size in sizes.items():
+            self.sizes[client] = size
+            del self.absent[client]
+        self.absent |= reasons
+        return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
         shape = (len(candidates), 3, self.job.n_classes)
@@ -107,20 +128,20 @@ class RemoteEngine:
     def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, np.ndarray]:
         n = self.job.n_classes
         shape = (2,) if self.job.reveal == "totals" else (n, n)
-        asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in range(self.n_clients)}
+        asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in self._present}
 
         def read(client: int, parcel: Parcel) -> list[np.ndarray]:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
-        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read).values()), axis=0)
+        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self.n_clients).values()), axis=0)
         return {
             split: counts.reshape(1, 2) if shape == (2,) else counts
             for split, counts in zip(splits, total, strict=True)
         }
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in range(self.n_clients)}
-        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"))
+        asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
+        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self.n_clients)
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
@@ -159,6 +180,10 @@ class RemoteEngine:
         if float(task.probes["rate"][row].max()) > 1:
             return float("inf")
         return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
+
+    @property
+    def _present(self) -> list[int]:
+        return [k for k in range(self.n_clients) if k not in self.absent]
 
     @property
     def _revealed(self) -> int:

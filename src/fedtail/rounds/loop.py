@@ -91,12 +91,12 @@ def train_rounds(
     The record holds only what the config determines, so that a resumed run has the history of an uninterrupted one.
     """
     engine, method, rates = problem.engine, problem.method, problem.rates
-    p_all = engine.sizes / engine.sizes.sum()
     begin_search(problem, plan, state.round)
     for t in range(state.round, plan.rounds):
         if plan.search_only and rates.done:
             break
         began = time.perf_counter()
+        p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
         lr = round_rate(plan.schedule, t, plan.rounds, plan.lr, plan.lr_min, plan.warmup)
         server = _server_view(problem, plan, state, t, p_all, lr)
         state.method = method.before_round(server, state.method)

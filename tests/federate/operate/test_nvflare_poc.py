@@ -20,6 +20,7 @@ from tests.federate.conftest import settings
 
 
 def test_the_job_carries_no_package_along(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings().to_toml())
     make_job("fedtail", tmp_path / "config.toml", ["north", "south"], "{name}/site.toml").export_job(str(tmp_path))
     files = [f for f in (tmp_path / "fedtail").rglob("*") if f.is_file()]
     assert {f.name for f in files} == {

@@ -17,6 +17,7 @@ import fedtail
 from fedtail.errors import FedtailError
 from fedtail.federate.nvflare import job_code
 from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
+from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
@@ -76,7 +77,7 @@ def make_job(
     name: str, config: Path, sites: list[str], site_file: str, status_file: Path | None = None, *, resume: bool = False
 ) -> FedJob:
     """The job: ``site_file`` is where a site finds its configuration; ``{name}`` stands for the site's name."""
-    job = FedJob(name=name, min_clients=len(sites))
+    job = FedJob(name=name, min_clients=least(load_config(config).run.quorum, len(sites)))
     # Installed at both ends. Otherwise NVFlare copies the sources of all that fedtail imports into the job, torch too.
     job.set_app_packages([fedtail.__name__])
     controller = FedtailController(str(config), sites, "" if status_file is None else str(status_file), resume)

@@ -47,8 +47,10 @@ class NVFlareTransport:
             else:
                 replies[client] = {str(k): bytes(v) for k, v in result["parts"].items()}
 
+        online = {client.name for client in self.fl_ctx.get_engine().get_clients()}
+        errors |= {k: "the site is offline" for k in payloads if self.names[k] not in online}
         tasks = {}
-        for client in sorted(payloads):
+        for client in sorted(set(payloads) - set(errors)):
             data = Shareable()
             data["parts"] = with_phase(phase, payloads[client])
             whole = math.ceil(timeout or 0)  # NVFlare takes whole seconds, and 0 for no limit at all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,15 @@ IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
 
 
 def agree_on_preprocessing(
-    transport: Transport, schema: dict[str, Any], names: Sequence[str], seed: int, timeout: float
+    transport: Transport, schema: dict[str, Any], sites: Mapping[int, str], seed: int, timeout: float
 ) -> dict[str, Any]:
-    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options."""
+    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options.
+
+    sites: client -> name of those that are there, whose sums count.
+    """
     if schema["kind"] == "slice":
         return schema
-    answers = _ask(transport, names, seed, timeout)
+    answers = _ask(transport, sites, seed, timeout)
     try:
         found = from_moments(schema, answers) if schema["kind"] == "table" else from_pixel_sums(schema, answers)
     except (KeyError, TypeError, ValueError) as error:
@@ -55,10 +58,10 @@ def from_pixel_sums(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -
     }
 
 
-def _ask(transport: Transport, names: Sequence[str], seed: int, timeout: float) -> list[dict[str, Any]]:
-    parcels = {k: Parcel({"request": {"client": k, "seed": seed}}) for k in range(len(names))}
+def _ask(transport: Transport, sites: Mapping[int, str], seed: int, timeout: float) -> list[dict[str, Any]]:
+    parcels = {k: Parcel({"request": {"client": k, "seed": seed}}) for k in sites}
     answers = exchange(transport, Phase.STATISTICS, parcels, lambda _, reply: dict(reply.meta["statistics"]), timeout)
     if answers.reasons:
-        problems = [f"{names[k]}: {reason}" for k, reason in answers.reasons.items()]
+        problems = [f"{sites[k]}: {reason}" for k, reason in answers.reasons.items()]
         raise FedtailError(f"the sites' statistics are incomplete: {'; '.join(problems)}")
     return list(answers.good.values())
