@@ -18,6 +18,7 @@ from flwr.common.config import parse_config_args
 from fedtail.errors import FedtailError
 from fedtail.federate.operate.commands import node_config, shell_line, supernode_command, systemd_line
 from fedtail.federate.operate.create import create_deployment, site_unit, superlink_unit
+from fedtail.federate.site.config import load_site
 from tests.federate.conftest import settings
 
 PATHS = ("/opt/fedtail/north", "/srv/my sites/north", "/srv/o'hare/100% $HOME")
@@ -33,12 +34,9 @@ def through_bash(line: str, tmp_path: Path) -> list[str]:
     stub = tmp_path / "stub"
     stub.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     stub.chmod(0o700)
-    _, _, rest = line.partition("flower-supernode")
-    rest = rest.removeprefix("'")  # of a quoted path
-    done = subprocess.run(
-        ["bash", "-c", f"{shlex.quote(str(stub))} {rest}"], capture_output=True, text=True, check=True
-    )
-    return list(json.loads(done.stdout))
+    program, rest = line.split(" ", 1)  # the program's own path has no space here
+    assert program.startswith("/opt/fedtail/venv/bin/")
+    return list(json.loads(subprocess.check_output(["bash", "-c", f"{shlex.quote(str(stub))} {rest}"], text=True)))
 
 
 def given_to_flower(words: list[str]) -> dict[str, object]:
@@ -61,14 +59,15 @@ def test_a_path_that_flower_cannot_be_given_is_one_line() -> None:
         node_config(Path('/srv/o\'hare/"x"/site.toml'))
 
 
-def test_the_generated_site_unit_and_instructions_start_flower_with_the_sites_path(tmp_path: Path) -> None:
+def test_the_generated_site_unit_and_instructions_run_the_service_of_the_folder(tmp_path: Path) -> None:
     deployment = create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2}))
     folder = deployment.site("north")
     (line,) = [x for x in (folder / "fedtail-site.service").read_text().splitlines() if x.startswith("ExecStart=")]
-    wanted = {"site": "/opt/fedtail/north/site.toml"}
-    assert given_to_flower(through_systemd(line.removeprefix("ExecStart="))) == wanted
+    wanted = ["/opt/fedtail/venv/bin/fedtail", "site", "run", "/opt/fedtail/north"]
+    assert through_systemd(line.removeprefix("ExecStart=")) == wanted
     (by_hand,) = [x for x in (folder / "README.md").read_text().splitlines() if "By hand: `" in x]
-    assert given_to_flower(through_bash(by_hand.split("`")[1], tmp_path)) == wanted
+    assert through_bash(by_hand.split("`")[1], tmp_path) == wanted[1:]
+    assert load_site(folder / "site.toml").server == deployment.public
 
 
 @pytest.mark.skipif(
@@ -79,13 +78,13 @@ def test_systemd_takes_the_generated_units(tmp_path: Path, root: str) -> None:
     base = tmp_path / root
     programs = base / "venv" / "bin"
     programs.mkdir(parents=True)
-    for name in ("flower-supernode", "flower-superlink"):
+    for name in ("fedtail", "flower-superlink"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
     (base / "north").mkdir()
     deployment = create_deployment(base / "fed", ("north", "south"), settings(data={"clients": 2}))
     for name, text in {
-        "fedtail-site": site_unit("north", "fed.example.org:443", base),
+        "fedtail-site": site_unit("north", base),
         "fedtail-superlink": superlink_unit(deployment, programs),
     }.items():
         unit = tmp_path / f"{name}.service"

@@ -77,7 +77,8 @@ def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_
     assert "listen 443 ssl;" in text and "proxy_pass https://127.0.0.1:9300;" in text
     assert text.count("location") == 2 and "location /v1/fleet/" in text and "location / { return 403; }" in text
     unit = (deployment.site("north") / "fedtail-site.service").read_text()
-    assert "--superlink fed.example.org:443" in unit and "KillMode=control-group" in unit
+    assert "KillMode=control-group" in unit
+    assert 'server = "fed.example.org:443"' in (deployment.site("north") / "site.toml").read_text()
     assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
     assert "--host 127.0.0.1 --port 9300" in (deployment.server / "fedtail-superlink.service").read_text()
 

@@ -36,9 +36,13 @@ def superlink_command(programs: str | Path, deployment: Deployment) -> list[str]
 
 
 def supernode_command(programs: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
-    """Flower's client at a site; ``port`` is on loopback, for its own processes."""
+    """Flower's client at a site."""
+    return [str(Path(programs) / "flower-supernode"), *supernode_arguments(site, superlink, port)]
+
+
+def supernode_arguments(site: Path, superlink: str, port: int) -> list[str]:
+    """What it needs to know; ``port`` is on loopback, for its own processes."""
     return [
-        str(Path(programs) / "flower-supernode"),
         "--superlink", superlink,
         "--root-certificates", str(site / "ca.crt"),
         "--auth-supernode-private-key", str(site / "site.key"),

@@ -18,7 +18,6 @@ from fedtail.federate.operate.commands import (
     QUIET,
     shell_line,
     superlink_command,
-    supernode_command,
     systemd_environment,
     systemd_line,
     systemd_path,
@@ -79,6 +78,8 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
     moved = replace(deployment, port=port, public=new if deployment.public == old else deployment.public)
     moved.save()
     for name in moved.sites:
+        site = moved.site(name) / "site.toml"
+        site.write_text(site.read_text().replace(f'server = "{deployment.public}"', f'server = "{moved.public}"'))
         _write_unit(moved, name)
     _write_server(moved)
     return moved
@@ -93,46 +94,48 @@ def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool)
     data = templates.TABLE_DATA
     if rehearsal:
         data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
-    (folder / "site.toml").write_text(templates.SITE_TOML.format(name=name, data=data))
+    text = templates.SITE_TOML.format(name=name, data=data, server=deployment.public)
+    (folder / "site.toml").write_text(text)
     _write_unit(deployment, name)
 
 
 def _write_unit(deployment: Deployment, name: str) -> None:
     """How a site is started, and the words for its operator."""
     folder = deployment.site(name)
-    (folder / "fedtail-site.service").write_text(site_unit(name, deployment.public, INSTALLED))
+    (folder / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
     (folder / "README.md").write_text(
         templates.SITE_README.format(
             name=name,
             deployment=deployment.name,
             version=version("fedtail"),
-            command=shell_line(site_command(name, deployment.public, INSTALLED)),
+            command=shell_line(site_command("run", name, INSTALLED)),
+            health=shell_line(site_command("health", name, INSTALLED)),
             public=deployment.public,
         )
     )
 
 
-def site_command(name: str, superlink: str, root: Path) -> list[str]:
-    """What starts a site whose folder is in ``root``, beside the virtual environment ``venv``."""
-    return supernode_command(root / "venv" / "bin", root / name, superlink)
+def site_command(action: str, name: str, root: Path) -> list[str]:
+    """``fedtail site run`` and so on, for a site whose folder is in ``root``, beside the virtual environment."""
+    return [str(root / "venv" / "bin" / "fedtail"), "site", action, str(root / name)]
 
 
-def site_unit(name: str, superlink: str, root: Path) -> str:
+def site_unit(name: str, root: Path) -> str:
     """The systemd unit of such a site."""
     home, venv = root / name, root / "venv"
     return templates.SUPERNODE_UNIT.format(
         name=name,
         home=str(home).replace("%", "%%"),
         venv=venv,
-        environment=systemd_environment({**QUIET, "FLWR_HOME": str(home / "flwr"), "PATH": search_path(venv / "bin")}),
-        command=systemd_line(site_command(name, superlink, root)),
+        command=systemd_line(site_command("run", name, root)),
         writable=systemd_path(home),
     )
 
 
 def superlink_unit(deployment: Deployment, programs: Path) -> str:
     """The systemd unit of the server."""
-    variables = {**QUIET, "FLWR_HOME": str(deployment.flwr_home), "OMP_NUM_THREADS": "1", "PATH": search_path(programs)}
+    path = os.pathsep.join([str(programs), "/usr/bin", "/bin"])
+    variables = {**QUIET, "FLWR_HOME": str(deployment.flwr_home), "OMP_NUM_THREADS": "1", "PATH": path}
     return templates.SUPERLINK_UNIT.format(
         name=deployment.name,
         server=str(deployment.server).replace("%", "%%"),
@@ -140,10 +143,6 @@ def superlink_unit(deployment: Deployment, programs: Path) -> str:
         command=systemd_line(superlink_command(programs, deployment)),
         writable=systemd_path(deployment.folder),
     )
-
-
-def search_path(programs: Path) -> str:
-    return os.pathsep.join([str(programs), "/usr/bin", "/bin"])
 
 
 def _write_server(deployment: Deployment) -> None:

@@ -6,6 +6,7 @@ SITE_TOML = """# What this site contributes and what it allows. The server never
 
 [site]
 name = "{name}"
+server = "{server}"
 
 [data]
 {data}
@@ -80,9 +81,7 @@ Wants=network-online.target
 [Service]
 User=fedtail
 WorkingDirectory={home}
-Environment={environment}
 ExecStart={command}
-# A SuperNode that was killed is refused until its last heartbeat has expired, so keep trying.
 Restart=always
 RestartSec=15
 KillMode=control-group
@@ -145,8 +144,11 @@ server knows you. Your data stays where it is; what leaves this machine is liste
 4. Check: `fedtail deploy doctor --site site.toml` reads your data and certificates and tells you what is wrong.
 5. Start: copy `fedtail-site.service` to `/etc/systemd/system/` and `systemctl enable --now fedtail-site`.
    By hand: `{command}`
+6. Look: `{health}` says whether the server answers; its exit code is for your monitoring.
 
-You open no port: the site connects to `{public}` over TLS and asks for work. `worker.log` says what it did.
+You open no port: the site connects to `{public}` over TLS and asks for work. The service finds its way back by itself
+after a disturbance, a new certificate or a restart of the server. `site.log` says how the connection is, `worker.log`
+what was asked and done.
 
 What leaves: model updates, with their number of steps and mean training loss; the number of your training and
 validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail

@@ -51,6 +51,8 @@ class SiteConfig:
     data: dict[str, Any]
     policy: Policy
     worker: Worker
+    server: str = ""
+    """``host:port`` of the federation's server."""
 
     @property
     def folder(self) -> Path:
@@ -118,6 +120,7 @@ def load_site(file: str | Path) -> SiteConfig:
         data=raw.get("data", {}),
         policy=Policy.from_toml(raw.get("policy", {})),
         worker=Worker(**raw.get("worker", {})),
+        server=str(raw["site"].get("server", "")),
     )
 
 

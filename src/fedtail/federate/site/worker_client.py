@@ -18,6 +18,7 @@ from pathlib import Path
 from . import frames
 
 START_SECONDS = 180.0
+LOG_BYTES = 5_000_000
 WORKER = ("-m", "fedtail", "site", "worker")
 """The command of fedtail's, after the interpreter, that serves a site."""
 
@@ -72,6 +73,7 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
     python = section.get("python") or sys.executable
     threads = str(section.get("threads", 1))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    rotate(log_path(site_file))
     with log_path(site_file).open("ab") as log:
         return subprocess.Popen(
             [python, *WORKER, str(site_file.resolve())],
@@ -82,6 +84,12 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
             env=environment,
             cwd=str(site_file.resolve().parent),
         )
+
+
+def rotate(log: Path) -> None:
+    """Keep one log of the past: a worker starts anew often enough for that."""
+    if log.is_file() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_name(f"{log.name}.1"))
 
 
 def log_path(site_file: Path) -> Path:
