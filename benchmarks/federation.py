@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.layout import Deployment
 from fedtail.federate.operate.ports import free_port
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
@@ -39,9 +39,14 @@ def settings(clients: int, rounds: int, hidden: list[int], folder: Path, name: s
             "model": {"name": "mlp", "hidden": hidden},
             "rates": {"name": "fedhoo", "cold_rounds": 0},
             "local": {"batch_size": 64, "lr": 0.01},
-            "run": {"rounds": rounds, "folder": str(folder / "runs"), "name": name, "checkpoint_every": rounds},
+            "run": {
+                "rounds": rounds,
+                "folder": str(folder / "runs"),
+                "name": name,
+                "checkpoint_every": rounds,
+                "validate_every": 0,
+            },
             "engine": {"path": "reference"},
-            "deploy": {"validate_every": 0},
         }
     )
 
@@ -68,7 +73,7 @@ def on_flower(config: Config, deployment: Deployment) -> Path:
 
 
 def on_nvflare(config: Config, deployment: Deployment) -> Path:
-    from fedtail.federate.nvflare.poc import rehearse
+    from fedtail.federate.operate.nvflare_poc import rehearse
 
     deployment.config.write_text(config.to_toml())
     return Path(rehearse(deployment)["folder"])

@@ -20,8 +20,8 @@ def settings(**sections: dict[str, Any]) -> Config:
         "data": {"name": "blobs", "clients": K, "n_max": 120, "n_classes": 4, "n_features": 6, "spread": 2.0},
         "model": {"name": "mlp", "hidden": [8]},
         "local": {"batch_size": 32},
-        "run": {"rounds": 3, "seed": 3},
-        "deploy": {"timeout": 90.0, "validate_every": 0},
+        "run": {"rounds": 3, "seed": 3, "validate_every": 0},
+        "deploy": {"timeout": 90.0},
     }
     for name, section in sections.items():
         raw[name] = {**raw.get(name, {}), **section}

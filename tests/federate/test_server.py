@@ -150,6 +150,74 @@ def test_a_run_resumed_after_a_crash_ends_with_the_model_of_an_uninterrupted_one
     assert [r["round"] for r in resumed.history] == [0, 1, 2, 3]
 
 
+class Away(InProcess):
+    """Sites of which some are away."""
+
+    def __init__(self, inner: InProcess, away: set[int]) -> None:
+        super().__init__(inner.sites)
+        self.away = away
+
+    def exchange(self, phase: str, payloads: Any, timeout: float | None) -> Any:
+        replies, errors = super().exchange(phase, {k: v for k, v in payloads.items() if k not in self.away}, timeout)
+        return replies, {**errors, **{k: "the site is offline" for k in payloads if k in self.away}}
+
+    def close(self) -> None: ...
+
+
+def test_a_quorum_of_sites_starts_the_run_and_a_late_one_joins(tables: Path) -> None:
+    transport = Away(sites(tables, table_data(tables)), {0})
+
+    def arrive(state: Any, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 2:
+            transport.away.clear()
+
+    settings = config(tables, run={"rounds": 5, "quorum": 0.5})
+    there = federate(settings, transport, NAMES, on_round=arrive)
+    assert [r["clients"] for r in there.history] == [[1], [1], [1], [0, 1], [0, 1]]
+    said = [{f["client"]: f["reason"] for f in r["refused"]} for r in there.history]
+    assert said[0] == {0: "the site is offline"} and "has joined" in said[2][0] and said[3] == {}
+    assert there.history[0]["faults"] == [{"client": 0, "reason": "hello: the site is offline"}]
+    assert there.folder is not None
+    about = json.loads((there.folder / "federation.json").read_text())
+    assert about["sites"] == list(NAMES)
+    with pytest.raises(FedtailError, match="the sites are not ready: north: the site is offline"):
+        federate(config(tables), Away(sites(tables, table_data(tables)), {0}), NAMES)
+
+
+def test_a_late_site_with_another_schema_is_not_let_in(tables: Path) -> None:
+    data = table_data(tables)
+    (tables / "other.toml").write_text((tables / "schema.toml").read_text().replace('"c"', '"d"'))
+    data["north"] = data["north"].replace("schema.toml", "other.toml")
+    transport = Away(sites(tables, data), {0})
+    result = federate(
+        config(tables, run={"rounds": 2, "quorum": 0.5}), transport, NAMES, on_round=lambda *_: transport.away.clear()
+    )
+    assert [r["clients"] for r in result.history] == [[1], [1]]
+    assert "schema is not the one this site agreed to" in result.history[1]["refused"][0]["reason"]
+
+
+def test_a_run_resumed_without_a_site_goes_on_with_what_was_agreed(tables: Path) -> None:
+    settings = config(tables, run={"rounds": 4, "name": "crash", "quorum": 0.5})
+
+    class Killed(Exception):
+        pass
+
+    def kill(state: Any, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        federate(settings, sites(tables, table_data(tables)), NAMES, on_round=kill)
+    before = json.loads((tables / "runs" / "crash" / "federation.json").read_text())["schema"]
+    with pytest.raises(FedtailError, match=r"begun with the sites north, south, now there are south; a site that is"):
+        federate(settings, sites(tables, table_data(tables), names=("south",)), ("south",), resume=True)
+    resumed = federate(settings, Away(sites(tables, table_data(tables)), {0}), NAMES, resume=True)
+    assert [r["clients"] for r in resumed.history] == [[0, 1], [0, 1], [1], [1]]
+    assert resumed.folder is not None
+    model = json.loads((resumed.folder / "model.json").read_text())
+    assert model["preprocessing"] == before["preprocessing"], "one site alone would have other means"
+
+
 def test_sites_with_image_folders_train_and_share_one_scaling(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     for name in NAMES:

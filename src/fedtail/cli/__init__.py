@@ -9,7 +9,7 @@ import warnings
 import click
 import typer
 
-from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, reproduce, run, tune
+from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, reproduce, run, site, tune
 from fedtail.cli.progress import Stopped
 from fedtail.errors import FedtailError
 
@@ -27,6 +27,7 @@ app.command("run")(run.run_command)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.add_typer(deploy.app, name="deploy")
+app.add_typer(site.app, name="site")
 app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.add_typer(data.app, name="data")

@@ -16,7 +16,7 @@ from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
 
 if TYPE_CHECKING:
-    from fedtail.federate.operate.layout import Deployment
+    from fedtail.federate.deployment import Deployment
 
 app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
 
@@ -60,9 +60,9 @@ def up(
 ) -> None:
     """Start a whole federation on this machine for rehearsal: SuperLink, sites, TLS, authentication."""
     need_flower()
+    from fedtail.federate.deployment import load_deployment
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.create import move_port
-    from fedtail.federate.operate.layout import load_deployment
     from fedtail.federate.operate.local import up as start
     from fedtail.federate.operate.ports import check_free
 
@@ -205,9 +205,9 @@ def on_nvflare(
     """Run on NVFlare instead: a rehearsal with its POC system, or a job for a system you have."""
     if importlib.util.find_spec("nvflare") is None:
         raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in an environment of its own")
+    from fedtail.federate.deployment import load_deployment
     from fedtail.federate.nvflare.app import make_job
-    from fedtail.federate.nvflare.poc import rehearse
-    from fedtail.federate.operate.layout import load_deployment
+    from fedtail.federate.operate.nvflare_poc import rehearse
 
     deployment = load_deployment(folder)
     if job is not None:
@@ -223,7 +223,7 @@ def on_nvflare(
 def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Flower app.")]) -> None:
     """Write the Flower app alone, for `flwr run` on a federation you already have."""
     need_flower()
-    from fedtail.federate.flower.bundle import write_bundle
+    from fedtail.federate.operate.bundle import write_bundle
 
     write_bundle(folder)
     typer.echo(
@@ -251,7 +251,7 @@ def make(
 
 def load(folder: Path) -> Deployment:
     need_flower()
-    from fedtail.federate.operate.layout import load_deployment
+    from fedtail.federate.deployment import load_deployment
 
     return load_deployment(folder)
 

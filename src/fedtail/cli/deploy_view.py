@@ -15,7 +15,7 @@ from fedtail.cli.progress import console, terminal
 from fedtail.report import load_run, write_report
 
 if TYPE_CHECKING:
-    from fedtail.federate.operate.layout import Deployment
+    from fedtail.federate.deployment import Deployment
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1")
 LAST_FAULTS = 5

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedtail.core.records import Refusal
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
-from fedtail.federate.protocol.handshake import Hello, agree, say_hello
+from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
-from fedtail.federate.protocol.remote import RemoteEngine
 from fedtail.federate.protocol.transport import Transport
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
+from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.state import Problem
 from fedtail.runs.config import Config
@@ -28,6 +32,9 @@ from fedtail.runs.execution import drive
 from fedtail.runs.folder import choose_folder, claimed
 from fedtail.runs.problem import load_pooled
 from fedtail.runs.result import Result
+
+AGREEMENT = "federation.json"
+"""In the run folder: the sites, in the order of their numbers, what they agreed on, and the preprocessing."""
 
 
 def federate(
@@ -42,20 +49,37 @@ def federate(
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     deploy = config.deploy
-    schema = agree(*say_hello(transport, names, deploy.timeout), names)
-    schema = agree_on_preprocessing(transport, schema, names, config.run.seed, deploy.timeout)
     folder = choose_folder(config, resume)
+    everybody, quorum = range(len(names)), config.run.quorum
+    before = read_agreement(folder, names) if resume else None
+    if before is None:
+        hellos, missing = say_hello(transport, everybody, deploy.timeout)
+        agreed = agree(hellos, missing, names, quorum)
+        there = {k: names[k] for k in hellos}
+        schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
+    else:
+        agreed, schema = before
     job, architecture = make_job(config, schema, folder.name, transport.name)
-    hellos, missing = say_hello(transport, names, deploy.timeout, job)
-    agree(hellos, missing, names)
+    hellos, missing = say_hello(transport, everybody, deploy.timeout, job)
+    agree(hellos, missing, names, quorum, agreed)
     test = server_test(config, schema)
+
+    def meet(clients: list[int]) -> tuple[dict[int, int], dict[int, str]]:
+        """Sites that come late must agree with those that were there."""
+        found, reasons = say_hello(transport, clients, deploy.timeout, job)
+        reasons |= {names.index(f.subject): f.message for f in compare(found, names, agreed) if f.level == "error"}
+        return {k: hello.n_train for k, hello in found.items() if k not in reasons}, reasons
+
     engine = RemoteEngine(
         transport=transport,
         job=job,
-        sizes=np.array([h.n_train for h in hellos.values()]),
+        sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in everybody]),
+        absent=dict(missing),
+        meet=meet,
+        faults=[Refusal(k, 0, f"hello: {reason}") for k, reason in missing.items()],
         test=test,
         timeout=deploy.timeout,
-        quorum=config.run.quorum,
+        quorum=quorum,
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
     )
@@ -70,12 +94,18 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
     )
-    about = describe(schema, job, names, list(hellos.values()), test)
+    about = describe(schema, job, names, hellos, test)
 
     def amend(record: dict[str, Any]) -> None:
         record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
         traffic, engine.traffic = engine.traffic, type(engine.traffic)()
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
+
+    def begin(folder: Path, done: int) -> None:
+        said = {"sites": list(names), "agreed": agreed, "schema": plain(schema)}
+        write_atomically(folder / AGREEMENT, json.dumps(said))
+        if on_start is not None:
+            on_start(folder, done)
 
     with claimed(config, folder, resume) as folder:
         return drive(
@@ -86,9 +116,26 @@ def federate(
             architecture,
             resume=resume,
             on_round=on_round,
-            on_start=on_start,
+            on_start=begin,
             amend=amend,
         )
+
+
+def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What the sites agreed on when the run began, without and with the preprocessing: a site that is away now does not
+    change it. None if the run has not begun.
+
+    ``FedtailError`` where the sites are not those of the run, since its state is kept by their numbers.
+    """
+    if not (folder / AGREEMENT).is_file():
+        return None
+    about = json.loads((folder / AGREEMENT).read_text())
+    if about["sites"] != list(names):
+        raise FedtailError(
+            f"{str(folder)!r} was begun with the sites {', '.join(about['sites'])}, now there are {', '.join(names)}; "
+            "a site that is gone may stay in deployment.toml and be offline (lower run.quorum), or start a new run"
+        )
+    return about["agreed"], about["schema"]
 
 
 def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
@@ -138,16 +185,17 @@ def server_test(config: Config, schema: dict[str, Any]) -> Samples | None:
 
 
 def describe(
-    schema: dict[str, Any], job: Job, names: Sequence[str], hellos: Sequence[Hello], test: Samples | None
+    schema: dict[str, Any], job: Job, names: Sequence[str], hellos: Mapping[int, Hello], test: Samples | None
 ) -> About:
-    """What the run folder may say of data the server has never seen."""
+    """What the run folder may say of data the server has never seen; nothing of sites that are not there yet."""
+    there = [hellos.get(k) for k in range(len(names))]
     return About(
         name=schema["name"],
         sites=tuple(names),
         classes=job.classes,
         input_shape=job.input_shape,
-        sizes=np.array([h.n_train for h in hellos]),
-        validation_sizes=tuple(h.n_validation for h in hellos),
+        sizes=np.array([h.n_train if h else 0 for h in there]),
+        validation_sizes=tuple(h.n_validation if h else 0 for h in there),
         transform=job.transform,
         preprocessing=job.preprocessing,
         test_counts=None if test is None else test.counts(job.n_classes),

@@ -37,13 +37,13 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
     """
     engine, method, rates = problem.engine, problem.method, problem.rates
     local, run = settings.local, settings.run
-    p_all = engine.sizes / engine.sizes.sum()
     begin_search(problem, settings, state.round)
-    in_force = RatesInForce(state.history, p_all)
+    in_force = RatesInForce(state.history)
     for t in range(state.round, run.rounds):
         if run.search_only and rates.done:
             break
         began = time.perf_counter()
+        p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
         lr = round_rate(local.schedule, t, run.rounds, local.lr, local.lr_min, local.warmup)
         server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
@@ -82,7 +82,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             "lr": lr,
             "clients": present.tolist(),
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
-            **in_force.record(rates, t),
+            **in_force.record(rates, p_all, t),
             "searching": not rates.done,
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
             **({"search": stats} if (stats := rates.stats()) else {}),

@@ -72,17 +72,16 @@ class RatesInForce:
     Rounds of equal rates share one list, so that a history over a million clients stays small.
     """
 
-    def __init__(self, history: Sequence[dict[str, Any]], p: np.ndarray) -> None:
+    def __init__(self, history: Sequence[dict[str, Any]]) -> None:
         self.before = history[-1] if history else None
         self.last = np.array(history[-1]["rates"], dtype=np.float64) if history else None
-        self.p = p
 
-    def record(self, rates: RateStrategy, t: int) -> dict[str, Any]:
+    def record(self, rates: RateStrategy, p: np.ndarray, t: int) -> dict[str, Any]:
         """What round t's record says of rates and of whatever else is searched."""
         own, before = rates.searches == "rate", self.before or {}
         now = np.array(rates.rates if own else rates.base_rates, dtype=np.float64)
         same = self.last is not None and np.array_equal(now, self.last)
-        moved = 0.0 if same or self.last is None else float(np.abs(now - self.last) @ self.p)
+        moved = 0.0 if same or self.last is None else float(np.abs(now - self.last) @ p)
         variation = float(before.get("path_variation", 0.0)) + moved
         out: dict[str, Any] = {"rates": before["rates"] if same else now.tolist()}
         if not own:

@@ -18,7 +18,11 @@ from fedtail.settings import Named, Settings, checked, flatten, is_free
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
 Config = Settings
-MOVED = {"deploy.validate_every": "run.validate_every"}
+MOVED = {
+    "deploy.validate_every": "run.validate_every",
+    "rates.groups": "rates.labels",
+    "data.group": "data.cluster",
+}
 """Keys of version 0.1 that have another name now."""
 GONE = {"engine.name": "simulator"}
 """Keys of version 0.1 that could only have this value."""
@@ -53,7 +57,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def check_config(raw: Mapping[str, Any]) -> Settings:
     """A ``Settings`` from nested dictionaries; every bad value is one clear line."""
-    settings = checked(Settings, raw)
+    settings = checked(Settings, renamed(raw))
     METRICS[settings.run.metric]
     for section, registry in REGISTRIES.items():
         part: Named = getattr(settings, section)
@@ -132,23 +136,24 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FedtailError(f"config file {str(path)!r} does not exist; give a TOML file or a run folder, e.g. runs/x")
     try:
-        return renamed(tomllib.loads(path.read_text(encoding="utf-8")))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = "; a table of yours goes with --table" if path.suffix in (".csv", ".tsv", ".parquet") else ""
         raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}{hint}") from None
 
 
-def renamed(raw: dict[str, Any]) -> dict[str, Any]:
+def renamed(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A config of version 0.1 under today's names."""
+    out = {section: dict(part) if isinstance(part, Mapping) else part for section, part in raw.items()}
     for old, new in MOVED.items():
         (section, key), (there, name) = old.split("."), new.split(".")
-        if key in raw.get(section, {}):
-            raw.setdefault(there, {}).setdefault(name, raw[section].pop(key))
+        if isinstance(part := out.get(section), dict) and key in part:
+            out.setdefault(there, {}).setdefault(name, part.pop(key))
     for old, only in GONE.items():
         section, key = old.split(".")
-        if raw.get(section, {}).get(key) == only:
-            del raw[section][key]
-    return raw
+        if isinstance(part := out.get(section), dict) and part.get(key) == only:
+            del part[key]
+    return out
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any) -> None:

@@ -26,21 +26,21 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app import frames
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import local, processes, runs
 from fedtail.federate.operate.certificates import make_ca, make_site_key
 from fedtail.federate.operate.commands import flower_environment, supernode_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
-from fedtail.federate.operate.layout import Deployment
 from fedtail.federate.operate.ports import find_nginx, free_port
+from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
+from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
 from fedtail.report import load_run, write_report
 from fedtail.runs.config import Config
 from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history
-
-from .conftest import settings
+from tests.federate.conftest import settings
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
@@ -164,8 +164,7 @@ def lying_worker(site_file: Path, lie: Callable[[int, Parts], Parts]) -> Iterato
             except OSError:
                 return
             with connection, contextlib.suppress(ConnectionError):  # nobody waits for a late reply
-                parts = frames.receive(connection)
-                phase = parts.pop("phase").decode()
+                phase, parts = split_phase(frames.receive(connection))
                 reply = site.handle(phase, parts)
                 if phase == "train":
                     reply = lie(unpack(parts).meta["task"]["round"], reply)
@@ -202,7 +201,7 @@ def test_killed_late_and_lying_sites_are_left_out_with_their_reasons_and_come_ba
     back before the end; the run has all its rounds, and history, status and report say what happened.
 
     A second reply to one message cannot be provoked here: a ClientApp returns one, and Flower takes one per message.
-    The transport would ignore it (tests/engines/test_flower_transport.py). A reply sent again in a later round can.
+    The transport would ignore it (test_transport.py). A reply sent again in a later round can.
     """
     rounds, timeout = 13, 20.0
     config = settings(

@@ -13,7 +13,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app.client_app import to_content
+from fedtail.federate.flower.content import to_content
 from fedtail.federate.flower.transport import FlowerTransport, describe, wait_for_nodes
 
 
@@ -100,3 +100,25 @@ def test_sites_that_do_not_come_are_named() -> None:
 def test_flowers_words_are_left_out_where_ours_say_it_all() -> None:
     assert describe(5, "Error: Node Unavailable - the destination node failed to report") == "the site went away"
     assert describe(42, None) == "error 42"
+
+
+def test_a_quorum_of_sites_is_enough_and_one_that_comes_later_is_found_by_its_key() -> None:
+    nodes = [
+        SimpleNamespace(public_key=b"a", node_id=11, name=""),
+        SimpleNamespace(public_key=b"b", node_id=22, name=""),
+    ]
+    keys = {0: b"a", 1: b"b", 2: b"c"}
+    grid = Grid(online=(11, 22))
+    grid.get_nodes = lambda: nodes  # type: ignore[attr-defined]
+    found = wait_for_nodes(grid, keys, 3, 0.0, 0.01, names=("north", "east", "south"), quorum=0.5)
+    assert found == {0: 11, 1: 22}
+    with pytest.raises(FedtailError, match=r"2 of 3 sites are online .*, 3 are needed; missing: south"):
+        wait_for_nodes(grid, keys, 3, 0.0, 0.01, names=("north", "east", "south"), quorum=0.7)
+    transport = FlowerTransport(grid, found, poll=0.01, keys=keys)
+    assert transport.n_clients == 3
+    _, errors = transport.exchange("train", {k: {"meta": b""} for k in keys}, 5.0)
+    assert errors == {2: "the site is offline"}
+    nodes.append(SimpleNamespace(public_key=b"c", node_id=33, name=""))
+    grid.online = (11, 22, 33)
+    replies, errors = transport.exchange("train", {k: {"meta": b""} for k in keys}, 5.0)
+    assert sorted(replies) == [0, 1, 2] and errors == {}

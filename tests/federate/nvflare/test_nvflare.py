@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedtail.runs.execution import run
-
-from .conftest import settings
+from tests.federate.conftest import settings
 
 pytestmark = [
     pytest.mark.nvflare,
@@ -25,9 +24,9 @@ pytestmark = [
 
 @pytest.mark.parametrize("rates", ["uniform", "fedhoo"])
 def test_nvflare_gives_the_same_model_as_the_simulator(tmp_path: Path, rates: str) -> None:
-    from fedtail.federate.nvflare.poc import rehearse
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.create import create_deployment
+    from fedtail.federate.operate.nvflare_poc import rehearse
 
     strategy = {"name": rates} if rates == "uniform" else {"name": rates, "cold_rounds": 0}
     folder = tmp_path / "fed"

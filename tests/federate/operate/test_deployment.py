@@ -22,18 +22,19 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app, deploy_view
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app import frames, worker_client
+from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import processes, runs
+from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
 from fedtail.federate.operate.create import create_deployment, move_port
 from fedtail.federate.operate.doctor import examine_site
-from fedtail.federate.operate.layout import load_deployment
 from fedtail.federate.operate.ports import find_nginx, free_port, is_free
-from fedtail.federate.operate.status import Status
+from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
+from fedtail.federate.site import frames, worker_client
+from fedtail.federate.status import Status
 from fedtail.runs.config import load_config
-
-from .conftest import settings
+from tests.federate.conftest import settings
 
 SITES = ("north", "east", "south")
 
@@ -76,7 +77,8 @@ def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_
     assert "listen 443 ssl;" in text and "proxy_pass https://127.0.0.1:9300;" in text
     assert text.count("location") == 2 and "location /v1/fleet/" in text and "location / { return 403; }" in text
     unit = (deployment.site("north") / "fedtail-site.service").read_text()
-    assert "--superlink fed.example.org:443" in unit and "KillMode=control-group" in unit
+    assert "KillMode=control-group" in unit
+    assert 'server = "fed.example.org:443"' in (deployment.site("north") / "site.toml").read_text()
     assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
     assert "--host 127.0.0.1 --port 9300" in (deployment.server / "fedtail-superlink.service").read_text()
 
@@ -138,7 +140,7 @@ def test_a_device_that_is_not_there_is_noticed_by_doctor_and_at_the_workers_star
     (finding,) = [f for f in examine_site(site) if f.level == "error"]
     assert finding.subject == "worker" and message in finding.message and "\n" not in finding.message
     with pytest.raises(worker_client.WorkerError, match=re.escape(message)):
-        worker_client.ask(site, "hello", pack(Parcel({})))
+        worker_client.ask(site, with_phase("hello", pack(Parcel({}))))
 
 
 def test_a_sites_doctor_says_what_is_wrong_with_data_and_address(tmp_path: Path) -> None:
@@ -233,17 +235,18 @@ def test_stop_finds_the_proxy_although_it_hides_its_environment(tmp_path: Path) 
     assert is_free("127.0.0.1", deployment.proxy_port)
 
 
-def test_the_site_app_imports_neither_torch_nor_fedtail() -> None:
+def test_the_site_app_imports_neither_torch_nor_fedtail(tmp_path: Path) -> None:
     """Flower starts it for every message; what it imports is paid each time."""
-    folder = Path(frames.__file__).parents[1]
+    write_bundle(tmp_path)
+    named = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import site_app.worker_client, site_app.frames\n"
-        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'fedtail', 'numpy')]\n"
+        f"import {named['clientapp'].partition(':')[0]}\n"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'fedtail')]\n"
         "sys.exit(str(bad) if bad else 0)"
     )
     environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -253,15 +256,18 @@ def test_a_worker_is_started_on_demand_reused_replaced_when_killed_and_ends_when
     hello = pack(Parcel({}))
     pid = site.parent / "worker.pid"
     try:
-        first = unpack(worker_client.ask(site, "hello", hello)).meta
+        first = unpack(worker_client.ask(site, with_phase("hello", hello))).meta
         assert first["site"] == "north" and first["schema"]["kind"] == "slice"
         one = int(pid.read_text())
-        worker_client.ask(site, "hello", hello)
+        worker_client.ask(site, with_phase("hello", hello))
         assert int(pid.read_text()) == one, "the same worker answers"
         os.kill(one, 9)
-        assert unpack(worker_client.ask(site, "hello", hello)).meta["site"] == "north"
+        assert unpack(worker_client.ask(site, with_phase("hello", hello))).meta["site"] == "north"
         assert int(pid.read_text()) != one
-        assert "phase 'nonsense' is unknown" in unpack(worker_client.ask(site, "nonsense", hello)).meta["error"]
+        assert (
+            "phase 'nonsense' is unknown"
+            in unpack(worker_client.ask(site, with_phase("nonsense", hello))).meta["error"]
+        )
     finally:
         os.kill(int(pid.read_text()), 15)
     deadline = time.monotonic() + 10
@@ -277,13 +283,13 @@ def test_a_worker_reads_its_files_anew_when_a_run_begins_and_not_in_the_middle_o
     (site.parent / "schema.toml").write_text(schema_text(propose_schema(site.parent / "data.csv", "y")[0]))
     hello, pid = pack(Parcel({})), site.parent / "worker.pid"
     try:
-        assert unpack(worker_client.ask(site, "hello", hello)).meta["schema"]["classes"] == ["a", "b"]
+        assert unpack(worker_client.ask(site, with_phase("hello", hello))).meta["schema"]["classes"] == ["a", "b"]
         first = int(pid.read_text())
         later = (site.parent / "schema.toml").read_text().replace('"b",', '"b",\n    "c",')
         (site.parent / "schema.toml").write_text(later)
-        worker_client.ask(site, "statistics", pack(Parcel({"request": {"client": 0, "seed": 0}})))
+        worker_client.ask(site, with_phase("statistics", pack(Parcel({"request": {"client": 0, "seed": 0}}))))
         assert int(pid.read_text()) == first, "only a hello begins a run"
-        assert unpack(worker_client.ask(site, "hello", hello)).meta["schema"]["classes"] == ["a", "b", "c"]
+        assert unpack(worker_client.ask(site, with_phase("hello", hello))).meta["schema"]["classes"] == ["a", "b", "c"]
         assert int(pid.read_text()) != first
     finally:
         os.kill(int(pid.read_text()), 15)
@@ -302,7 +308,7 @@ def test_overrides_of_the_data_are_refused_and_another_seed_keeps_the_sites_spli
 def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Path) -> None:
     site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
     site.write_text(site.read_text().replace("memory_mb = 4096", "memory_mb = 256"))
-    assert unpack(worker_client.ask(site, "hello", pack(Parcel({})))).meta["site"] == "north"
+    assert unpack(worker_client.ask(site, with_phase("hello", pack(Parcel({}))))).meta["site"] == "north"
     log, deadline = site.parent / "worker.log", time.monotonic() + 10
     while "more than worker.memory_mb = 256" not in log.read_text():  # its last line, after it has cleaned up
         assert time.monotonic() < deadline
@@ -314,7 +320,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text('[site]\nname = "x"\n[data]\nkind = "tabel"\n')
     with pytest.raises(worker_client.WorkerError, match=r"did you mean 'table'"):
-        worker_client.ask(site, "hello", pack(Parcel({})))
+        worker_client.ask(site, with_phase("hello", pack(Parcel({}))))
 
 
 def test_rounds_are_told_once_each_with_loss_accuracy_and_faults(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
+from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import local, processes
-from fedtail.federate.operate.layout import load_deployment
 from fedtail.federate.operate.ports import free_port
 
 GUIDE = Path(__file__).parents[3] / "docs" / "deploy.md"

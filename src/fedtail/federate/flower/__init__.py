@@ -1,1 +1,1 @@
-"""Flower: the transport over its grid, the app bundle, and what runs at a site."""
+"""Flower: the transport over its grid, the ServerApp, and the light ClientApp at a site."""

@@ -14,12 +14,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
+from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
-from fedtail.federate.operate.certificates import public_key_bytes
-from fedtail.federate.operate.layout import Deployment, check_site_names, load_deployment
-from fedtail.federate.operate.status import Status
 from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
 from fedtail.federate.server import federate
+from fedtail.federate.status import Status
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.runs.config import Config, load_config
 
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
         return
     with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
         if deployment is not None:
-            names, transport = list(deployment.sites), connect(grid, deployment, config)
+            names, transport = list(deployment.sites), connect(grid, deployment, config, config.run.quorum)
         else:
             names, transport = meet(grid, int(settings["sites"]), config)
         result = federate(
@@ -74,10 +74,11 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
         yield
 
 
-def connect(grid: Grid, deployment: Deployment, config: Config) -> FlowerTransport:
-    """The transport to the deployment's sites, each known by the key it authenticates with."""
+def connect(grid: Grid, deployment: Deployment, config: Config, quorum: float = 1.0) -> FlowerTransport:
+    """The transport to the deployment's sites, each known by the key it authenticates with, once a quorum is online."""
     keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(deployment.sites)}
-    return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), config.deploy.wait, names=deployment.sites))
+    names, wait = deployment.sites, config.deploy.wait
+    return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), wait, names=names, quorum=quorum), keys=keys)
 
 
 def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport]:
@@ -85,7 +86,7 @@ def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport
     if n < 1:
         raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
     strangers = FlowerTransport(grid, wait_for_nodes(grid, {}, n, config.deploy.wait))
-    hellos, missing = say_hello(strangers, [f"node {k + 1}" for k in range(n)], config.deploy.timeout)
+    hellos, missing = say_hello(strangers, range(n), config.deploy.timeout)
     if missing:
         raise FedtailError(f"not all nodes are fedtail sites: {'; '.join(missing.values())}")
     ordered = sorted(hellos.values(), key=lambda hello: hello.site)
@@ -98,7 +99,7 @@ def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
     """The handshake on its own, for ``doctor``."""
     names = deployment.sites
     try:
-        hellos, missing = say_hello(connect(grid, deployment, config), names, config.deploy.timeout)
+        hellos, missing = say_hello(connect(grid, deployment, config), range(len(names)), config.deploy.timeout)
     except FedtailError as error:
         return [Finding("error", "sites", str(error))]
     out = [Finding("error", names[k], reason) for k, reason in missing.items()]

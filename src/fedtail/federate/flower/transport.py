@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app.client_app import PHASES, from_content, to_content
-from fedtail.federate.protocol.transport import Errors, Replies
+from fedtail.federate.flower.content import ACTION, from_content, to_content
+from fedtail.federate.protocol.handshake import least
+from fedtail.federate.protocol.transport import Errors, Replies, with_phase
 from fedtail.federate.protocol.wire import Parts
 
 POLL_SECONDS = 0.25
@@ -32,27 +33,30 @@ SELF_EXPLAINING = (3, 4, 5)
 
 
 class FlowerTransport:
-    """``nodes[k]`` is the Flower node of client k; it may change when a site comes back under another id."""
+    """Client k is the Flower node ``nodes[k]``; where ``keys`` are given, the one that authenticates with ``keys[k]``,
+    whenever it comes online."""
 
     name = "flower"
 
-    def __init__(self, grid: Any, nodes: Mapping[int, int], poll: float = POLL_SECONDS) -> None:
-        self.grid, self.nodes, self.poll = grid, dict(nodes), poll
-        self.n_clients = len(nodes)
+    def __init__(
+        self, grid: Any, nodes: Mapping[int, int], poll: float = POLL_SECONDS, keys: Mapping[int, bytes] | None = None
+    ) -> None:
+        self.grid, self.nodes, self.poll, self.keys = grid, dict(nodes), poll, dict(keys or {})
+        self.n_clients = len(keys or nodes)
         self._count = 0
 
     def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
         replies: Replies = {}
+        if any(k not in self.nodes for k in payloads):
+            self.nodes |= by_key(self.grid.get_nodes(), self.keys)
         online = set(self.grid.get_node_ids())
-        errors: Errors = {k: "the site is offline" for k in payloads if self.nodes[k] not in online}
+        errors: Errors = {k: "the site is offline" for k in payloads if self.nodes.get(k) not in online}
         self._count += 1
         deadline = None if timeout is None else time.monotonic() + timeout
         pending: dict[str, int] = {}
         for client in sorted(set(payloads) - set(errors)):
-            content = to_content(dict(payloads[client]))
-            message = Message(
-                content, self.nodes[client], PHASES[phase], ttl=timeout or 3600.0, group_id=f"{self._count}"
-            )
+            content, to = to_content(with_phase(phase, payloads[client])), self.nodes[client]
+            message = Message(content, to, f"query.{ACTION}", ttl=timeout or 3600.0, group_id=f"{self._count}")
             (identity,) = self.grid.push_messages([message]) or (None,)
             if identity is None:
                 errors[client] = "Flower did not take the message"
@@ -93,10 +97,23 @@ def describe(code: int, reason: str | None) -> str:
     return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
 
 
+def by_key(online: Iterable[Any], keys: Mapping[int, bytes]) -> dict[int, int]:
+    """Client -> node, for those of Flower's nodes that authenticate with a client's key."""
+    nodes = {bytes(node.public_key): node.node_id for node in online}
+    return {k: nodes[key] for k, key in keys.items() if key in nodes}
+
+
 def wait_for_nodes(
-    grid: Any, wanted: Mapping[int, bytes], n: int, timeout: float, poll: float = 1.0, names: Sequence[str] = ()
+    grid: Any,
+    wanted: Mapping[int, bytes],
+    n: int,
+    timeout: float,
+    poll: float = 1.0,
+    names: Sequence[str] = (),
+    quorum: float = 1.0,
 ) -> dict[int, int]:
-    """Client -> node, once the sites are online; sites are known by the public key they authenticate with.
+    """Client -> node, once all ``n`` sites are online, or after ``timeout`` seconds those that are, if they are a
+    quorum. Sites are known by the public key they authenticate with.
 
     Args:
         wanted: client -> public key (as Flower stores it); empty takes the first ``n`` nodes by name, then id.
@@ -106,18 +123,18 @@ def wait_for_nodes(
     while True:
         online = list(grid.get_nodes())
         if wanted:
-            by_key = {bytes(node.public_key): node.node_id for node in online}
-            found = {k: by_key[key] for k, key in wanted.items() if key in by_key}
+            found = by_key(online, wanted)
         else:
             ordered = sorted(online, key=lambda node: (node.name, node.node_id))
             found = {k: node.node_id for k, node in enumerate(ordered[:n])}
         if len(found) == n or time.monotonic() > deadline:
             break
         time.sleep(poll)
-    if len(found) < n:
+    if len(found) < least(quorum, n):
         missing = [names[k] if names else f"client {k}" for k in range(n) if k not in found]
+        needed = f", {least(quorum, n)} are needed" if quorum < 1 else ""
         raise FedtailError(
-            f"{len(found)} of {n} sites are online after {timeout:g} s; missing: {', '.join(missing)}; "
+            f"{len(found)} of {n} sites are online after {timeout:g} s{needed}; missing: {', '.join(missing)}; "
             "see `fedtail deploy status`, and the sites' logs"
         )
     return found

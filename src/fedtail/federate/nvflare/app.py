@@ -14,11 +14,14 @@ from nvflare.apis.signal import Signal
 from nvflare.job_config.api import FedJob
 
 from fedtail.errors import FedtailError
-from fedtail.federate.nvflare.transport import PHASES, PREFIX, NVFlareTransport
-from fedtail.federate.operate.status import Status
+from fedtail.federate.nvflare import job_code
+from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
+from fedtail.federate.protocol.handshake import least
+from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
+from fedtail.federate.status import Status
 from fedtail.runs.config import load_config
 
 
@@ -58,14 +61,14 @@ class FedtailExecutor(Executor):
         self._site: Site | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        if not task_name.startswith(PREFIX):
+        if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         if self._site is None:
             config = load_site(self.site_file.format(name=fl_ctx.get_identity_name()))
             torch.set_num_threads(config.worker.threads)
             self._site = config.open_site()
         reply = make_reply(ReturnCode.OK)
-        reply["parts"] = self._site.handle(task_name.removeprefix(PREFIX), dict(shareable["parts"]))
+        reply["parts"] = self._site.handle(*split_phase(shareable["parts"]))
         return reply
 
 
@@ -73,9 +76,13 @@ def make_job(
     name: str, config: Path, sites: list[str], site_file: str, status_file: Path | None = None, *, resume: bool = False
 ) -> FedJob:
     """The job: ``site_file`` is where a site finds its configuration; ``{name}`` stands for the site's name."""
-    job = FedJob(name=name, min_clients=len(sites))
+    job = FedJob(name=name, min_clients=least(load_config(config).run.quorum, len(sites)))
+    # Installed at both ends. Otherwise NVFlare copies the sources of all that fedtail imports into the job, torch too.
+    job.set_app_packages([__name__.partition(".")[0]])
     controller = FedtailController(str(config), sites, "" if status_file is None else str(status_file), resume)
     job.to_server(controller)
+    job.add_file_to_server(str(job_code.__file__))
     for site in sites:
-        job.to(FedtailExecutor(site_file), site, tasks=[PREFIX + phase for phase in PHASES])
+        job.to(FedtailExecutor(site_file), site, tasks=[TASK])
+        job.add_file_to(str(job_code.__file__), site)
     return job

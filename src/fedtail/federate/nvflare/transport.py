@@ -14,12 +14,11 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedtail.errors import FedtailError
-from fedtail.federate.protocol.transport import Errors, Replies
+from fedtail.federate.protocol.transport import Errors, Replies, with_phase
 from fedtail.federate.protocol.wire import Parts
 
-PREFIX = "fedtail_"
-"""Task names are ``fedtail_train``, ``fedtail_validate`` ...: what an executor is registered for."""
-PHASES = ("hello", "statistics", "train", "validate", "confusion", "measure")
+TASK = "fedtail"
+"""All tasks have this name, which an executor is registered for; what is asked travels inside."""
 
 
 class NVFlareTransport:
@@ -48,12 +47,14 @@ class NVFlareTransport:
             else:
                 replies[client] = {str(k): bytes(v) for k, v in result["parts"].items()}
 
+        online = {client.name for client in self.fl_ctx.get_engine().get_clients()}
+        errors |= {k: "the site is offline" for k in payloads if self.names[k] not in online}
         tasks = {}
-        for client in sorted(payloads):
+        for client in sorted(set(payloads) - set(errors)):
             data = Shareable()
-            data["parts"] = dict(payloads[client])
+            data["parts"] = with_phase(phase, payloads[client])
             whole = math.ceil(timeout or 0)  # NVFlare takes whole seconds, and 0 for no limit at all
-            tasks[client] = Task(PREFIX + phase, data, timeout=whole, result_received_cb=received)
+            tasks[client] = Task(TASK, data, timeout=whole, result_received_cb=received)
             self.controller.send(tasks[client], self.fl_ctx, targets=[self.names[client]])
         while pending := [k for k in tasks if k not in replies and k not in errors]:
             if self.abort.triggered:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedtail.errors import FedtailError
+from fedtail.federate.flower.keys import public_key_bytes
 
 CA_DAYS, SERVER_DAYS = 3650, 825
 
@@ -82,12 +83,6 @@ def make_site_key(folder: Path, name: str) -> None:
     (folder / "site.pub").write_bytes(public + f" {name}\n".encode())
 
 
-def public_key_bytes(path: Path) -> bytes:
-    """A site's public key in the form Flower stores it in."""
-    key = serialization.load_ssh_public_key(path.read_bytes())
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
 def key_matches(folder: Path) -> bool:
     """Whether ``site.key`` and ``site.pub`` belong together."""
     private = serialization.load_ssh_private_key((folder / "site.key").read_bytes(), None)
@@ -134,10 +129,16 @@ def _builder(
 
 def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not sign_certificates, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, key_cert_sign=sign_certificates, crl_sign=sign_certificates,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _alternative(host: str) -> x509.GeneralName:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtail.federate.operate.layout import Deployment
+from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -33,15 +36,54 @@ def superlink_command(programs: str | Path, deployment: Deployment) -> list[str]
 
 
 def supernode_command(programs: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
-    """Flower's client at a site; ``port`` is on loopback, for its own processes."""
+    """Flower's client at a site."""
+    return [str(Path(programs) / "flower-supernode"), *supernode_arguments(site, superlink, port)]
+
+
+def supernode_arguments(site: Path, superlink: str, port: int) -> list[str]:
+    """What it needs to know; ``port`` is on loopback, for its own processes."""
     return [
-        str(Path(programs) / "flower-supernode"),
         "--superlink", superlink,
         "--root-certificates", str(site / "ca.crt"),
         "--auth-supernode-private-key", str(site / "site.key"),
         "--port", str(port),
-        "--node-config", f"site='{site / 'site.toml'}'",
+        "--node-config", node_config(site / "site.toml"),
     ]  # fmt: skip
+
+
+def node_config(site_file: Path) -> str:
+    """How Flower hands the path to the light app: a key and a TOML string, which Flower reads without escapes."""
+    path = str(site_file)
+    quote = next((q for q in "'\"" if q not in path), "")
+    if not quote or (quote == '"' and "\\" in path):
+        raise FedtailError(f"{path!r}: Flower takes no path with both kinds of quotes; rename the folder")
+    return f"site={quote}{path}{quote}"
+
+
+def shell_line(command: Sequence[str]) -> str:
+    """The command as one types it."""
+    return shlex.join(command)
+
+
+def systemd_line(command: Sequence[str]) -> str:
+    """The command as ``ExecStart=`` takes it: words in double quotes where needed, ``%`` and ``$`` doubled."""
+    return " ".join(_systemd_word(word).replace("$", "$$") for word in command)
+
+
+def systemd_environment(variables: Mapping[str, str]) -> str:
+    """The variables as ``Environment=`` takes them."""
+    return " ".join(_systemd_word(f"{name}={value}") for name, value in variables.items())
+
+
+def systemd_path(path: str | Path) -> str:
+    """One path of a list such as ``ReadWritePaths=``."""
+    return _systemd_word(str(path))
+
+
+def _systemd_word(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    plain = escaped == word and not any(c in word for c in " \t';") and word
+    return word if plain else f'"{escaped}"'
 
 
 def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:

@@ -30,9 +30,9 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.bundle import write_bundle
-from fedtail.federate.operate.certificates import public_key_bytes
-from fedtail.federate.operate.layout import Deployment
+from fedtail.federate.deployment import Deployment
+from fedtail.federate.flower.keys import public_key_bytes
+from fedtail.federate.operate.bundle import write_bundle
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -10,13 +11,22 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedtail.errors import FedtailError, writing
-from fedtail.federate.flower.bundle import write_bundle
+from fedtail.federate.deployment import Deployment, check_port, check_site_names, split_address
 from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
-from fedtail.federate.operate.commands import superlink_command, supernode_command
-from fedtail.federate.operate.layout import Deployment, check_port, check_site_names, split_address
+from fedtail.federate.operate.commands import (
+    QUIET,
+    shell_line,
+    superlink_command,
+    systemd_environment,
+    systemd_line,
+    systemd_path,
+)
 from fedtail.runs.config import Config
 from fedtail.settings import Data
+
+INSTALLED = Path("/opt/fedtail")
+"""Where a site's operator is told to put the folder and the virtual environment."""
 
 
 def create_deployment(
@@ -43,7 +53,8 @@ def create_deployment(
         )
     address = public or f"127.0.0.1:{check_port('--port', port)}"
     host, _ = split_address("--public", address)
-    deployment = Deployment(folder.resolve(), folder.resolve().name, sites, "127.0.0.1", port, address)
+    home = folder.resolve()
+    deployment = Deployment(folder=home, name=home.name, sites=sites, port=port, public=address)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -56,7 +67,6 @@ def create_deployment(
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
-    write_bundle(deployment.app)
     for client, name in enumerate(sites):
         _write_site(deployment, client, name, rehearsal)
     _write_server(deployment)
@@ -69,6 +79,8 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
     moved = replace(deployment, port=port, public=new if deployment.public == old else deployment.public)
     moved.save()
     for name in moved.sites:
+        site = moved.site(name) / "site.toml"
+        site.write_text(site.read_text().replace(f'server = "{deployment.public}"', f'server = "{moved.public}"'))
         _write_unit(moved, name)
     _write_server(moved)
     return moved
@@ -83,30 +95,59 @@ def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool)
     data = templates.TABLE_DATA
     if rehearsal:
         data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
-    (folder / "site.toml").write_text(templates.SITE_TOML.format(name=name, data=data))
+    text = templates.SITE_TOML.format(name=name, data=data, server=deployment.public)
+    (folder / "site.toml").write_text(text)
     _write_unit(deployment, name)
 
 
 def _write_unit(deployment: Deployment, name: str) -> None:
     """How a site is started, and the words for its operator."""
     folder = deployment.site(name)
-    installed = Path("/opt/fedtail") / name
-    command = " ".join(supernode_command("/opt/fedtail/venv/bin", installed, deployment.public))
-    (folder / "fedtail-site.service").write_text(templates.SUPERNODE_UNIT.format(name=name, command=command))
+    (folder / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
     (folder / "README.md").write_text(
         templates.SITE_README.format(
-            name=name, deployment=deployment.name, version=version("fedtail"), command=command, public=deployment.public
+            name=name,
+            deployment=deployment.name,
+            version=version("fedtail"),
+            command=shell_line(site_command("run", name, INSTALLED)),
+            health=shell_line(site_command("health", name, INSTALLED)),
+            public=deployment.public,
         )
     )
 
 
+def site_command(action: str, name: str, root: Path) -> list[str]:
+    """``fedtail site run`` and so on, for a site whose folder is in ``root``, beside the virtual environment."""
+    return [str(root / "venv" / "bin" / "fedtail"), "site", action, str(root / name)]
+
+
+def site_unit(name: str, root: Path) -> str:
+    """The systemd unit of such a site."""
+    home, venv = root / name, root / "venv"
+    return templates.SUPERNODE_UNIT.format(
+        name=name,
+        home=str(home).replace("%", "%%"),
+        venv=venv,
+        command=systemd_line(site_command("run", name, root)),
+        writable=systemd_path(home),
+    )
+
+
+def superlink_unit(deployment: Deployment, programs: Path) -> str:
+    """The systemd unit of the server."""
+    path = os.pathsep.join([str(programs), "/usr/bin", "/bin"])
+    variables = {**QUIET, "FLWR_HOME": str(deployment.flwr_home), "OMP_NUM_THREADS": "1", "PATH": path}
+    return templates.SUPERLINK_UNIT.format(
+        name=deployment.name,
+        server=str(deployment.server).replace("%", "%%"),
+        environment=systemd_environment(variables),
+        command=systemd_line(superlink_command(programs, deployment)),
+        writable=systemd_path(deployment.folder),
+    )
+
+
 def _write_server(deployment: Deployment) -> None:
-    programs = str(Path(sys.executable).parent)
-    unit = templates.SUPERLINK_UNIT.format(
-        name=deployment.name, server=deployment.server, folder=deployment.folder,
-        path=os.pathsep.join([programs, "/usr/bin", "/bin"]),
-        command=" ".join(superlink_command(programs, deployment)),
-    )  # fmt: skip
+    unit = superlink_unit(deployment, Path(sys.executable).parent)
     (deployment.server / "fedtail-superlink.service").write_text(unit)
     listen = str(deployment.proxy_port)
     (deployment.server / "nginx.conf").write_text(
@@ -115,8 +156,8 @@ def _write_server(deployment: Deployment) -> None:
     (deployment.folder / "README.md").write_text(
         templates.SERVER_README.format(
             name=deployment.name,
-            server=deployment.server,
-            folder=deployment.folder,
+            server=shlex.quote(str(deployment.server)),
+            folder=shlex.quote(str(deployment.folder)),
             listen=f"port {listen}",
             port=deployment.port,
         )

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment, split_address
 from fedtail.federate.operate import runs
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy
-from fedtail.federate.operate.layout import Deployment, split_address
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import SiteData

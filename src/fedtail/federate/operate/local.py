@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app import frames
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import processes
 from fedtail.federate.operate.commands import flower_environment, superlink_command, supernode_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
-from fedtail.federate.operate.layout import Deployment
 from fedtail.federate.operate.ports import check_free, find_nginx, free_port, is_free
+from fedtail.federate.site import frames
 
 PROGRAMS = Path(sys.executable).parent
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtail.federate.site.worker_client import WORKER
+
 MARK, ROLE = "FEDTAIL_DEPLOYMENT", "FEDTAIL_ROLE"
 
 
@@ -32,7 +34,7 @@ class Process:
         """The program's name, without interpreter and path."""
         words = self.command.split()
         names = [Path(w).name for w in words[:3]]
-        if "fedtail.federate.site.worker" in words:
+        if " ".join(WORKER) in self.command:
             return "worker"
         return next((n for n in names if not n.startswith("python")), names[0] if names else "?")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy
-from fedtail.federate.operate.layout import Deployment
-from fedtail.federate.operate.status import has_finished
+from fedtail.federate.status import has_finished
 from fedtail.runs.config import Config, load_config
 
 LAST_CONFIG = "run.toml"

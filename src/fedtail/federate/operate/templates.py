@@ -6,6 +6,7 @@ SITE_TOML = """# What this site contributes and what it allows. The server never
 
 [site]
 name = "{name}"
+server = "{server}"
 
 [data]
 {data}
@@ -54,8 +55,7 @@ Wants=network-online.target
 [Service]
 User=fedtail
 WorkingDirectory={server}
-Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-Environment=FLWR_HOME={server}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5 OMP_NUM_THREADS=1 PATH={path}
+Environment={environment}
 ExecStart={command}
 Restart=on-failure
 RestartSec=5
@@ -65,14 +65,14 @@ NoNewPrivileges=true
 ProtectSystem=strict
 PrivateTmp=true
 ProtectHome=read-only
-ReadWritePaths={folder}
+ReadWritePaths={writable}
 
 [Install]
 WantedBy=multi-user.target
 """
 
 SUPERNODE_UNIT = """# Copy to /etc/systemd/system/, then: systemctl enable --now fedtail-site
-# Paths assume that this folder was copied to /opt/fedtail/{name} and fedtail is installed in /opt/fedtail/venv.
+# Paths assume that this folder was copied to {home} and fedtail is installed in {venv}.
 [Unit]
 Description=fedtail site {name}
 After=network-online.target
@@ -80,12 +80,8 @@ Wants=network-online.target
 
 [Service]
 User=fedtail
-WorkingDirectory=/opt/fedtail/{name}
-Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-Environment=FLWR_HOME=/opt/fedtail/{name}/flwr FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5
-Environment=PATH=/opt/fedtail/venv/bin:/usr/bin:/bin
+WorkingDirectory={home}
 ExecStart={command}
-# A SuperNode that was killed is refused until its last heartbeat has expired, so keep trying.
 Restart=always
 RestartSec=15
 KillMode=control-group
@@ -93,7 +89,7 @@ MemoryMax=12G
 NoNewPrivileges=true
 ProtectSystem=strict
 PrivateTmp=true
-ReadWritePaths=/opt/fedtail/{name}
+ReadWritePaths={writable}
 
 [Install]
 WantedBy=multi-user.target
@@ -103,28 +99,28 @@ NGINX = """# Flower's control API has no authentication and shares a port with t
 # can register a site or start a run. The SuperLink therefore listens on {host}:{port} only, and this proxy passes
 # the fleet path on and nothing else. Include it in nginx's http block, or run: nginx -c {server}/nginx.conf -p {server}
 worker_processes 1;
-pid {server}/nginx.pid;
-error_log {server}/nginx.log warn;
+pid "{server}/nginx.pid";
+error_log "{server}/nginx.log" warn;
 events {{ worker_connections 256; }}
 http {{
     access_log off;
-    client_body_temp_path {server}/nginx-body;
-    proxy_temp_path {server}/nginx-proxy;
-    fastcgi_temp_path {server}/nginx-unused;
-    uwsgi_temp_path {server}/nginx-unused;
-    scgi_temp_path {server}/nginx-unused;
+    client_body_temp_path "{server}/nginx-body";
+    proxy_temp_path "{server}/nginx-proxy";
+    fastcgi_temp_path "{server}/nginx-unused";
+    uwsgi_temp_path "{server}/nginx-unused";
+    scgi_temp_path "{server}/nginx-unused";
     limit_conn_zone $binary_remote_addr zone=sites:1m;
     server {{
         listen {listen} ssl;
-        ssl_certificate {server}/server.crt;
-        ssl_certificate_key {server}/server.key;
+        ssl_certificate "{server}/server.crt";
+        ssl_certificate_key "{server}/server.key";
         ssl_protocols TLSv1.2 TLSv1.3;
         client_max_body_size 64m;          # Flower sends large arrays in chunks
         limit_conn sites 64;
         location /v1/fleet/ {{
             limit_except POST {{ deny all; }}
             proxy_pass https://{host}:{port};
-            proxy_ssl_trusted_certificate {server}/ca.crt;
+            proxy_ssl_trusted_certificate "{server}/ca.crt";
             proxy_ssl_verify on;
             proxy_ssl_name localhost;          # nginx checks names, not addresses
             proxy_http_version 1.1;
@@ -148,8 +144,11 @@ server knows you. Your data stays where it is; what leaves this machine is liste
 4. Check: `fedtail deploy doctor --site site.toml` reads your data and certificates and tells you what is wrong.
 5. Start: copy `fedtail-site.service` to `/etc/systemd/system/` and `systemctl enable --now fedtail-site`.
    By hand: `{command}`
+6. Look: `{health}` says whether the server answers; its exit code is for your monitoring.
 
-You open no port: the site connects to `{public}` over TLS and asks for work. `worker.log` says what it did.
+You open no port: the site connects to `{public}` over TLS and asks for work. The service finds its way back by itself
+after a disturbance, a new certificate or a restart of the server. `site.log` says how the connection is, `worker.log`
+what was asked and done.
 
 What leaves: model updates, with their number of steps and mean training loss; the number of your training and
 validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail

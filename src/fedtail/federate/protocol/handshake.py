@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import platform
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from fedtail.errors import FedtailError
+from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.protocol.wire import Parcel, WireError, pack, unpack
-from fedtail.federate.site.site import versions
+from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.wire import Parcel
 
 CLOCK_SECONDS = 120.0
 """Signed requests and certificates need clocks that agree about this well."""
@@ -41,42 +46,51 @@ class Finding:
     message: str
 
 
+def versions() -> dict[str, str]:
+    """What must be the same everywhere for a federation to mean one thing."""
+    return {"fedtail": version("fedtail"), "torch": torch.__version__, "python": platform.python_version()}
+
+
 def say_hello(
-    transport: Transport, sites: Sequence[str], timeout: float, job: Job | None = None
+    transport: Transport, clients: Iterable[int], timeout: float, job: Job | None = None
 ) -> tuple[dict[int, Hello], dict[int, str]]:
-    """Ask every site who it is; with a job, also whether it takes part and how many samples it has."""
+    """Ask sites who they are; with a job, also whether they take part and how many samples they have."""
     meta: dict[str, Any] = {} if job is None else {"job": job.to_json()}
+    parcels = {k: Parcel({**meta, "client": k}) for k in clients}
     began = time.time()
-    payloads = {k: pack(Parcel({**meta, "client": k})) for k in range(len(sites))}
-    replies, errors = transport.exchange("hello", payloads, timeout)
+
+    def read(client: int, parcel: Parcel) -> Hello:
+        said = parcel.meta
+        return Hello(
+            client=client,
+            site=str(said["site"]),
+            schema=dict(said["schema"]),
+            versions=dict(said["versions"]),
+            clock_offset=float(said["clock"]) - began,
+            n_train=int(said.get("n_train", 0)),
+            n_validation=int(said.get("n_validation", 0)),
+        )
+
+    answers = exchange(transport, Phase.HELLO, parcels, read, timeout)
     took = time.time() - began
-    hellos: dict[int, Hello] = {}
-    reasons = dict(errors)
-    for client in sorted(replies):
-        try:
-            answer = unpack(replies[client]).meta
-            if "error" in answer:
-                reasons[client] = str(answer["error"])
-                continue
-            offset = float(answer["clock"]) - began
-            ahead = 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
-            hellos[client] = Hello(
-                client, str(answer["site"]), dict(answer["schema"]), dict(answer["versions"]), ahead,
-                int(answer.get("n_train", 0)), int(answer.get("n_validation", 0)),
-            )  # fmt: skip
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            reasons[client] = f"malformed hello: {error}"
-    for client in payloads:
-        if client not in hellos:
-            reasons.setdefault(client, "no reply")
-    return hellos, reasons
+    return {k: replace(h, clock_offset=ahead(h.clock_offset, took)) for k, h in answers.good.items()}, answers.reasons
 
 
-def compare(hellos: Mapping[int, Hello], names: Sequence[str]) -> list[Finding]:
-    """Versions, clocks and schemas of the sites that answered."""
+def ahead(offset: float, took: float) -> float:
+    """Seconds a clock is ahead for sure, when its answer came within ``took`` seconds and is ``offset`` after the
+    question."""
+    return 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
+
+
+def compare(
+    hellos: Mapping[int, Hello], names: Sequence[str], agreed: Mapping[str, Any] | None = None
+) -> list[Finding]:
+    """Versions, clocks and schemas of the sites that answered; ``agreed``: what the sites of a run have agreed on, else
+    the first site's schema is what the others are held to."""
     out: list[Finding] = []
     here = versions()
-    reference = hellos[min(hellos)] if hellos else None
+    whose = "the run" if agreed is not None else repr(names[min(hellos, default=0)])
+    ours = agreed if agreed is not None else hellos[min(hellos)].schema if hellos else {}
     for client, hello in sorted(hellos.items()):
         name = names[client]
         if hello.site != name:
@@ -92,11 +106,10 @@ def compare(hellos: Mapping[int, Hello], names: Sequence[str]) -> list[Finding]:
             )
         if abs(hello.clock_offset) > CLOCK_SECONDS:
             out.append(Finding("error", name, f"its clock is off by {hello.clock_offset:+.0f} s; switch on NTP"))
-        assert reference is not None
-        for key in sorted({*reference.schema, *hello.schema}):
-            ours, other = reference.schema.get(key), hello.schema.get(key)
-            if ours != other:
-                out.append(Finding("error", name, describe_difference(key, ours, other, names[reference.client])))
+        for key in sorted({*ours, *hello.schema}):
+            if ours.get(key) != hello.schema.get(key):
+                said = describe_difference(key, ours.get(key), hello.schema.get(key), whose)
+                out.append(Finding("error", name, said))
     return out
 
 
@@ -108,27 +121,42 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
     return f"{schema['name']}, {what}, {len(classes)} classes ({named})"
 
 
-def describe_difference(key: str, ours: Any, other: Any, reference: str) -> str:
-    """One line that names what two sites disagree about."""
+def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
+    """One line that names what a site disagrees about with ``whose`` schema."""
     if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
         mine = {str(c["name"]): c for c in ours.get("columns", [])}
         differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]
-        return f"its schema file is not that of {reference!r} (columns {differing[:5] or 'the same, other settings'})"
+        return f"its schema file is not that of {whose} (columns {differing[:5] or 'the same, other settings'})"
     if isinstance(ours, list) and isinstance(other, list):
         missing = [v for v in ours if v not in other]
         extra = [v for v in other if v not in ours]
         if missing or extra:
             lacks = f"lacks {missing[:5]}" if missing else ""
             has = f"has {extra[:5]} besides" if extra else ""
-            return f"{key} differ from {reference!r}: {' and '.join(p for p in (lacks, has) if p)}"
-        return f"{key} are those of {reference!r} in another order"
-    return f"{key} is {other!r}, at {reference!r} it is {ours!r}"
+            return f"{key} differ from {whose}: {' and '.join(p for p in (lacks, has) if p)}"
+        return f"{key} are those of {whose} in another order"
+    return f"{key} is {other!r}, at {whose} it is {ours!r}"
 
 
-def agree(hellos: Mapping[int, Hello], missing: Mapping[int, str], names: Sequence[str]) -> dict[str, Any]:
-    """The common schema; ``FedtailError`` with every reason why there is none."""
-    problems = [f"{names[k]}: {reason}" for k, reason in sorted(missing.items())]
-    problems += [f"{f.subject}: {f.message}" for f in compare(hellos, names) if f.level == "error"]
+def least(quorum: float, n: int) -> int:
+    """How many of ``n`` sites must be there; a little off a product such as 0.28 * 25 is not one more."""
+    return max(1, math.ceil(quorum * n - 1e-9))
+
+
+def agree(
+    hellos: Mapping[int, Hello],
+    missing: Mapping[int, str],
+    names: Sequence[str],
+    quorum: float = 1.0,
+    agreed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The common schema, which is ``agreed`` where a run has one; ``FedtailError`` with every reason why there is none.
+
+    Sites may be missing down to the quorum; those that are there must agree.
+    """
+    problems = [f"{f.subject}: {f.message}" for f in compare(hellos, names, agreed) if f.level == "error"]
+    if len(hellos) < least(quorum, len(names)):
+        problems = [*(f"{names[k]}: {reason}" for k, reason in sorted(missing.items())), *problems]
     if problems:
         raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")
     return hellos[min(hellos)].schema

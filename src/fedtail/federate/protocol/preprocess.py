@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedtail.data.tables import TableSchema, fit_schema, merge_moments
 from fedtail.errors import FedtailError
-from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.protocol.wire import Parcel, WireError, pack, unpack
+from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.wire import Parcel
 
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
 
 
 def agree_on_preprocessing(
-    transport: Transport, schema: dict[str, Any], names: Sequence[str], seed: int, timeout: float
+    transport: Transport, schema: dict[str, Any], sites: Mapping[int, str], seed: int, timeout: float
 ) -> dict[str, Any]:
-    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options."""
+    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options.
+
+    sites: client -> name of those that are there, whose sums count.
+    """
     if schema["kind"] == "slice":
         return schema
-    answers = _ask(transport, names, seed, timeout)
+    answers = _ask(transport, sites, seed, timeout)
     try:
         found = from_moments(schema, answers) if schema["kind"] == "table" else from_pixel_sums(schema, answers)
     except (KeyError, TypeError, ValueError) as error:
@@ -54,19 +58,10 @@ def from_pixel_sums(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -
     }
 
 
-def _ask(transport: Transport, names: Sequence[str], seed: int, timeout: float) -> list[dict[str, Any]]:
-    payloads = {k: pack(Parcel({"request": {"client": k, "seed": seed}})) for k in range(len(names))}
-    replies, errors = transport.exchange("statistics", payloads, timeout)
-    out, problems = [], []
-    for k, name in enumerate(names):
-        try:
-            meta = unpack(replies[k]).meta if k in replies else {"error": errors.get(k, "no reply")}
-        except WireError as error:
-            meta = {"error": str(error)}
-        if "error" in meta or "statistics" not in meta:
-            problems.append(f"{name}: {meta.get('error', 'no statistics in its reply')}")
-        else:
-            out.append(dict(meta["statistics"]))  # type: ignore[arg-type]
-    if problems:
+def _ask(transport: Transport, sites: Mapping[int, str], seed: int, timeout: float) -> list[dict[str, Any]]:
+    parcels = {k: Parcel({"request": {"client": k, "seed": seed}}) for k in sites}
+    answers = exchange(transport, Phase.STATISTICS, parcels, lambda _, reply: dict(reply.meta["statistics"]), timeout)
+    if answers.reasons:
+        problems = [f"{sites[k]}: {reason}" for k, reason in answers.reasons.items()]
         raise FedtailError(f"the sites' statistics are incomplete: {'; '.join(problems)}")
-    return out
+    return list(answers.good.values())

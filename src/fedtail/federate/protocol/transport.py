@@ -7,6 +7,7 @@ keeps the sites in this process, for tests and for trying a deployment's code wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Protocol
 
 from fedtail.errors import FedtailError
@@ -14,6 +15,30 @@ from fedtail.federate.protocol.wire import Parts, error_parts
 
 Replies = dict[int, Parts]
 Errors = dict[int, str]
+PHASE = "phase"
+"""The part of a message that says what is asked, where a transport has no other place for it."""
+
+
+class Phase(StrEnum):
+    """What a server can ask of a site; ``Site`` has a method of the same name for each."""
+
+    HELLO = "hello"
+    STATISTICS = "statistics"
+    TRAIN = "train"
+    VALIDATE = "validate"
+    CONFUSION = "confusion"
+    MEASURE = "measure"
+
+
+def with_phase(phase: str, parts: Mapping[str, bytes]) -> Parts:
+    """The message with its phase inside."""
+    return {PHASE: phase.encode(), **parts}
+
+
+def split_phase(parts: Mapping[str, bytes]) -> tuple[str, Parts]:
+    """Inverse of ``with_phase``; an empty phase if there is none."""
+    rest = dict(parts)
+    return rest.pop(PHASE, b"").decode(errors="replace"), rest
 
 
 class Transport(Protocol):

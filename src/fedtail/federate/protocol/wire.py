@@ -96,11 +96,15 @@ def unpack_task(parcel: Parcel) -> Task:
     client = int(fields["client"])
     message = _under(parcel.tensors, "message/")
     return Task(
-        int(fields["round"]), parcel.tensors["x"], (client,),
-        {name: value.numpy()[None] for name, value in _under(parcel.tensors, "probe/").items()},
-        float(fields["lr"]), _under(parcel.tensors, "broadcast/"), {client: message} if message else {},
-        frozenset(fields["reports"]),
-    )  # fmt: skip
+        round=int(fields["round"]),
+        x=parcel.tensors["x"],
+        clients=(client,),
+        probes={name: value.numpy()[None] for name, value in _under(parcel.tensors, "probe/").items()},
+        lr=float(fields["lr"]),
+        broadcast=_under(parcel.tensors, "broadcast/"),
+        messages={client: message} if message else {},
+        reports=frozenset(fields["reports"]),
+    )
 
 
 def pack_update(update: Update, meta: dict[str, Any]) -> Parcel:
@@ -117,11 +121,14 @@ def unpack_update(parcel: Parcel) -> Update:
     try:
         fields = parcel.meta["update"]
         return Update(
-            int(fields["client"]), parcel.tensors["delta"], int(fields["n_samples"]),
-            tuple(int(v) for v in fields["steps"]), tuple(float(v) for v in fields["loss"]),
-            {name: value.numpy() for name, value in _under(parcel.tensors, "report/").items()},
-            _under(parcel.tensors, "extra/"),
-        )  # fmt: skip
+            client=int(fields["client"]),
+            delta=parcel.tensors["delta"],
+            n_samples=int(fields["n_samples"]),
+            steps=tuple(int(v) for v in fields["steps"]),
+            loss=tuple(float(v) for v in fields["loss"]),
+            reports={name: value.numpy() for name, value in _under(parcel.tensors, "report/").items()},
+            extras=_under(parcel.tensors, "extra/"),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"malformed update: {type(error).__name__} {error}") from error
 

@@ -51,6 +51,8 @@ class SiteConfig:
     data: dict[str, Any]
     policy: Policy
     worker: Worker
+    server: str = ""
+    """``host:port`` of the federation's server."""
 
     @property
     def folder(self) -> Path:
@@ -113,7 +115,12 @@ def load_site(file: str | Path) -> SiteConfig:
         if key not in allowed:
             raise one_of("key of [worker]", key, allowed)
     return SiteConfig(
-        path, name, raw.get("data", {}), Policy.from_toml(raw.get("policy", {})), Worker(**raw.get("worker", {}))
+        file=path,
+        name=name,
+        data=raw.get("data", {}),
+        policy=Policy.from_toml(raw.get("policy", {})),
+        worker=Worker(**raw.get("worker", {})),
+        server=str(raw["site"].get("server", "")),
     )
 
 

@@ -1,16 +1,14 @@
 """The site's side of a real federation: one message in, one reply out.
 
 A site holds its data and its policy. What leaves it: updates, sample counts, validation counts and the scalars
-a rate strategy asks for. Training itself is ``engines.local``, the code the reference simulator runs.
+a rate strategy asks for. Training itself is ``rounds.local``, the code the reference simulator runs.
 """
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +18,10 @@ import torch
 from fedtail.core.metrics import class_counts
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Ledger, Policy
+from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import (
     Parcel,
     Parts,
@@ -52,7 +52,7 @@ class SiteData(Protocol):
         ...
 
     def client(self, index: int, job: Job) -> Client:
-        """The data as ``engines.local`` wants it."""
+        """The data as ``rounds.local`` wants it."""
         ...
 
     def test(self, index: int, job: Job) -> np.ndarray:
@@ -90,18 +90,11 @@ class Site:
 
     def handle(self, phase: str, parts: Parts) -> Parts:
         """The reply to one message; whatever goes wrong becomes an error reply of one line."""
-        answers: dict[str, Callable[[Parcel], Parcel]] = {
-            "hello": self.hello,
-            "statistics": self.statistics,
-            "train": self.train,
-            "validate": self.validate,
-            "confusion": self.confusion,
-            "measure": self.measure,
-        }
         try:
-            if phase not in answers:
-                raise one_of("phase", phase, answers)
-            return pack(answers[phase](unpack(parts)))
+            if phase not in list(Phase):
+                raise one_of("phase", phase, list(Phase))
+            answer: Callable[[Parcel], Parcel] = getattr(self, phase)
+            return pack(answer(unpack(parts)))
         except FedtailError as error:
             return error_parts(str(error))
         except Exception as error:  # a site must answer, whatever happened
@@ -193,15 +186,17 @@ class Site:
         client = self.data.client(index, job)
         model = FlatModel(job.build_model().to(self.device))
         state = SiteState(self.folder, job.run)
-        self._prepared = Prepared(job, client, self.data.test(index, job), job.build_method(), model, state)
+        self._prepared = Prepared(
+            job=job,
+            client=client,
+            test=self.data.test(index, job),
+            method=job.build_method(),
+            model=model,
+            state=state,
+        )
         return self._prepared
 
     @staticmethod
     def _check_vector(here: Prepared, x: torch.Tensor) -> None:
         if tuple(x.shape) != (here.model.size,):
             raise FedtailError(f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)")
-
-
-def versions() -> dict[str, str]:
-    """What must be the same everywhere for a federation to mean one thing."""
-    return {"fedtail": version("fedtail"), "torch": torch.__version__, "python": platform.python_version()}

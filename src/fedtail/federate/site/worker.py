@@ -1,9 +1,8 @@
 """The site's worker: stays alive over rounds, so that torch is imported and data read once.
 
-Started on demand by the light app that Flower runs for every message, or by hand:
-``python -m fedtail.federate.site.worker site.toml``. It ends when idle, when told to (SIGTERM), after a
-message that left it too large, or when a new run finds its files changed; the next message starts it again. Method
-state lives on disk, so nothing is lost.
+Started on demand by the light app that Flower runs for every message, or by hand: ``fedtail site worker site.toml``.
+It ends when idle, when told to (SIGTERM), after a message that left it too large, or when a new run finds its files
+changed; the next message starts it again. Method state lives on disk, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from types import FrameType
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.site_app import frames
+from fedtail.federate.protocol.transport import Phase, split_phase
 from fedtail.federate.protocol.wire import Parts, error_parts
+from fedtail.federate.site import frames
 from fedtail.federate.site.config import SiteConfig, load_site
 from fedtail.federate.site.site import Site
 
@@ -31,6 +31,16 @@ MEGABYTE = 1 << 20
 
 class _Stop(BaseException):
     """SIGTERM, also in the middle of a message: no handler of errors may take it for one."""
+
+
+def run_worker(site_file: Path) -> bool:
+    """Serve a site and log why that ended. False if the site's configuration or data cannot work."""
+    try:
+        log(f"worker ends: {serve(load_site(site_file))}")
+    except FedtailError as error:
+        log(f"error: {error}")
+        return False
+    return True
 
 
 def serve(config: SiteConfig) -> str:
@@ -54,11 +64,12 @@ def serve(config: SiteConfig) -> str:
                 return f"idle for {config.worker.idle_minutes:g} minutes"
             with connection:
                 parts = receive(connection)
-                if parts.get("phase") == b"hello" and config.stamp() != stamp:
+                phase, parts = split_phase(parts)
+                if phase == Phase.HELLO and config.stamp() != stamp:
                     listener.close()  # before the peer hears of it: its next try must find nobody, and start anew
                     address.unlink(missing_ok=True)
                     return "configuration or data changed"
-                answer(site, parts, connection)
+                answer(site, phase, parts, connection)
             size = resident_mb()
             if size > config.worker.memory_mb:
                 return f"holds {size:.0f} MB, more than worker.memory_mb = {config.worker.memory_mb}"
@@ -79,10 +90,9 @@ def receive(connection: socket.socket) -> Parts:
         return {}
 
 
-def answer(site: Site, parts: Parts, connection: socket.socket) -> None:
+def answer(site: Site, phase: str, parts: Parts, connection: socket.socket) -> None:
     """The reply to one message. A peer that goes away meanwhile is logged and forgotten."""
     began = time.perf_counter()
-    phase = parts.pop("phase", b"").decode(errors="replace")
     if not phase:
         return
     try:
@@ -136,20 +146,3 @@ def log(line: str) -> None:
 
 def _on_term(number: int, frame: FrameType | None) -> None:
     raise _Stop
-
-
-def main() -> int:
-    """Entry point; exit code 2 and one line for a configuration that cannot work."""
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m fedtail.federate.site.worker site.toml\n")
-        return 2
-    try:
-        log(f"worker ends: {serve(load_site(sys.argv[1]))}")
-    except FedtailError as error:
-        log(f"error: {error}")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

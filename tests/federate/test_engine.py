@@ -13,9 +13,9 @@ from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.errors import FedtailError
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.protocol.remote import RemoteEngine
 from fedtail.federate.protocol.transport import Errors, InProcess, Replies
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site.data import FederationSlice
@@ -258,7 +258,7 @@ def test_candidates_are_compared_on_the_same_samples_when_a_site_misses_a_messag
 def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Federation) -> None:
     """PCN+O takes the largest class B // C at a time: more steps than an epoch of C times the data can have."""
     engine = remote(federation, method="pcn_o")
-    engine.job = replace(engine.job, local=replace(SETTINGS, batch_size=7))
+    engine.job = replace(engine.job, local=Settings.of(batch_size=7).local)
     engine.sizes = np.array([1000, 1000, 1000])
     labels = np.repeat(np.arange(4), [970, 10, 10, 10])
     steps = len(local_batches(labels, 0.5, np.random.default_rng(0), sampler="balanced", batch_size=7, epochs=1))

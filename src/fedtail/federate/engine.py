@@ -1,4 +1,4 @@
-"""The engine of every real federation: the round loop's requests as messages over a transport."""
+"""The engine of every real federation: what the round loop asks for, as messages over a transport."""
 
 from __future__ import annotations
 
@@ -15,18 +15,10 @@ from fedtail.core.candidates import Candidates
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.protocol.wire import (
-    Parcel,
-    WireError,
-    pack,
-    pack_candidates,
-    pack_task,
-    size_of,
-    unpack,
-    unpack_update,
-)
+from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on
 
@@ -45,7 +37,7 @@ class Traffic:
 
 @dataclass
 class RemoteEngine:
-    """Implements ``rounds.engine.Engine`` by exchanging messages; holds no client data."""
+    """A ``rounds.engine.Engine`` whose clients are sites, reached by messages; it holds no client data."""
 
     transport: Transport
     job: Job
@@ -62,6 +54,10 @@ class RemoteEngine:
     server, in an order only it knows)."""
     models_per_message: int = 8
     """With ``models``: candidates sent at a time, which bounds the size of a message."""
+    absent: dict[int, str] = field(default_factory=dict)
+    """Clients that were not there when the run began, and why; one that ``meet`` takes trains from the next round."""
+    meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
+    """Clients -> training samples of those that can join now, and why the others cannot."""
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -79,15 +75,32 @@ class RemoteEngine:
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         self._round = task.round
         payloads = {}
+        late = self._meet_absent(task)
         for row, client in enumerate(task.clients):
+            if client in late:
+                continue
             meta = self._meta(client)
             if client in self._commits:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
-        most = {k: self._most_steps(k, task) for k in task.clients}
-        replies, refusals = self._exchange("train", payloads, partial(read_update, task=task, most=most))
-        return list(replies.values()), refusals
+        most = {k: self._most_steps(k, task) for k in payloads}
+        replies, refusals = self._exchange(Phase.TRAIN, payloads, partial(read_update, task=task, most=most))
+        refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
+        return list(replies.values()), sorted(refusals, key=lambda r: r.client)
+
+    def _meet_absent(self, task: Task) -> dict[int, str]:
+        """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its
+        weight is known."""
+        wanted = [k for k in task.clients if k in self.absent]
+        if not wanted or self.meet is None:
+            return {k: self.absent[k] for k in wanted}
+        sizes, reasons = self.meet(wanted)
+        for client, size in sizes.items():
+            self.sizes[client] = size
+            del self.absent[client]
+        self.absent |= reasons
+        return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
         shape = (len(candidates), 3, self.job.n_classes)
@@ -96,7 +109,7 @@ class RemoteEngine:
             # Candidates are compared on the same samples: who misses one message counts in none.
             asked = {k: Parcel(self._meta(k), parcel.tensors) for k in counts}
             read = partial(read_counts, name="counts", shape=(len(rows), 3, self._revealed))
-            replies = self._ask("validate", asked, read, len(clients))
+            replies = self._ask(Phase.VALIDATE, asked, read, len(clients))
             counts = {k: v for k, v in counts.items() if k in replies}
             for k, found in replies.items():
                 counts[k][rows, :, : found.shape[-1]] = found
@@ -114,20 +127,20 @@ class RemoteEngine:
     def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, np.ndarray]:
         n = self.job.n_classes
         shape = (2,) if self.job.reveal == "totals" else (n, n)
-        asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in range(self.n_clients)}
+        asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in self._present}
 
         def read(client: int, parcel: Parcel) -> list[np.ndarray]:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
-        total = np.sum(list(self._ask("confusion", asked, read).values()), axis=0)
+        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self.n_clients).values()), axis=0)
         return {
             split: counts.reshape(1, 2) if shape == (2,) else counts
             for split, counts in zip(splits, total, strict=True)
         }
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in range(self.n_clients)}
-        return self._ask("measure", asked, partial(read_tensor, name="value"))
+        asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
+        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self.n_clients)
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
@@ -168,33 +181,25 @@ class RemoteEngine:
         return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
 
     @property
+    def _present(self) -> list[int]:
+        return [k for k in range(self.n_clients) if k not in self.absent]
+
+    @property
     def _revealed(self) -> int:
         return 1 if self.job.reveal == "totals" else self.job.n_classes
 
     def _exchange(
-        self, phase: str, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T]
+        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T]
     ) -> tuple[dict[int, T], list[Refusal]]:
         """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
-        payloads = {k: pack(parcel) for k, parcel in parcels.items()}
-        replies, errors = self.transport.exchange(phase, payloads, self.timeout)
-        self.traffic.down += sum(map(size_of, payloads.values()))
-        self.traffic.up += sum(map(size_of, replies.values()))
+        answers = exchange(self.transport, phase, parcels, read, self.timeout)
+        self.traffic.down += answers.down
+        self.traffic.up += answers.up
         self.traffic.exchanges += 1
-        good: dict[int, T] = {}
-        reasons = {k: errors.get(k, "no reply") for k in parcels if k not in replies}
-        for client in sorted(replies):
-            try:
-                parcel = unpack(replies[client])
-                if "error" in parcel.meta:
-                    reasons[client] = str(parcel.meta["error"])
-                else:
-                    good[client] = read(client, parcel)
-            except WireError as error:
-                reasons[client] = str(error)
-        return good, [Refusal(k, self._round, reasons[k]) for k in sorted(reasons)]
+        return answers.good, [Refusal(k, self._round, reason) for k, reason in answers.reasons.items()]
 
     def _ask(
-        self, phase: str, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], of: int | None = None
+        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], of: int | None = None
     ) -> dict[int, T]:
         """Replies of a quorum (of ``of`` clients, else of those asked); who is missing goes into ``faults``."""
         wanted = len(parcels) if of is None else of
@@ -203,7 +208,7 @@ class RemoteEngine:
         if not replies or len(replies) < self.quorum * wanted - 1e-9:
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
             raise FedtailError(
-                f"round {self._round}: {len(replies)} of {wanted} clients answered {phase!r}, fewer than the "
+                f"round {self._round}: {len(replies)} of {wanted} clients answered {phase.value!r}, fewer than the "
                 f"quorum of {self.quorum:g} ({first})"
             )
         return replies

@@ -18,13 +18,16 @@ from pathlib import Path
 from . import frames
 
 START_SECONDS = 180.0
+LOG_BYTES = 5_000_000
+WORKER = ("-m", "fedtail", "site", "worker")
+"""The command of fedtail's, after the interpreter, that serves a site."""
 
 
 class WorkerError(RuntimeError):
     """The site's worker cannot be reached or dies on this message."""
 
 
-def ask(site_file: str | Path, phase: str, parts: dict[str, bytes]) -> dict[str, bytes]:
+def ask(site_file: str | Path, parts: dict[str, bytes]) -> dict[str, bytes]:
     """The worker's reply. A worker that dies under the message is replaced once, then the message is given up."""
     path = Path(site_file)
     if not path.is_file():
@@ -33,7 +36,7 @@ def ask(site_file: str | Path, phase: str, parts: dict[str, bytes]) -> dict[str,
         try:
             connection = connect(path)
             with connection:
-                frames.send(connection, {"phase": phase.encode(), **parts})
+                frames.send(connection, parts)
                 return frames.receive(connection)
         except (ConnectionError, OSError) as error:
             if attempt == 2:
@@ -70,9 +73,10 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
     python = section.get("python") or sys.executable
     threads = str(section.get("threads", 1))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    rotate(log_path(site_file))
     with log_path(site_file).open("ab") as log:
         return subprocess.Popen(
-            [python, "-m", "fedtail.federate.site.worker", str(site_file.resolve())],
+            [python, *WORKER, str(site_file.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -80,6 +84,12 @@ def start(site_file: Path) -> subprocess.Popen[bytes]:
             env=environment,
             cwd=str(site_file.resolve().parent),
         )
+
+
+def rotate(log: Path) -> None:
+    """Keep one log of the past: a worker starts anew often enough for that."""
+    if log.is_file() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_name(f"{log.name}.1"))
 
 
 def log_path(site_file: Path) -> Path:

@@ -94,7 +94,12 @@ def load_deployment(folder: str | Path) -> Deployment:
         if about["format"] != FORMAT:
             raise FedtailError(f"{str(file)!r} has format {about['format']!r}, this version reads {FORMAT}")
         return Deployment(
-            path, about["name"], tuple(about["sites"]), server["host"], int(server["port"]), server["public"]
+            folder=path,
+            name=about["name"],
+            sites=tuple(about["sites"]),
+            host=server["host"],
+            port=int(server["port"]),
+            public=server["public"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FedtailError(f"{str(file)!r} cannot be read: {type(error).__name__} {error}") from None

@@ -1,0 +1,64 @@
+"""``fedtail site``: what runs where the data is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtail.cli.deploy import need_flower
+from fedtail.cli.deploy_view import describe_age
+from fedtail.cli.options import Json
+
+app = typer.Typer(help="What runs where the data is.", no_args_is_help=True)
+
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder, with site.toml.")]
+
+
+@app.command()
+def run(
+    folder: Folder,
+    server: Annotated[str, typer.Option(help="host:port of the server, instead of that in site.toml.")] = "",
+) -> None:
+    """Take part in a federation until stopped: keeps the site connected, and starts over what ends or hangs."""
+    need_flower()
+    from fedtail.federate.operate.site_service import SiteService
+
+    service = SiteService(folder, server)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, service.stop)
+    service.run()
+
+
+@app.command()
+def health(folder: Folder, as_json: Json = False) -> None:
+    """Whether the site is connected. Exit code 1 if it is not."""
+    need_flower()
+    from fedtail.federate.operate.site_service import read_health
+
+    found = read_health(folder)
+    if as_json:
+        typer.echo(json.dumps(vars(found)))
+    else:
+        answered = f"{describe_age(time.time() - found.contact)} ago" if found.contact else "never"
+        typer.echo(f"{found.site}: {found.state}{': ' + found.detail if found.detail else ''}")
+        typer.echo(f"server {found.server} answered last: {answered}; restarts: {found.restarts}")
+    if found.state != "connected":
+        raise typer.Exit(1)
+
+
+@app.command()
+def worker(site_file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's configuration.")]) -> None:
+    """Train for a site until idle. Started on demand, with the first message for the site."""
+    from fedtail.federate.site.worker import run_worker
+
+    if not run_worker(site_file):
+        raise typer.Exit(2)
+
+
+__all__ = ["app"]

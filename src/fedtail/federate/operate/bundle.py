@@ -1,0 +1,76 @@
+"""The Flower app bundle: a small folder that ``flwr run`` sends to server and sites.
+
+It holds the light modules of a site as they are in this package, under the same relative names so that their imports
+of each other hold, and a server app of one import; fedtail itself is installed at both ends, never sent.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+from fedtail import federate
+from fedtail.federate import flower, site
+from fedtail.federate.flower import client_app, content, server_app
+from fedtail.federate.site import frames, worker_client
+
+PACKAGE = "fedtail_app"
+LIGHT = (flower, client_app, content, site, frames, worker_client)
+"""What runs at a site for every message: the standard library and Flower only."""
+PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedtail-app"
+version = "{version}"
+description = "fedtail on Flower"
+license = "MIT"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "fedtail"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{client_app}:app"
+
+[tool.flwr.app.config]
+config = ""
+deployment = ""
+sites = 0
+resume = false
+mode = "train"
+"""
+SERVER_APP = f'''"""The ServerApp: fedtail's round loop over Flower's grid."""
+
+from {server_app.__name__} import app
+
+__all__ = ["app"]
+'''
+
+
+def write_bundle(folder: Path) -> None:
+    """Write (or renew) the app bundle in ``folder``."""
+    target, root = folder / PACKAGE, Path(str(federate.__file__)).parent
+    shutil.rmtree(target, ignore_errors=True)
+    for module in LIGHT:
+        source = Path(str(module.__file__))
+        copy = target / source.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, copy)
+    (target / "__init__.py").write_text('"""fedtail on Flower."""\n')
+    (target / "server_app.py").write_text(SERVER_APP)
+    (folder / "pyproject.toml").write_text(
+        PYPROJECT.format(version=version("fedtail"), package=PACKAGE, client_app=name_in_bundle(client_app))
+    )
+
+
+def name_in_bundle(module: ModuleType) -> str:
+    """What a light module is called where the bundle is installed."""
+    return PACKAGE + module.__name__.removeprefix(federate.__name__)

@@ -1,0 +1,131 @@
+"""A rehearsal on NVFlare: its proof-of-concept system on this machine, with its own certificates, and one job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment
+from fedtail.federate.nvflare.app import make_job
+from fedtail.federate.operate import processes
+from fedtail.federate.status import has_finished
+
+WAIT_SECONDS = 120.0
+GOING_ON = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
+"""NVFlare's words for a job that is not over; the others are ``FINISHED:`` and how."""
+
+
+def rehearse(
+    deployment: Deployment,
+    *,
+    resume: bool = False,
+    timeout: float = 3600.0,
+    on_change: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Start NVFlare's server and clients, run the deployment's config and end them; returns the run's last status."""
+    home = deployment.folder / "nvflare"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    status = home / "run.json"
+    site_file = str(deployment.folder / "sites" / "{name}" / "site.toml")
+    tell = on_change or (lambda now: None)
+    job = make_job("fedtail", deployment.config, list(deployment.sites), site_file, status, resume=resume)
+    job.export_job(str(home / "jobs"))
+    try:
+        tell({"state": f"starting NVFlare's server and {len(deployment.sites)} clients"})
+        nvflare(deployment, "poc", "prepare", "--force", "-c", *deployment.sites)
+        nvflare(deployment, "poc", "start", "--timeout", f"{WAIT_SECONDS:.0f}")
+        tell({"state": "submitting the job"})
+        said = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
+        found = re.search(r"job_id: (\S+)", said)
+        if found is None:
+            raise FedtailError(f"NVFlare did not take the job: {' '.join(said.split())[-300:]}")
+        tell({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
+        return follow(status, timeout, tell, lambda: job_fault(deployment, found[1]))
+    finally:
+        processes.stop(deployment.folder)
+
+
+def follow(
+    status: Path,
+    timeout: float,
+    tell: Callable[[dict[str, Any]], None],
+    fault: Callable[[], str],
+    poll: float = 0.2,
+    silence: float = 20.0,
+) -> dict[str, Any]:
+    """Wait for the end of the run that writes ``status``, telling what it says.
+
+    A job that dies writes nothing: after every ``silence`` seconds without a word, ``fault`` is asked why; an empty
+    answer means that the job is well.
+    """
+    deadline = time.monotonic() + timeout
+    last: dict[str, Any] = {}
+    heard = time.monotonic()
+    while time.monotonic() < deadline:
+        now = dict(json.loads(status.read_text())) if status.is_file() else {}
+        if now != last:
+            heard = time.monotonic()
+            tell(now)
+        last = now
+        if has_finished(now):
+            return now
+        if time.monotonic() - heard > silence:
+            why = fault()
+            if why and (not status.is_file() or json.loads(status.read_text()) == last):
+                raise FedtailError(why)
+            heard = time.monotonic()
+        time.sleep(poll)
+    raise FedtailError(f"the run did not end within {timeout:g} s; see the logs under {status.parent}")
+
+
+def job_fault(deployment: Deployment, job_id: str) -> str:
+    """Why a job does not go on, in one line; empty if NVFlare says that it does."""
+    home = deployment.folder / "nvflare"
+    try:
+        listed = nvflare(deployment, "job", "list", "-i", job_id)
+    except FedtailError as error:
+        return f"NVFlare's server does not answer ({error}); see the logs under {home}"
+    row = next((line.split() for line in listed.splitlines() if line.startswith(job_id)), [])
+    state = next((word for word in row if word in GOING_ON or word.startswith("FINISHED:")), "unknown")
+    if state in GOING_ON:
+        return ""
+    return f"NVFlare ended the job ({state}): {last_error(home)}; see the logs under {home}"
+
+
+def last_error(home: Path) -> str:
+    """The last line of the newest error log: what most likely ended the job."""
+    logs = sorted((f for f in home.rglob("error_log.txt") if f.stat().st_size), key=lambda f: f.stat().st_mtime)
+    lines = logs[-1].read_text(errors="replace").strip().splitlines() if logs else ["no error in its logs"]
+    return lines[-1].strip()[-300:]
+
+
+def nvflare(deployment: Deployment, *arguments: str) -> str:
+    """One command of NVFlare, in a home of its own and marked as the deployment's."""
+    home = deployment.folder / "nvflare"
+    program = Path(sys.executable).parent / "nvflare"
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "NVFLARE_POC_WORKSPACE": str(home / "poc"),
+        "PATH": os.pathsep.join([str(program.parent), os.environ.get("PATH", "/usr/bin:/bin")]),
+        "OMP_NUM_THREADS": "1",
+        processes.MARK: str(deployment.folder),
+        processes.ROLE: "nvflare",
+    }
+    done = subprocess.run(
+        [str(program), *arguments], env=environment, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise FedtailError(f"nvflare {' '.join(arguments[:2])} failed: {' '.join(lines[-3:])}")
+    return done.stdout

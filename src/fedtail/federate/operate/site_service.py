@@ -1,0 +1,278 @@
+"""``fedtail site run``: keeps a site's SuperNode at work, and says how it goes.
+
+It starts the SuperNode, and starts it again when it ends, or when it is alive and of no use: without an answer from a
+server that can be reached. While the server cannot be reached, nothing is to be gained, and it is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import FrameType
+
+from fedtail.errors import FedtailError
+from fedtail.federate.deployment import split_address
+from fedtail.federate.flower import supernode
+from fedtail.federate.operate.commands import flower_environment, supernode_arguments
+from fedtail.federate.operate.ports import free_port
+from fedtail.federate.site.config import load_site
+from fedtail.rounds.checkpoint import write_atomically
+
+STALE_SECONDS = 60.0
+"""Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
+GRACE_SECONDS = 30.0
+"""For so long a server that can be reached again may be found by the SuperNode itself."""
+PAUSES = (5.0, 15.0, 30.0, 60.0)
+"""Seconds before the first, second ... start in a row that came to nothing. Flower refuses a site that was killed until
+its last heartbeat has expired, up to a minute."""
+LOG_BYTES, LOG_FILES = 5_000_000, 5
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LEVEL = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) *: *)?(.*)")
+SMALL_TALK = re.compile(
+    "Started server process|Waiting for application|FastAPI lifespan|Application (startup|shutdown)|Uvicorn running|"
+    "Finished server process|Shutting down|For more information"
+)
+
+
+@dataclass
+class Health:
+    """``health.json``, written at every look."""
+
+    site: str
+    server: str
+    state: str = "starting"
+    """``connected``, or what it is instead: ``starting``, ``server unreachable``, ``no contact``, ``useless``,
+    ``waiting`` (to start it again), ``stopped``; ``down`` where no service runs."""
+    detail: str = ""
+    pid: int = 0
+    """Of the SuperNode."""
+    contact: float = 0.0
+    """When the server last answered; 0 for never."""
+    started: float = 0.0
+    restarts: int = 0
+    time: float = 0.0
+
+
+class SiteService:
+    """The service of the site in ``folder``; ``server`` overrides the address in ``site.toml``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: str = "",
+        *,
+        stale: float = STALE_SECONDS,
+        grace: float = GRACE_SECONDS,
+        look: float = 2.0,
+        pauses: tuple[float, ...] = PAUSES,
+    ) -> None:
+        config = load_site(folder / "site.toml")
+        address = server or config.server
+        if not address:
+            raise FedtailError(f"{str(config.file)!r}: [site] has no server; add server = 'host:port', or use --server")
+        split_address("server", address)
+        self.folder, self.address = config.folder, address
+        self.stale, self.grace, self.look, self.pauses = stale, grace, look, pauses
+        self.health = Health(config.name, address)
+        self.contact = self.folder / "contact"
+        self.log = site_log(self.folder)
+        self.stopping = threading.Event()
+        self.last_words = ""
+
+    def run(self) -> None:
+        """Until told to stop."""
+        with alone(self.folder):
+            self.log.info(f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.address}")
+            idle = 0
+            while not self.stopping.is_set():
+                process = self.start()
+                try:
+                    reason = self.watch(process)
+                finally:
+                    end(process)
+                if self.stopping.is_set():
+                    break
+                idle = 0 if self.health.contact > self.health.started else idle + 1
+                pause = self.pauses[min(idle, len(self.pauses) - 1)]
+                self.health.restarts += 1
+                self.log.info(f"{reason}; starting it again in {pause:g} s")
+                self.tell("waiting", reason)
+                self.stopping.wait(pause)
+            self.log.info("service stopped")
+            self.tell("stopped", "")
+
+    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Also a handler of signals."""
+        self.stopping.set()
+
+    def start(self) -> subprocess.Popen[str]:
+        """A new SuperNode."""
+        programs = Path(sys.executable).parent
+        environment = {**flower_environment(self.folder / "flwr", programs), supernode.CONTACT: str(self.contact)}
+        script = [sys.executable, "-P", str(supernode.__file__)]
+        process = subprocess.Popen(
+            [*script, *supernode_arguments(self.folder, self.address, free_port())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env=environment,
+        )
+        self.last_words = ""
+        self.copier = threading.Thread(target=self.copy_log, args=(process,), daemon=True)
+        self.copier.start()
+        self.health.pid, self.health.started = process.pid, time.time()
+        self.tell("starting", "")
+        self.log.info(f"SuperNode started, process {process.pid}")
+        return process
+
+    def copy_log(self, process: subprocess.Popen[str]) -> None:
+        """Flower's lines into the log, without colours and small talk; its last error is why it ended, if it does."""
+        assert process.stdout is not None
+        error: list[str] = []
+        for line in process.stdout:
+            level, said = LEVEL.fullmatch(COLOUR.sub("", line).strip()).groups()  # type: ignore[union-attr]
+            if not said or SMALL_TALK.match(said):
+                continue
+            if level:
+                error = []
+            if level == "ERROR" or error:
+                error = [*error, said][:3]
+                self.last_words = " ".join(word for word in error if not word.startswith("Exit Code"))
+            elif not self.last_words:
+                self.last_words = said
+            self.log.info(f"  {level.lower() + ': ' if level in ('WARNING', 'ERROR') else ''}{said}")
+
+    def watch(self, process: subprocess.Popen[str]) -> str:
+        """Returns why the SuperNode must be started again."""
+        watchdog = Watchdog(self.stale, self.grace)
+        while not self.stopping.wait(self.look):
+            code = process.poll()
+            if code is not None:
+                self.copier.join(1.0)  # its last words; what it started may hold the pipe open for longer
+                return f"the SuperNode ended with code {code}: {self.last_words or 'it said nothing'}"
+            self.health.contact = self.contact.stat().st_mtime if self.contact.exists() else 0.0
+            silent = time.time() - max(self.health.contact, self.health.started)
+            before = self.health.state
+            state, detail = watchdog.judge(silent, lambda: tls_fault(self.address, self.folder / "ca.crt"))
+            if state == "connected" and self.health.contact < self.health.started:
+                state = "starting"
+            if state != before:
+                self.log.info(f"{state}{': ' + detail if detail else ''}")
+            self.tell(state, detail)
+            if state == "useless":
+                return f"the SuperNode has had no answer for {silent:.0f} s, although the server can be reached"
+        return "stopped"
+
+    def tell(self, state: str, detail: str) -> None:
+        self.health.state, self.health.detail, self.health.time = state, detail, time.time()
+        write_atomically(self.folder / "health.json", json.dumps(asdict(self.health)))
+
+
+class Watchdog:
+    """Judges a SuperNode that is alive by how long the server has been silent, and whether it can be reached."""
+
+    def __init__(self, stale: float, grace: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.stale, self.grace, self.clock = stale, grace, clock
+        self.reachable_since: float | None = None
+
+    def judge(self, silent: float, fault: Callable[[], str]) -> tuple[str, str]:
+        """State and detail. silent: seconds since the last answer; fault: why the server cannot be reached, empty if it
+        can."""
+        if silent <= self.stale:
+            self.reachable_since = None
+            return "connected", ""
+        why = fault()
+        if why:
+            self.reachable_since = None
+            return "server unreachable", why
+        now = self.clock()
+        if self.reachable_since is None:
+            self.reachable_since = now
+        if now - self.reachable_since >= self.grace:
+            return "useless", ""
+        return "no contact", "the server can be reached"
+
+
+def tls_fault(address: str, ca: Path, timeout: float = 5.0) -> str:
+    """Why no TLS connection to the server can be made; empty if one can."""
+    host, port = split_address("server", address)
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+        with socket.create_connection((host, port), timeout) as plain, context.wrap_socket(plain, server_hostname=host):
+            return ""
+    except (OSError, ssl.SSLError) as error:
+        return f"{address}: {error}"
+
+
+def end(process: subprocess.Popen[str], seconds: float = 10.0) -> None:
+    """End a SuperNode and all it started; asked first, it signs off."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def site_log(folder: Path) -> logging.Logger:
+    """``site.log``, of which the last files are kept, and standard error."""
+    log = logging.getLogger(f"fedtail.site.{folder}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.handlers.clear()
+    handlers = (
+        RotatingFileHandler(folder / "site.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8"),
+        logging.StreamHandler(),
+    )
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        log.addHandler(handler)
+    return log
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Two SuperNodes with one key would be refused in turn."""
+    with (folder / "service.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedtailError(f"another service runs the site in {str(folder)!r}") from None
+        yield
+
+
+def is_served(folder: Path) -> bool:
+    """Whether a service runs for the site."""
+    try:
+        with alone(folder):
+            return False
+    except FedtailError:
+        return True
+
+
+def read_health(folder: Path) -> Health:
+    """How the site is; ``down`` where no service runs."""
+    config, file = load_site(folder / "site.toml"), folder / "health.json"
+    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(config.name, config.server)
+    if not is_served(folder):
+        known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
+    return known

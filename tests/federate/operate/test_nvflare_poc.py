@@ -1,0 +1,70 @@
+"""Following a job on NVFlare: told as it goes, and given up with one line when it dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip(
+    "nvflare", reason="nvflare is not installed (pip install 'fedtail[nvflare]' in its own environment)"
+)
+
+from fedtail.errors import FedtailError
+from fedtail.federate.nvflare.app import make_job
+from fedtail.federate.operate import nvflare_poc
+from fedtail.federate.operate.create import create_deployment
+from tests.federate.conftest import settings
+
+
+def test_the_job_carries_no_package_along(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings().to_toml())
+    make_job("fedtail", tmp_path / "config.toml", ["north", "south"], "{name}/site.toml").export_job(str(tmp_path))
+    files = [f for f in (tmp_path / "fedtail").rglob("*") if f.is_file()]
+    assert {f.name for f in files} == {
+        "meta.json", "config_fed_server.json", "config_fed_client.json", "job_code.py"
+    }  # fmt: skip
+    assert sum(f.stat().st_size for f in files) < 10_000
+
+
+def test_a_job_that_dies_in_silence_is_given_up_with_its_reason(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    asked = iter(["", "NVFlare ended the job (FAILED_TO_RUN): deployment timed out"])
+    with pytest.raises(FedtailError, match="FAILED_TO_RUN"):
+        nvflare_poc.follow(tmp_path / "run.json", 60.0, told.append, lambda: next(asked), poll=0.01, silence=0.05)
+    assert next(asked, None) is None, "a job that is well is waited for"
+
+
+def test_what_the_run_says_is_told_and_its_end_is_noticed(tmp_path: Path) -> None:
+    status, told = tmp_path / "run.json", []
+
+    def fault() -> str:
+        status.write_text(json.dumps({"state": "finished", "round": 3}))
+        return "NVFlare ended the job"
+
+    status.write_text(json.dumps({"state": "training", "round": 2}))
+    done = nvflare_poc.follow(status, 60.0, told.append, fault, poll=0.01, silence=0.05)
+    assert done["round"] == 3 and [now["state"] for now in told] == ["training", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("id-1  fedtail  RUNNING  2026", ""),
+        ("id-1  fedtail  FINISHED:EXECUTION_EXCEPTION  2026", "(FINISHED:EXECUTION_EXCEPTION): ValueError: no such"),
+        ("", "(unknown)"),
+    ],
+)
+def test_nvflares_word_for_the_job_becomes_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, said: str
+) -> None:
+    deployment = create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2}))
+    logs = deployment.folder / "nvflare" / "poc" / "site-1"
+    logs.mkdir(parents=True)
+    (logs / "error_log.txt").write_text("Traceback ...\nValueError: no such column\n")
+    monkeypatch.setattr(nvflare_poc, "nvflare", lambda *_: f"job_id  job_name  status\n{listed}\n")
+    fault = nvflare_poc.job_fault(deployment, "id-1")
+    assert (said in fault) if said else fault == ""
+    assert "\n" not in fault
