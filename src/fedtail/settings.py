@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedtail.errors import FedtailError, one_of
 
 S = TypeVar("S", bound=BaseModel)
+Reveal = Literal["totals", "classes"]
+"""What validation at a site may send: totals, or counts per class."""
 FREE: dict[str, Any] = {"free": True}
 """Marks a setting that does not change a run's result, so that a resumed run may have another value."""
 
@@ -212,7 +214,7 @@ class Deploy(Section):
     """Seconds to wait for the replies of one exchange; who is late is left out of the round."""
     wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
     """Seconds to wait for all sites before round 0."""
-    reveal: Literal["totals", "classes"] = "totals"
+    reveal: Reveal = "totals"
     """What sites send back from validation: totals, or counts per class (their policy must allow it)."""
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""

@@ -90,7 +90,8 @@ class Client:
 class Federation:
     """Data of K clients with private validation splits, and a test set.
 
-    Make one with ``Federation.from_arrays``, ``fedtail.partition`` or ``fedtail.datasets.load``.
+    Make one by splitting a data set, ``fedtail.partition(fedtail.datasets.load("adult"))``, or from data of your own:
+    ``Federation.from_tables``, ``from_images``, ``from_arrays``, ``from_datasets``.
     """
 
     pool: Samples
