@@ -174,7 +174,9 @@ class Run(Section):
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the clients sampled for a round."""
     metric: str = "accuracy"
-    """What rate search and model selection compare by, on private validation splits; see `fedtail metrics`."""
+    """What rate search and model selection compare by, on private validation splits: ``accuracy``,
+    ``balanced_accuracy``, ``macro_f1``, ``weighted_f1``, ``defect_score`` (where the data name a class that means
+    "nothing found"), or one of your own, ``file.py:name``."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     validate_every: int = Field(1, ge=0)
