@@ -150,10 +150,14 @@ class Federation:
     def validation_rows(self) -> np.ndarray:
         """Pool indices of the validation splits that stand for the federation's: all clients' up to ``PANEL``, beyond
         that those of a fixed random panel, so that a round costs what its own clients cost."""
+        return np.concatenate([self.validation[k] for k in self.panel()])
+
+    def panel(self) -> list[int]:
+        """The clients whose validation splits are looked at: all, or ``PANEL`` of them."""
         if self.n_clients <= PANEL:
-            return np.concatenate(self.validation)
-        panel = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
-        return np.concatenate([self.validation[k] for k in np.sort(panel)])
+            return list(range(self.n_clients))
+        picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
+        return [int(k) for k in np.sort(picked)]
 
     def label_map(self) -> np.ndarray:
         """(K, C) training samples per client and class. In a real federation nobody has this table."""

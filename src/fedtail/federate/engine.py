@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.scores import Scores
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.exchange import exchange
@@ -20,7 +21,7 @@ from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
 CANDIDATES = ("affine", "models")
 T = TypeVar("T")
@@ -137,6 +138,21 @@ class RemoteEngine:
             split: counts.reshape(1, 2) if shape == (2,) else counts
             for split, counts in zip(splits, total, strict=True)
         }
+
+    def scores(self, x: Tensor, split: str) -> Iterator[tuple[int, Scores]]:
+        """As the protocol says; nothing where class counts stay at the sites, since these counts would tell them."""
+        n = self.job.n_classes
+        if split == "test" and self.test is not None:
+            batches = Split(self.test, self.job.transform, n).batches()
+            yield -1, scores_on(model_logits(self.model, x, batches), n)
+        elif self.job.reveal == "classes":
+            asked = {k: Parcel({**self._meta(k), "split": split}, {"x": x}) for k in self._present}
+            shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
+
+            def read(client: int, parcel: Parcel) -> Scores:
+                return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+
+            yield from self._ask(Phase.SCORES, asked, read, self.n_clients).items()
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import class_counts, confusion_matrix
 from fedtail.core.records import Task
+from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.models.flat import FlatModel
 
@@ -65,6 +66,15 @@ def federation_split(federation: Federation, name: str) -> Split:
     return Split(federation.test, federation.transform, federation.n_classes)
 
 
+def score_splits(federation: Federation, name: str) -> Iterator[tuple[int, Split]]:
+    """The common test set as client -1, or the private split of each client (of a panel, where there are very many)."""
+    if name == "test":
+        yield -1, federation_split(federation, name)
+        return
+    for k in federation.panel():
+        yield k, Split.of(federation, federation.validation[k])
+
+
 @torch.no_grad()
 def model_logits(model: FlatModel, x: Tensor, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """(B, C) logits of the model ``x``, and labels, batch by batch."""
@@ -84,6 +94,14 @@ def confusion_on(model: FlatModel, split: Split) -> Callable[[Tensor], np.ndarra
         return confusion_matrix(labels, guess, split.n_classes)
 
     return confusion
+
+
+def scores_on(logits: Iterable[tuple[Tensor, Tensor]], n_classes: int) -> Scores:
+    """Counts of a model's probabilities, from its (B, C) logits and labels batch by batch."""
+    total = Scores.of(np.empty((0, n_classes)), np.empty(0, dtype=np.int64))
+    for z, y in logits:
+        total = total + Scores.of(torch.softmax(z.double(), -1).cpu().numpy(), y.cpu().numpy())
+    return total
 
 
 def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> np.ndarray:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import summarize
 from fedtail.core.records import Task, Tensors
+from fedtail.core.scores import Scores
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rates.base import RateStrategy
@@ -73,9 +74,9 @@ class Problem:
         """The model's shape and layers; its weights are scratch space."""
         return self.engine.model
 
-    def metrics(self, confusion: np.ndarray) -> dict[str, Any]:
-        """Everything reported of a confusion matrix."""
-        return summarize(confusion, self.train_counts, self.background)
+    def metrics(self, confusion: np.ndarray, scores: Scores | None = None) -> dict[str, Any]:
+        """Everything reported of a confusion matrix, and of probabilities where they were counted."""
+        return summarize(confusion, self.train_counts, self.background, scores)
 
     def begin(self) -> State:
         """Round 0 from the model's own initial weights."""

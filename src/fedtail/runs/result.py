@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedtail.core.metrics import METRICS, majority_floor, metrics
+from fedtail.core.scores import Scores
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
@@ -33,6 +36,8 @@ class Result:
     """(n,) the same as a vector."""
     test: dict[str, Any]
     confusion: np.ndarray
+    sites: list[dict[str, Any]]
+    """Every metric of every site, on its private validation split and, where it has one, its own test set."""
     floor: dict[str, float]
     """Metrics of always answering the majority class."""
     rates: np.ndarray
@@ -93,6 +98,7 @@ class Result:
             "titles": self.titles,
             "test": self.test,
             "confusion": self.confusion,
+            "sites": self.sites,
             "floor": self.floor,
             "rates": self.rates,
             **self.summary,
@@ -147,6 +153,26 @@ class Result:
         ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
 
 
+def sum_scores(parts: Iterable[Scores]) -> Scores | None:
+    """Of all sites together; None where nobody told."""
+    found = list(parts)
+    return functools.reduce(operator.add, found) if found else None
+
+
+def site_results(
+    problem: Problem, x: Tensor, names: Sequence[str], tested: Mapping[int, Scores]
+) -> list[dict[str, Any]]:
+    """The metrics of each site; empty where sites keep them to themselves."""
+    out = []
+    for k, found in problem.engine.scores(x, "validation"):
+        row: dict[str, Any] = {"site": names[k]}
+        for split, scores in (("validation", found), ("test", tested.get(k))):
+            if scores is not None and scores.n:
+                row[split] = problem.metrics(scores.confusion, scores)
+        out.append(row)
+    return out
+
+
 def titles_of(problem: Problem) -> dict[str, Any]:
     """How tables and reports call what a run is made of."""
     own = {m.name: m.title for m in metrics() if is_own(m.name)}
@@ -158,6 +184,8 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     best = state.best if settings.run.select == "best" else None
     x = state.x if best is None else best.x
     confusion = problem.engine.confusion(x, "test")
+    tested = dict(problem.engine.scores(x, "test"))
+    sites = site_results(problem, x, about.sites, tested)
     problem.model.load(x)
     problem.model.module.eval()
     last, rates = state.history[-1] if state.history else {}, problem.rates
@@ -177,7 +205,8 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     return Result(
         module=problem.model.module,
         x=x,
-        test=problem.metrics(confusion),
+        test=problem.metrics(confusion, sum_scores(tested.values())),
+        sites=sites,
         confusion=confusion,
         floor=floor,
         rates=rates.rates if rates.searches == "rate" else rates.base_rates,

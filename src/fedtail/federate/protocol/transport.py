@@ -28,6 +28,7 @@ class Phase(StrEnum):
     VALIDATE = "validate"
     CONFUSION = "confusion"
     MEASURE = "measure"
+    SCORES = "scores"
 
 
 def with_phase(phase: str, parts: Mapping[str, bytes]) -> Parts:

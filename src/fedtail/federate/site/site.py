@@ -35,7 +35,7 @@ from fedtail.federate.protocol.wire import (
 from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise
 
@@ -167,6 +167,19 @@ class Site:
                 matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
             out[split] = torch.as_tensor(matrix)
         return Parcel({}, out)
+
+    def scores(self, parcel: Parcel) -> Parcel:
+        """Counts of a model's probabilities on a split; only where counts per class may leave."""
+        here = self._prepare(parcel)
+        if here.job.reveal == "totals":
+            raise FedtailError(
+                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'"
+            )
+        self._check_vector(here, parcel.tensors["x"])
+        rows = here.test if parcel.meta["split"] == "test" else here.client.validation
+        batches = Split.of(here.client, rows).batches(device=self.device)
+        found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes)
+        return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
 
     def measure(self, parcel: Parcel) -> Parcel:
         """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
