@@ -22,7 +22,7 @@ from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import measurement, run_reports
+from fedtail.rounds.evaluation import judged, measurement, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.graph.evaluation import Evaluator
@@ -215,6 +215,7 @@ class GraphSimulator:
         return run_reports(
             task,
             delta,
+            judged(self.settings.run.metric, client.background),
             lambda models: [float(self._losses(x, client).mean()) for x in models],
             lambda models: [self.evaluator.confusion(x, client.validation) for x in models],
         )
