@@ -1,15 +1,15 @@
-"""What mkdocs builds beyond the Markdown files: links out of docs/, and the table of settings from the schema."""
+"""What mkdocs does beyond the Markdown files, and the table of settings in docs/settings.md, made from the schema."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fedtail.runs.config import Config
+from fedtail.settings import Settings, interval
 
 ROOT = Path(__file__).parent.parent
 MARK = "<!-- settings -->"
@@ -25,33 +25,29 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fill in the settings; links to files of the repository outside docs/ become plain names."""
-    if MARK in markdown:
-        markdown = markdown.replace(MARK, settings())
+    """Links to files of the repository outside docs/ become plain names."""
     return re.sub(r"\[([^\]]+)\]\(\.\./([^)]+)\)", _outside, markdown)
 
 
 def settings() -> str:
-    """One table per section of the config: key, default, allowed values, meaning."""
+    """One table per section: key, default, allowed values, meaning."""
     parts = []
-    for name, field in Config.model_fields.items():
+    for name, field in Settings.model_fields.items():
         section: Any = field.annotation
         lines = [f"## {name}", "", _prose(section.__doc__), ""]
         lines += ["| key | default | allowed | |", "|---|---|---|---|"]
-        comments = _comments(name)
         for key, item in section.model_fields.items():
-            lines.append(f"| `{name}.{key}` | {_default(item)} | {_allowed(item)} | {comments.get(key, '')} |")
+            lines.append(
+                f"| `{name}.{key}` | {_default(item)} | {_allowed(section, key)} | {_prose(item.description)} |"
+            )
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _comments(section: str) -> dict[str, str]:
-    """The docstrings under the fields of a section, read from the source of the schema."""
-    source = (ROOT / "src" / "fedtail" / "runs" / "config.py").read_text(encoding="utf-8")
-    name = type(getattr(Config(), section)).__name__
-    body = re.search(rf"class {name}\(.*?(?=\n\n\n)", source, re.S)
-    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', body[0] if body else "", re.S | re.M)
-    return {key: _prose(text) for key, text in found}
+def write_settings() -> None:
+    """Bring docs/settings.md up to date: ``python docs/hooks.py``."""
+    page = ROOT / "docs" / "settings.md"
+    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + f"{MARK}\n\n{settings()}\n", encoding="utf-8")
 
 
 def _prose(text: str | None) -> str:
@@ -64,17 +60,11 @@ def _default(item: FieldInfo) -> str:
     return f"`{item.default!r}`" if item.default not in (None, ()) else "not set"
 
 
-def _allowed(item: FieldInfo) -> str:
-    options = getattr(item.annotation, "__args__", ()) if "Literal" in str(item.annotation) else ()
-    if options and all(isinstance(o, str) for o in options):
-        return ", ".join(f"`{o}`" for o in options)
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    return ", ".join(
-        f"{sign} {getattr(rule, name):g}"
-        for rule in item.metadata
-        for name, sign in signs.items()
-        if hasattr(rule, name)
-    )
+def _allowed(section: Any, key: str) -> str:
+    kinds = get_args(section.model_fields[key].annotation)
+    if kinds and all(isinstance(kind, str) for kind in kinds):
+        return ", ".join(f"`{kind}`" for kind in kinds)
+    return interval(section, key)
 
 
 def _outside(match: re.Match[str]) -> str:
@@ -104,3 +94,7 @@ def _existing(nav: Any) -> Any:
         elif (ROOT / "docs" / target).is_file():
             out.append(entry)
     return out
+
+
+if __name__ == "__main__":
+    write_settings()

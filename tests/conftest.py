@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -30,3 +33,16 @@ def federation() -> Federation:
 @pytest.fixture
 def module(federation: Federation) -> torch.nn.Module:
     return build_model("mlp", federation.input_shape, federation.n_classes, hidden=(16, 8))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what was not tested, and with which command it would be; `make test` repeats it at its end."""
+    reasons = Counter(
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    lines = [f"{n} test{'s' if n > 1 else ''} not run: {reason}" for reason, n in reasons.most_common()]
+    for line in lines:
+        terminalreporter.write_line(line, yellow=True)
+    if file := os.environ.get("FEDTAIL_NOT_TESTED"):
+        with Path(file).open("a", encoding="utf-8") as out:
+            out.writelines(f"{line}\n" for line in lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import re
 import runpy
 import shlex
@@ -197,3 +198,12 @@ def test_the_site_works_and_searches_without_a_server(site: Path, tmp_path: Path
         assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in requests(driver, page))
     finally:
         driver.quit()
+
+
+def test_the_table_of_settings_is_that_of_the_schema() -> None:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert page.partition(hooks.MARK)[2].strip() == hooks.settings(), "bring it up to date: python docs/hooks.py"

@@ -142,3 +142,10 @@ def test_bad_settings_are_named(options: dict, name: str) -> None:
 def test_class_groups_follow_the_rule_after_resampling() -> None:
     assert class_groups([500, 400, 30, 20]).tolist() == [0, 0, 1, 1]
     assert class_groups([500, 400, 30, 20], rate=1.0).tolist() == [0, 0, 1, 1]
+
+
+def test_float64_parameters_are_normalized_in_float64() -> None:
+    x = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    g = torch.tensor([1.0, 1e-9, 0.0], dtype=torch.float64)
+    CGNM([x], lr=1.0, n_groups=1, beta=0.0, delta=0.0).step([(x * g).sum()])
+    torch.testing.assert_close(x.detach(), -g / g.norm(), rtol=1e-15, atol=0)

@@ -34,6 +34,10 @@ class CGNM(torch.optim.Optimizer):
             parameter groups, while the norm of m_h is always taken over all of them.
         n_groups: H.
 
+    ``step`` computes its own gradients and neither reads nor writes ``.grad``. So clipping ``.grad`` does nothing (and
+    nothing is lost: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, and a
+    ``GradScaler`` has nothing to unscale: train in float32 or bfloat16, which need no loss scaling.
+
     With BatchNorm, compute one forward pass and take both losses from it, as above: forward passes per group would
     see other batch statistics. With GroupNorm or no normalisation, a forward pass per group gives the same gradients.
     """
@@ -75,7 +79,10 @@ class CGNM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _apply(self, slots: list[tuple[dict[str, Any], Tensor]], grads: dict[int, Sequence[Tensor | None]]) -> None:
-        squares = [torch.zeros((), device=slots[0][1].device) for _ in range(self.n_groups)] if slots else []
+        exact = torch.float64 if any(p.dtype == torch.float64 for _, p in slots) else torch.float32
+        squares = [
+            torch.zeros((), dtype=exact, device=slots[0][1].device) for _ in range(self.n_groups if slots else 0)
+        ]
         for i, (group, p) in enumerate(slots):
             state = self.state[p]
             if "momentum" not in state:
@@ -86,12 +93,12 @@ class CGNM(torch.optim.Optimizer):
                 g = grads[h][i] if h in grads else None
                 if g is not None:
                     m.add_(g, alpha=1.0 - group["beta"])
-                squares[h] = squares[h] + m.float().pow(2).sum().to(squares[h].device)
+                squares[h] = squares[h] + m.to(exact).pow(2).sum().to(squares[h].device)
         norms = [s.sqrt() for s in squares]
         for group, p in slots:
             step = group["weight_decay"] * p if group["weight_decay"] else torch.zeros_like(p)
             for m, norm in zip(self.state[p]["momentum"], norms, strict=True):
-                size = norm.to(p.device) + group["delta"]
+                size = norm.to(p) + group["delta"]
                 step = step + m / torch.where(size > 0, size, torch.ones_like(size))
             p.sub_(group["lr"] * step)
 

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedtail.errors import FedtailError, one_of
 
 S = TypeVar("S", bound=BaseModel)
+Reveal = Literal["totals", "classes"]
+"""What validation at a site may send: totals, or counts per class."""
 FREE: dict[str, Any] = {"free": True}
 """Marks a setting that does not change a run's result, so that a resumed run may have another value."""
 
@@ -185,7 +187,9 @@ class Run(Section):
     participation: float = Field(1.0, gt=0, le=1)
     """Share of the clients sampled for a round."""
     metric: str = "accuracy"
-    """What rate search and model selection compare by, on private validation splits; see `fedtail metrics`."""
+    """What rate search and model selection compare by, on private validation splits: ``accuracy``,
+    ``balanced_accuracy``, ``macro_f1``, ``weighted_f1``, ``defect_score`` (where the data name a class that means
+    "nothing found"), or one of your own, ``file.py:name``."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     validate_every: int = Field(1, ge=0)
@@ -225,7 +229,7 @@ class Deploy(Section):
     """Seconds to wait for the replies of one exchange; who is late is left out of the round."""
     wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
     """Seconds to wait for all sites before round 0."""
-    reveal: Literal["totals", "classes"] = "totals"
+    reveal: Reveal = "totals"
     """What sites send back from validation: totals, or counts per class (their policy must allow it)."""
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""

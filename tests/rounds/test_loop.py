@@ -17,7 +17,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES, FedHOO
 from fedtail.rates.base import RateStrategy
-from fedtail.rounds.local import client_confusion
+from fedtail.rounds.evaluation import Split, confusion_on
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
 from fedtail.runs.problem import assemble
@@ -129,7 +129,7 @@ def test_pooled_validation_equals_the_sum_over_clients() -> None:
     counts = p.engine.validate(candidates, [0, 1, 3])
     for s in range(8):
         expected = sum(
-            class_counts(client_confusion(p.model, c, candidates.model(s), c.validation))
+            class_counts(confusion_on(p.model, Split.of(c, c.validation))(candidates.model(s)))
             for c in map(federation.client, (0, 1, 3))
         )
         np.testing.assert_array_equal(counts[s], expected)

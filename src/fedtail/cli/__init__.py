@@ -32,7 +32,7 @@ app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.add_typer(data.app, name="data")
 app.command("compare")(compare.compare_command)
-app.command("methods")(methods.methods_command)
+app.add_typer(methods.app, name="methods")
 app.command("tune")(tune.tune)
 
 

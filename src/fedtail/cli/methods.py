@@ -1,4 +1,4 @@
-"""``fedtail methods``: what there is to compare."""
+"""``fedtail methods``: what there is to compare, and whether a method of your own may join."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from rich.text import Text
 
 from fedtail.cli.options import Json
 from fedtail.cli.progress import terminal
+from fedtail.errors import FedtailError
+from fedtail.federate.conformance import check_named
 from fedtail.methods.registry import describe_methods, methods_markdown, options_text
 
+app = typer.Typer(invoke_without_command=True)
 
-def methods_command(
+
+@app.callback()
+def methods(
+    context: typer.Context,
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
 ) -> None:
     """List the methods: paper, what crosses the wire beyond FedAvg, what a client keeps, options and defaults."""
+    if context.invoked_subcommand is not None:
+        return
     if as_json:
         typer.echo(json.dumps({"methods": describe_methods()}))
         return
@@ -37,3 +45,21 @@ def methods_command(
         table.add_row("options", ", ".join(options_text(m["defaults"])))
         console.print(Text.assemble((m["name"], "bold"), f"  {m['title']}"))
         console.print(Padding(table, (0, 0, 1, 2)))
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A name, or file.py:Name of your own.")],
+    as_json: Json = False,
+) -> None:
+    """Try a method on every engine: finite, repeatable, resumable, the same on fast paths and at real sites."""
+    found = []
+    for result in check_named(name):
+        found.append(result)
+        if not as_json:
+            typer.echo(f"{'no ' if result.problem else 'yes'}  {result.claim}" + f": {result.problem}".rstrip(": "))
+    if as_json:
+        typer.echo(json.dumps({"method": name, "checks": [{"claim": c.claim, "problem": c.problem} for c in found]}))
+    failed = [c for c in found if c.problem]
+    if failed:
+        raise FedtailError(f"method {name!r} fails {len(failed)} of {len(found)} checks; the first: {failed[0].claim}")

@@ -1,1 +1,1 @@
-"""Pure maths on arrays and tensors; nothing here knows of clients, files or devices."""
+"""The maths of the methods, on arrays and tensors: no files, no clients, no settings."""

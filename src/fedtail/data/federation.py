@@ -91,7 +91,8 @@ class Client:
 class Federation:
     """Data of K clients with private validation splits, and a test set.
 
-    Make one with ``Federation.from_arrays``, ``fedtail.partition`` or ``fedtail.datasets.load``.
+    Make one by splitting a data set, ``fedtail.partition(fedtail.datasets.load("adult"))``, or from data of your own:
+    ``Federation.from_tables``, ``from_images``, ``from_arrays``, ``from_datasets``.
     """
 
     pool: Samples
@@ -168,6 +169,28 @@ class Federation:
         """(K, C) training samples per client and class. In a real federation nobody has this table."""
         y = self.pool.y.numpy()
         return np.stack([np.bincount(y[i], minlength=self.n_classes) for i in self.train])
+
+    @classmethod
+    def from_tables(cls, tables: Any, label: str, site: str | None = None, **options: Any) -> Federation:
+        """Tables of your own: ``{site: DataFrame}``, one DataFrame or file with a ``site`` column, or a folder or glob
+        of files, one per site.
+
+        Args:
+            label: the column that holds the class.
+            options: of the data set ``table`` (``exclude``, ``categories`` ...) and of ``fedtail.partition``
+                (``validation``, ``seed`` ...).
+        """
+        from fedtail.data.own import from_tables  # which needs this module
+
+        return from_tables(tables, label, site, **options)
+
+    @classmethod
+    def from_images(cls, folder: Any, **options: Any) -> Federation:
+        """Images of your own in folders ``site/class/*`` or ``class/*``; ``options`` of the data set ``images``
+        (``size``, ``background`` ...) and of ``fedtail.partition``."""
+        from fedtail.data.own import from_images  # which needs this module
+
+        return from_images(folder, **options)
 
     @classmethod
     def from_arrays(

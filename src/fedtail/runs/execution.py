@@ -30,6 +30,9 @@ from fedtail.settings import Method as MethodSection
 from fedtail.settings import Model as ModelSection
 from fedtail.simulate.sharded import rank
 
+ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
+"""Settings of a run that is written as it goes."""
+
 
 def fit(
     federation: Federation,
@@ -52,10 +55,12 @@ def fit(
         settings: any setting of the sections ``local``, ``run`` and ``engine`` by its name, and ``server`` and
             ``privacy`` as dictionaries; see docs/settings.md.
     """
+    for key in ON_DISK:
+        if key in settings:
+            raise FedtailError(f"{key} has no effect in fit(), which leaves the disk alone; use result.save(folder)")
     chosen = Settings.of(**settings)
-    options = {} if isinstance(method, Method) else METHODS.check(method, {}) if isinstance(method, str) else {}
     module, named = _module(model, federation, chosen.run.seed)
-    built = METHODS.build(method, **options) if isinstance(method, str) else method
+    built = METHODS.build(method) if isinstance(method, str) else method
     if not isinstance(built, Method):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
     strategy = _strategy(rates, federation.n_clients)
@@ -93,7 +98,7 @@ def _signature() -> inspect.Signature:
             annotation=type(getattr(defaults, section)).model_fields[name].annotation,
         )
         for name, section in KEYWORDS.items()
-        if name not in ("name", "folder", "checkpoint_every", "trackers")
+        if name not in ON_DISK
     ]
     more += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default={}) for name in WHOLE_SECTIONS]
     kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]

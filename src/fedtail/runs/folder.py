@@ -31,9 +31,8 @@ except ImportError:  # Windows
 def choose_folder(settings: Settings, resume: bool) -> Path:
     """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
     base = Path(settings.run.folder)
-    name = (
-        settings.run.name or f"{settings.data.name}-{settings.method.name}-{settings.rates.name}-s{settings.run.seed}"
-    )
+    parts = (part.name.rpartition(":")[2] for part in (settings.data, settings.method, settings.rates))
+    name = settings.run.name or f"{'-'.join(parts)}-s{settings.run.seed}"
     if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
         raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
     folder = base / name

@@ -19,11 +19,12 @@ from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, count_candidates, federation_split
 from fedtail.rounds.local import DivergedError, measure_client, train_client
 from fedtail.settings import Settings
+from fedtail.simulate.client_states import ClientStates
 
 T = TypeVar("T")
 
 
-class ReferenceSimulator:
+class ReferenceSimulator(ClientStates):
     """Every client in this process. With ``workers`` > 1 several clients run at once, each on a model of its own;
     since every draw is keyed by client and round, the result does not depend on it."""
 
@@ -38,6 +39,7 @@ class ReferenceSimulator:
         *,
         reason: str = "asked for",
     ) -> None:
+        super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         self.device, self.reason = torch.device(settings.engine.device), reason
         workers = settings.engine.workers
@@ -46,8 +48,6 @@ class ReferenceSimulator:
         model = FlatModel(module.to(self.device))
         self.models = [model, *(model.clone() for _ in range(self.workers - 1))]
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
-        self.client_states: dict[int, Tensors] = {}
-        self._pending: dict[int, list[Tensors]] = {}
 
     @property
     def model(self) -> FlatModel:
@@ -84,18 +84,6 @@ class ReferenceSimulator:
             lambda model, k: measure_client(model, self.federation.client(k), x, what), range(self.n_clients)
         )
         return dict(enumerate(values))
-
-    def commit(self, choice: dict[int, int]) -> None:
-        for k, probe in choice.items():
-            if k in self._pending and self._pending[k][probe]:
-                self.client_states[k] = self._pending[k][probe]
-        self._pending.clear()
-
-    def state(self) -> dict[int, Tensors]:
-        return self.client_states
-
-    def load_state(self, state: dict[int, Tensors]) -> None:
-        self.client_states = state
 
     def info(self) -> dict[str, Any]:
         return {

@@ -233,6 +233,25 @@ def test_killed_late_and_lying_sites_are_left_out_with_their_reasons_and_come_ba
     local.wait_until_online(flower_deployment, 90)
 
 
+@pytest.mark.faults
+def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deployment: Deployment) -> None:
+    config = settings(
+        run={"name": "quorum", "rounds": 10, "quorum": 0.5}, deploy={"timeout": 60.0, "wait": 3.0, "validate_every": 0}
+    )
+    folder = flower_deployment.runs / "quorum"
+    processes.stop(flower_deployment.folder, "site:south")
+    run_id = start(flower_deployment, config)
+    until(lambda: len(read_history(folder)) >= 1, 150, "round 0")
+    bring_back(flower_deployment, "south")
+    done = runs.wait(flower_deployment, run_id)
+    records = read_history(folder)
+    assert records[0]["clients"] == [0, 1] and records[-1]["clients"] == [0, 1, 2]
+    assert {f["reason"] for f in records[0]["refused"]} == {"the site is offline"}
+    assert any("has joined" in f["reason"] for r in records for f in r["refused"])
+    assert {f["client"] for f in done["errors"]} == {2}
+    local.wait_until_online(flower_deployment, 90)
+
+
 def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str = "") -> subprocess.Popen[bytes]:
     """A SuperNode at the folder in ``tmp_path`` that gives up at once when refused."""
     address = f"{deployment.host}:{deployment.port}"

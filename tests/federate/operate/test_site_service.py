@@ -123,6 +123,7 @@ class Gate:
         while True:
             outside, _ = self.listener.accept()
             if not self.open:
+                outside.recv(1 << 16)  # closed with its hello unread, it would be reset, which Flower retries
                 outside.close()
                 continue
             inside = socket.create_connection(("127.0.0.1", self.port))

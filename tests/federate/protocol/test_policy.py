@@ -10,6 +10,8 @@ import pytest
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Ledger, Policy, PolicyError
+from fedtail.federate.site.config import Rules
+from fedtail.settings import checked
 
 
 def job(**more: object) -> Job:
@@ -26,7 +28,7 @@ def test_a_server_cannot_have_code_imported_that_the_site_did_not_name() -> None
     asked = Job("r", "subprocess:run", (3,), ("a", "b"), "fedcgnm", 5, {"args": "id", "shell": True})
     with pytest.raises(PolicyError, match="code that the server would have imported"):
         Policy().check_job(asked)
-    Policy.from_toml({"code": ["subprocess:run"]}).check_job(asked)
+    Policy(code=["subprocess:run"]).check_job(asked)
 
 
 def test_class_counts_stay_at_the_site_by_default() -> None:
@@ -68,4 +70,4 @@ def test_rounds_per_day_are_limited_over_restarts_and_a_repeat_is_free(tmp_path:
 
 def test_an_unknown_key_names_the_nearest_right_one() -> None:
     with pytest.raises(FedtailError, match="did you mean 'methods'"):
-        Policy.from_toml({"method": ["fedavg"]})
+        checked(Rules, {"policy": {"method": ["fedavg"]}})

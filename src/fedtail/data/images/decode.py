@@ -33,10 +33,14 @@ LARGEST = 224
 GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"})
 WORKERS = min(8, os.cpu_count() or 1)
 UNREADABLE = (
-    OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError,
+    OSError,
+    UnidentifiedImageError,
+    ValueError,
+    SyntaxError,
+    Image.DecompressionBombError,
     Image.DecompressionBombWarning,
-)  # fmt: skip
-"""What Pillow raises for files it cannot read or deems too large to."""
+)
+"""What Pillow raises for a file that it cannot read, or that is too large to be opened safely."""
 
 
 @dataclass(frozen=True)

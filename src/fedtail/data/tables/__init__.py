@@ -1,6 +1,6 @@
 """Bring your own table: read, infer, encode; pooled or one file per site."""
 
-from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.encode import frame_columns
 from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
 from fedtail.data.tables.pooled import table, table_from_frame
 from fedtail.data.tables.read import Table, read_table
@@ -13,7 +13,6 @@ __all__ = [
     "Table",
     "TableSchema",
     "column_moments",
-    "encode",
     "encode_site",
     "fit_schema",
     "frame_columns",

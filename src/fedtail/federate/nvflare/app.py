@@ -18,6 +18,7 @@ from fedtail.federate.nvflare import job_code
 from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
 from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import split_phase
+from fedtail.federate.protocol.wire import error_parts
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
@@ -63,13 +64,19 @@ class FedtailExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
+        reply = make_reply(ReturnCode.OK)
+        try:
+            reply["parts"] = self._open(fl_ctx.get_identity_name()).handle(*split_phase(shareable["parts"]))
+        except FedtailError as error:  # of its configuration or data: the server's operator wants to read it
+            reply["parts"] = error_parts(str(error))
+        return reply
+
+    def _open(self, name: str) -> Site:
         if self._site is None:
-            config = load_site(self.site_file.format(name=fl_ctx.get_identity_name()))
+            config = load_site(self.site_file.format(name=name))
             torch.set_num_threads(config.worker.threads)
             self._site = config.open_site()
-        reply = make_reply(ReturnCode.OK)
-        reply["parts"] = self._site.handle(*split_phase(shareable["parts"]))
-        return reply
+        return self._site
 
 
 def make_job(

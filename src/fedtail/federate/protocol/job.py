@@ -7,7 +7,7 @@ its worker at any time without the server noticing more than a slower reply.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -16,9 +16,7 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models import build_model
-from fedtail.settings import Local, Run, Settings, checked
-
-REVEAL = ("totals", "classes")
+from fedtail.settings import Local, Reveal, Run, Settings, checked
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ class Job:
     """Which federation runs it; for the sites' logs."""
 
     def __post_init__(self) -> None:
-        if self.reveal not in REVEAL:
-            raise one_of("deploy.reveal", self.reveal, REVEAL)
+        if self.reveal not in get_args(Reveal):
+            raise one_of("deploy.reveal", self.reveal, get_args(Reveal))
 
     @property
     def settings(self) -> Settings:

@@ -4,67 +4,50 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.federate.protocol.job import REVEAL, Job
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.job import Job
 from fedtail.registry import is_own
+from fedtail.settings import Reveal, Section
 
 
 class PolicyError(FedtailError):
     """The site's policy forbids what the server asked for."""
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Section):
     """``[policy]`` of a site's configuration. The defaults allow training and reveal no class counts."""
 
     methods: tuple[str, ...] = ()
     """Allowed methods; empty allows all."""
     code: tuple[str, ...] = ()
-    """Models by ``module:callable`` that a server may have imported here; registered ones need no permission."""
-    reveal: str = "totals"
+    """Models and methods of the user's own (``module:Name``, ``file.py:Name``) that a server may have imported here;
+    registered ones need no permission."""
+    reveal: Reveal = "totals"
     """The most that validation may send: ``totals`` or ``classes``."""
-    min_class_count: int = 0
+    min_class_count: int = Field(0, ge=0)
     """Refuse to train while a class that is present has fewer training samples."""
-    max_rounds_per_day: int = 0
+    max_rounds_per_day: int = Field(0, ge=0)
     """Training rounds allowed in 24 hours, over all runs; 0 is no limit."""
-    min_noise: float = 0.0
+    min_noise: float = Field(0.0, ge=0)
     """Refuse a run with a smaller local noise multiplier."""
-    max_update_mb: float = 0.0
+    max_update_mb: float = Field(0.0, ge=0)
     """Refuse a run whose updates are larger; 0 is no limit."""
-
-    def __post_init__(self) -> None:
-        if self.reveal not in REVEAL:
-            raise one_of("policy.reveal", self.reveal, REVEAL)
-        for name in ("min_class_count", "max_rounds_per_day", "min_noise", "max_update_mb"):
-            check_range(f"policy.{name}", getattr(self, name), 0)
-
-    @classmethod
-    def from_toml(cls, section: dict[str, Any]) -> Policy:
-        allowed = {f.name for f in fields(cls)}
-        for key in section:
-            if key not in allowed:
-                raise one_of("key of [policy]", key, allowed)
-        given = dict(section)
-        for key in ("methods", "code"):
-            if key in given:
-                given[key] = tuple(given[key])
-        return cls(**given)
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run this site does not take part in."""
         if self.methods and job.method not in self.methods:
             raise PolicyError(f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})")
-        if is_own(job.model) and job.model not in self.code:
-            raise PolicyError(
-                f"site policy: the model {job.model!r} is code that the server would have imported here; if you trust "
-                "it, add it to policy.code"
-            )
+        for kind, name in (("model", job.model), ("method", job.method)):
+            if is_own(name) and name not in self.code:
+                raise PolicyError(
+                    f"site policy: the {kind} {name!r} is code that the server would have imported here; if you trust "
+                    "it, add it to policy.code"
+                )
         if job.reveal == "classes" and self.reveal != "classes":
             raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
         if self.reveal != "classes" and job.build_method().reveals_classes:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtail.errors import FedtailError, check_range, one_of
+from pydantic import Field
+
+from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.images import ImageSite
@@ -18,28 +20,31 @@ from fedtail.federate.site.table import TableSite
 from fedtail.models.device import check_device
 from fedtail.runs.config import load_config
 from fedtail.runs.problem import build_federation, load_pooled
+from fedtail.settings import Section, checked
 
 KINDS = ("table", "images", "slice")
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(Section):
     """``[worker]``: the process that trains."""
 
-    threads: int = 1
-    memory_mb: int = 4096
+    threads: int = Field(1, ge=1)
+    """torch's threads."""
+    memory_mb: int = Field(4096, ge=256)
     """The worker is replaced after a message that left it larger, and may not grow beyond twice this."""
-    idle_minutes: float = 60.0
+    idle_minutes: float = Field(60.0, gt=0)
     """The worker ends after this long without a message; the next one starts it again."""
     device: str = "cpu"
     """Where it trains: ``cpu``, ``cuda``, ``cuda:1`` ..."""
     python: str = ""
     """Interpreter with fedtail installed; by default the one that runs Flower."""
 
-    def __post_init__(self) -> None:
-        check_range("worker.threads", self.threads, 1)
-        check_range("worker.memory_mb", self.memory_mb, 256)
-        check_range("worker.idle_minutes", self.idle_minutes, 0, open_low=True)
+
+class Rules(Section):
+    """What a site's operator decides."""
+
+    policy: Policy = Policy()
+    worker: Worker = Worker()
 
 
 @dataclass(frozen=True)
@@ -110,16 +115,13 @@ def load_site(file: str | Path) -> SiteConfig:
     name = raw.get("site", {}).get("name")
     if not isinstance(name, str) or not name:
         raise FedtailError(f"{str(path)!r}: [site] needs a name")
-    allowed = {f.name for f in fields(Worker)}
-    for key in raw.get("worker", {}):
-        if key not in allowed:
-            raise one_of("key of [worker]", key, allowed)
+    rules = checked(Rules, {key: raw[key] for key in ("policy", "worker") if key in raw})
     return SiteConfig(
         file=path,
         name=name,
         data=raw.get("data", {}),
-        policy=Policy.from_toml(raw.get("policy", {})),
-        worker=Worker(**raw.get("worker", {})),
+        policy=rules.policy,
+        worker=rules.worker,
         server=str(raw["site"].get("server", "")),
     )
 

@@ -82,7 +82,7 @@ def serve(config: SiteConfig) -> str:
 
 
 def receive(connection: socket.socket) -> Parts:
-    """One message; empty from a peer that goes away, or that only looked whether somebody is here."""
+    """One message; empty if the peer went away, or only connected to see whether a worker is listening."""
     try:
         return frames.receive(connection)
     except (ConnectionError, UnicodeDecodeError) as error:

@@ -25,6 +25,7 @@ from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rounds.evaluation import judged, measurement, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs
 from fedtail.settings import Settings
+from fedtail.simulate.client_states import ClientStates
 from fedtail.simulate.graph.evaluation import Evaluator
 from fedtail.simulate.graph.lane import Lane, Shared, Slot
 from fedtail.simulate.graph.network import DeviceModel
@@ -35,7 +36,7 @@ from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function
 MAX_LANES = 10
 
 
-class GraphSimulator:
+class GraphSimulator(ClientStates):
     """Clients on lanes of one device. Draws are those of the reference path; results agree with it up to rounding."""
 
     path = "graph"
@@ -51,6 +52,7 @@ class GraphSimulator:
         lanes: int | None = None,
     ) -> None:
         """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``."""
+        super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
         self.device = torch.device(engine.device)
@@ -80,8 +82,6 @@ class GraphSimulator:
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
         self.recorded, self.recording_seconds = 0, 0.0
-        self.client_states: dict[int, Tensors] = {}
-        self._pending: dict[int, list[Tensors]] = {}
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -241,18 +241,6 @@ class GraphSimulator:
         return cross_entropy(self.evaluator.logits(x, client.train), labels)
 
     # -- state ----------------------------------------------------------------------------------------
-
-    def commit(self, choice: dict[int, int]) -> None:
-        for k, probe in choice.items():
-            if k in self._pending and self._pending[k][probe]:
-                self.client_states[k] = self._pending[k][probe]
-        self._pending.clear()
-
-    def state(self) -> dict[int, Tensors]:
-        return self.client_states
-
-    def load_state(self, state: dict[int, Tensors]) -> None:
-        self.client_states = {k: {n: t.to(self.device) for n, t in v.items()} for k, v in state.items()}
 
     def info(self) -> dict[str, Any]:
         return {

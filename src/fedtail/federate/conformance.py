@@ -1,0 +1,188 @@
+"""What every method must do, on every engine: for methods of the user's own, before they are trusted.
+
+A small federation with a site that lacks classes and one with a handful of samples is trained on the simulator's paths
+and over an in-process transport, through the messages that real sites get.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtail.data.federation import Federation
+from fedtail.errors import FedtailError
+from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.policy import Policy
+from fedtail.federate.protocol.transport import InProcess
+from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.site import Site
+from fedtail.methods import METHODS, Method
+from fedtail.models import build_model
+from fedtail.rates import RATES
+from fedtail.registry import is_own
+from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
+
+COUNTS = ((60, 20, 8), (40, 0, 6), (30, 12, 0), (5, 2, 1))
+"""Samples per site and class."""
+ROUNDS, CLOSE = 4, 2e-3
+HIDDEN: dict[str, Any] = {"hidden": (12,)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One requirement and what came of it; ``problem`` is empty where the method meets it."""
+
+    claim: str
+    problem: str = ""
+
+
+def small_federation() -> Federation:
+    """Four sites, three classes of Gaussian blobs, and a few auxiliary samples."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(0, 2, (len(COUNTS[0]), 6))
+
+    def draw(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        y = np.repeat(np.arange(len(counts)), counts)
+        return (centres[y] + rng.normal(0, 1, (len(y), 6))).astype(np.float32), y
+
+    return Federation.from_arrays(
+        [draw(c) for c in COUNTS], draw((40, 40, 40)), classes=["a", "b", "c"], validation=0.2, auxiliary=2
+    )
+
+
+def check_method(method: Method) -> Iterator[Check]:
+    """Every requirement in turn, as it is tried."""
+    federation = small_federation()
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        yield from (
+            _tried(claim, test)
+            for claim, test in (
+                ("three rounds stay finite and the loss falls", lambda: _learns(method, federation)),
+                ("the same seed gives the same bits, with any number of workers", lambda: _repeats(method, federation)),
+                ("a run resumed half way ends with the same bits", lambda: _resumes(method, federation, Path(folder))),
+                ("the batched path agrees with the reference path", lambda: _agrees(method, federation, "batched")),
+                ("the graph path agrees with the reference path", lambda: _agrees(method, federation, "graph")),
+                ("it goes with the joint rate search", lambda: _searches(method, federation)),
+                ("real sites give the simulator's bits", lambda: _federates(method, federation)),
+            )
+        )
+
+
+def _tried(claim: str, test: Callable[[], str]) -> Check:
+    try:
+        return Check(claim, test())
+    except FedtailError as error:
+        return Check(claim, str(error))
+    except Exception as error:  # code of the user's: whatever it raises is the finding
+        return Check(claim, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _settings(path: str, workers: int = 1, rounds: int = ROUNDS) -> Settings:
+    return Settings.of(
+        rounds=rounds, lr=0.05, schedule="constant", batch_size=16, seed=5, path=path, workers=workers, compile="off"
+    )
+
+
+def _problem(method: Method, federation: Federation, settings: Settings, rates: str = "uniform") -> Problem:
+    module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, **HIDDEN)
+    options = {"cold_rounds": 1} if rates == "fedhoo" else {}
+    return assemble(federation, module, method, RATES.build(rates, federation.n_clients, **options), settings)
+
+
+def _train(method: Method, federation: Federation, path: str = "reference", workers: int = 1) -> State:
+    settings = _settings(path, workers)
+    problem = _problem(method, federation, settings)
+    return train_rounds(problem, settings, problem.begin())
+
+
+def _learns(method: Method, federation: Federation) -> str:
+    state = _train(method, federation)
+    if not bool(torch.isfinite(state.x).all()):
+        return "the model is not finite"
+    json.dumps(state.history)
+    first, last = state.history[0]["train_loss"], state.history[-1]["train_loss"]
+    return "" if last < first else f"the training loss goes from {first:.4g} to {last:.4g}"
+
+
+def _repeats(method: Method, federation: Federation) -> str:
+    first = _train(method, federation).x
+    same = all(torch.equal(first, _train(method, federation, workers=n).x) for n in (1, 2))
+    return "" if same else "two runs with the same seed differ; draw numbers from core.random.generator only"
+
+
+def _resumes(method: Method, federation: Federation, folder: Path) -> str:
+    settings, expected = _settings("reference"), _train(method, federation)
+    first = _problem(method, federation, settings)
+
+    def keep(state: State, record: dict[str, object], seconds: float) -> None:
+        if state.round == ROUNDS // 2:
+            save_checkpoint(folder, first.capture(state))
+
+    history = train_rounds(first, settings, first.begin(), keep).history
+    second = _problem(method, federation, settings)
+    state = load_checkpoint(folder, second.model.vector, history[: ROUNDS // 2])
+    assert state is not None
+    resumed = train_rounds(second, settings, second.restore(state))
+    same = torch.equal(resumed.x, expected.x)
+    return "" if same else "it differs; state must be in what init_server, start and finish return"
+
+
+def _agrees(method: Method, federation: Federation, path: str) -> str:
+    expected, found = _train(method, federation).x, _train(method, federation, path).x
+    distance = float((found - expected).norm() / expected.norm())
+    return "" if distance < CLOSE else f"the models differ by {distance:.2g} of their norm, allowed is {CLOSE:g}"
+
+
+def _searches(method: Method, federation: Federation) -> str:
+    settings = _settings("reference", rounds=3)
+    problem = _problem(method, federation, settings, "fedhoo")
+    state = train_rounds(problem, settings, problem.begin())
+    return "" if bool(torch.isfinite(state.x).all()) else "the model is not finite"
+
+
+def _federates(method: Method, federation: Federation) -> str:
+    if method.needs_auxiliary:
+        return ""  # refused there in one line: a real server has no auxiliary set
+    settings = _settings("reference")
+    job = Job(
+        run="check",
+        model="mlp",
+        input_shape=federation.input_shape,
+        classes=federation.classes,
+        method=method.name,
+        rounds=ROUNDS,
+        model_options=HIDDEN,
+        method_options=method.config(),
+        local=settings.local,
+        seed=settings.run.seed,
+        transform=federation.transform,
+        reveal="classes",
+    )
+    policy = Policy(reveal="classes", code=(method.name,) if is_own(method.name) else ())
+    sites = {k: Site(f"site {k}", FederationSlice(federation, k), policy).handle for k in range(federation.n_clients)}
+    engine = RemoteEngine(transport=InProcess(sites), job=job, sizes=federation.sizes, test=federation.test)
+    module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, **HIDDEN)
+    engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+    rates = RATES.build("uniform", federation.n_clients)
+    problem = Problem(engine=engine, method=method, rates=rates, n_classes=federation.n_classes)
+    found = train_rounds(problem, settings, problem.begin()).x
+    return "" if torch.equal(found, _train(method, federation).x) else "sites compute another model than the simulator"
+
+
+def check_named(name: str) -> Iterator[Check]:
+    """The same for a method by name or ``file.py:Name``, at its default options."""
+    return check_method(METHODS.build(name))

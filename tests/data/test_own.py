@@ -1,0 +1,59 @@
+"""Federations from data of the user's own, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import fedtail as ft
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    n = 200
+    severe = rng.random(n) < 0.3
+    return pd.DataFrame(
+        {
+            "age": 40 + 10 * severe + rng.normal(0, 5, n),
+            "ward": rng.choice(["a", "b"], n),
+            "town": rng.choice(["north", "south"], n),
+            "outcome": np.where(severe, "severe", "mild"),
+        }
+    )
+
+
+def test_one_table_with_a_site_column_or_a_table_per_site_are_the_same(frame: pd.DataFrame, tmp_path: Path) -> None:
+    one = ft.Federation.from_tables(frame, "outcome", site="town")
+    each = {str(town): part.drop(columns="town") for town, part in frame.groupby("town")}
+    several = ft.Federation.from_tables(each, "outcome")
+    assert one.sites == several.sites == ("north", "south") and one.classes == several.classes
+    assert one.sizes.sum() == several.sizes.sum()
+    for name, part in each.items():
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    files = ft.Federation.from_tables(tmp_path, "outcome", validation=0.2)
+    assert files.sites == ("north", "south") and all(len(v) for v in files.validation)
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    assert ft.Federation.from_tables(tmp_path / "all.csv", "outcome", site="town").sites == ("north", "south")
+
+
+def test_a_table_per_site_and_a_site_column_exclude_each_other(frame: pd.DataFrame) -> None:
+    with pytest.raises(ft.FedtailError, match="one table per site without `site`"):
+        ft.Federation.from_tables({"x": frame}, "outcome", site="town")
+
+
+def test_folders_of_images_are_sites_and_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in ("mill", "yard"):
+        for name in ("good", "bad"):
+            folder = tmp_path / site / name
+            folder.mkdir(parents=True)
+            for i in range(10):
+                Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / f"{i}.png")
+    federation = ft.Federation.from_images(tmp_path, cache=False, validation=0.25)
+    assert federation.sites == ("mill", "yard") and federation.classes == ("bad", "good")
+    assert federation.input_shape == (1, 8, 8)
