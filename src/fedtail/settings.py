@@ -58,7 +58,8 @@ class Data(Named):
     validation: float | None = Field(None, ge=0, lt=1)
     """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
     auxiliary: int | None = Field(None, ge=0)
-    """Samples per class held out of training for the server (Ratio Loss); by default what the method wants."""
+    """Samples per class held out of training for the server (Ratio Loss), at most a tenth of a class or five of it; by
+    default what the method wants."""
     holdout: float = Field(0.0, ge=0, lt=1)
     """Share of every client's data that the server gets to own, for ``run.validate_on = "server"``."""
     augment: str | None = None
@@ -122,19 +123,31 @@ class Local(Section):
         return self
 
 
+SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad": 0.1}
+"""Server learning rate where none is set. Their authors' searches of the adaptive ones mostly end in 0.01 to 0.1."""
+
+
 class Server(Section):
     """Server optimizer (FedOpt)."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
     """What the server makes of a round's aggregate: take it, FedAvgM, FedAdam, FedYogi or FedAdagrad."""
-    lr: float = Field(1.0, gt=0)
-    """The server's learning rate."""
+    lr: float | None = Field(None, gt=0)
+    """The server's learning rate; by default 1 (``momentum``), 0.03 (``adam``, ``yogi``) or 0.1 (``adagrad``)."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Factor of the first moment."""
     beta2: float = Field(0.99, ge=0, lt=1)
     """Factor of the second moment (adam, yogi)."""
     tau: float = Field(1e-3, gt=0)
     """Added to the root of the second moment (adaptive optimizers)."""
+
+    @property
+    def step(self) -> float:
+        """The learning rate in force. Adaptive steps have a length of about lr per coordinate, whatever the aggregate:
+        1 would throw every weight of a network to and fro."""
+        if self.lr is not None:
+            return self.lr
+        return SERVER_LR[self.optimizer]
 
 
 class Engine(Section):

@@ -74,6 +74,7 @@ class Client:
     n_classes: int
     transform: Transform
     augment: str | None
+    background: int | None = None
 
     @property
     def labels(self) -> np.ndarray:
@@ -145,7 +146,16 @@ class Federation:
         return np.array([len(i) for i in self.train])
 
     def client(self, k: int) -> Client:
-        return Client(k, self.pool, self.train[k], self.validation[k], self.n_classes, self.transform, self.augment)
+        return Client(
+            index=k,
+            pool=self.pool,
+            train=self.train[k],
+            validation=self.validation[k],
+            n_classes=self.n_classes,
+            transform=self.transform,
+            augment=self.augment,
+            background=self.background,
+        )
 
     def validation_rows(self) -> np.ndarray:
         """Pool indices of the validation splits that stand for the federation's: all clients' up to ``PANEL``, beyond
@@ -288,14 +298,15 @@ def stratified_holdout(
 def take_auxiliary(
     y: np.ndarray, parts: Sequence[np.ndarray], per_class: int, n_classes: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Take up to ``per_class`` samples of each class out of the clients' parts; never more than half a class,
-    and never a client's last sample."""
+    """Take up to ``per_class`` samples of each class out of the clients' parts: no more than a tenth of a class, or
+    five where that is no more than half of it, and never a client's last sample."""
     everything = np.concatenate(list(parts))
     order = everything[np.argsort(y[everything], kind="stable")]
     stops = np.searchsorted(y[order], np.arange(n_classes + 1))
     aux = np.zeros(len(y), dtype=bool)
     for members in (order[a:b] for a, b in pairwise(stops)):
-        aux[rng.choice(members, size=min(per_class, len(members) // 2), replace=False)] = True
+        spared = max(len(members) // 10, min(5, len(members) // 2))
+        aux[rng.choice(members, size=min(per_class, spared), replace=False)] = True
     kept = []
     for part in parts:
         mine = np.sort(np.asarray(part))

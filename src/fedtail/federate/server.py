@@ -163,6 +163,7 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         method_options=METHODS.build(config.method.name, **config.method.options).config(),
         local=config.local,
         seed=config.run.seed,
+        metric=config.run.metric,
         transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
         augment=schema["augment"],
         preprocessing=schema["preprocessing"],

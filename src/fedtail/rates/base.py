@@ -32,6 +32,8 @@ class Setting:
     """(K,) training samples per client."""
     labels: tuple[str, ...] = ()
     """A label per client that the user's data names (region, machine type ...); empty if none."""
+    seed: int = 0
+    """The run's."""
 
 
 class RateStrategy:

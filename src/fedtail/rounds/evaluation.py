@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import class_counts, confusion_matrix
+from fedtail.core.metrics import class_counts, confusion_matrix, score
 from fedtail.core.records import Task
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples, Transform
@@ -119,26 +119,28 @@ def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> 
 def run_reports(
     task: Task,
     delta: Tensor,
+    judge: Callable[[np.ndarray], float],
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
     confusions: Callable[[Tensor], Iterable[np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
 
-    mean_losses: models (m, n) -> (m,) mean loss on the client's training samples; confusions: models (m, n) -> m
-    confusion matrices on its validation samples.
+    judge: what a confusion matrix is worth, higher is better, see ``judged``; mean_losses: models (m, n) -> (m,) mean
+    loss on the client's training samples; confusions: models (m, n) -> m confusion matrices on its validation samples.
     """
     reports, x = {}, task.x.to(delta.device)
     if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
         before, *after = mean_losses(torch.cat([x.unsqueeze(0), x + delta]))
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
-        reports["local_validation"] = np.array([accuracy(m) for m in confusions(x + delta)])
+        reports["local_validation"] = np.array([judge(m) for m in confusions(x + delta)])
     return reports
 
 
-def accuracy(confusion: np.ndarray) -> float:
-    """Share of the diagonal; NaN without samples: a client that cannot compare must not seem to have a tie."""
-    return float(np.diag(confusion).sum() / confusion.sum()) if confusion.sum() else float("nan")
+def judged(metric: str, background: int | None) -> Callable[[np.ndarray], float]:
+    """Confusion matrix -> its score by a metric; NaN without samples: a client that cannot compare must not seem to
+    have a tie."""
+    return lambda m: float(score(class_counts(m), metric, background)) if m.sum() else float("nan")
 
 
 def measurement(client: Client, losses: Tensor, what: str) -> Tensor:

@@ -121,7 +121,14 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     if run.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, settings.privacy)
-    rates.begin(Setting(run.rounds, run.participation, np.asarray(problem.engine.sizes), problem.labels))
+    setting = Setting(
+        rounds=run.rounds,
+        participation=run.participation,
+        sizes=np.asarray(problem.engine.sizes),
+        labels=problem.labels,
+        seed=run.seed,
+    )
+    rates.begin(setting)
 
 
 def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 
-AUXILIARY = 5
+AUXILIARY = 63
 """Auxiliary samples per class where a method needs them and the settings do not say."""
 
 

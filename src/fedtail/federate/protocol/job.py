@@ -34,6 +34,8 @@ class Job:
     local: Local = field(default_factory=Local)
     seed: int = 0
     """Every draw of the run is keyed by it."""
+    metric: str = "accuracy"
+    """What a client compares its own models by."""
     transform: Transform = field(default_factory=Transform)
     augment: str | None = None
     preprocessing: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Job:
     @property
     def settings(self) -> Settings:
         """What a client's part of a round reads."""
-        return Settings(local=self.local, run=Run(seed=self.seed))
+        return Settings(local=self.local, run=Run(seed=self.seed, metric=self.metric))
 
     @property
     def n_classes(self) -> int:

@@ -23,7 +23,7 @@ from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import measurement, run_reports, scores_on
+from fedtail.rounds.evaluation import judged, measurement, run_reports, scores_on
 from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
@@ -216,6 +216,7 @@ class GraphSimulator(ClientStates):
         return run_reports(
             task,
             delta,
+            judged(self.settings.run.metric, client.background),
             lambda models: [float(self._losses(x, client).mean()) for x in models],
             lambda models: [self.evaluator.confusion(x, client.validation) for x in models],
         )
