@@ -151,9 +151,17 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         augment=augment,
         background=pooled.background,
         preprocessing=pooled.preprocessing,
-        notes=pooled.notes,
+        notes=(*pooled.notes, *_invented(pooled, how, data)),
     )
     return federation if pooled.clusters is None else with_clusters(federation, pooled.clusters)
+
+
+def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:
+    """A table without sites gets made-up ones; a reader of its results should know."""
+    if pooled.sites is not None or pooled.preprocessing.get("kind") != "table":
+        return []
+    drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how in ("dirichlet", "per_client") else "")
+    return [f"sites were invented ({drawn}), since no site column was named; name yours with --site COLUMN"]
 
 
 def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
