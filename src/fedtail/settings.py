@@ -48,9 +48,13 @@ class Data(Named):
     """Data set; see `fedtail data list`."""
     clients: int = Field(5, ge=1)
     """Number of clients, where the data has no sites of its own."""
-    partition: Literal["auto", "iid", "dirichlet", "per_client", "column"] = "auto"
+    partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
     """How samples are split over clients. ``column`` takes the data's own sites; ``auto`` is ``column`` where there are
     sites, else ``dirichlet``."""
+    labels_per_client: int = Field(2, ge=1)
+    """Classes that each client has under ``labels``."""
+    template: str | None = None
+    """Sites by classes for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)

@@ -51,7 +51,9 @@ FLAGS = {
     "schema": Flag(str, "", "Schema file: columns, levels, classes, label; see `fedtail data schema`.", "Data"),
     "data_dir": Flag(str, "data.dir", "Folder of data files (data.dir).", "Data"),
     "clients": Flag(int, "data.clients", "Number of clients (data.clients).", "Data"),
-    "partition": Flag(str, "data.partition", "iid, dirichlet, per_client or column (data.partition).", "Data"),
+    "partition": Flag(
+        str, "data.partition", "iid, dirichlet, per_client, labels, template or column (data.partition).", "Data"
+    ),
     "alpha": Flag(float, "data.alpha", "Dirichlet concentration (data.alpha).", "Data"),
     "method": Flag(str, "method.name", "Method; see `fedtail methods` (method.name)."),
     "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, or a file that `fedtail tune` wrote."),
