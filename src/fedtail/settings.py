@@ -78,7 +78,19 @@ class Model(Named):
     """Which model."""
 
     name: str = "auto"
-    """Model; ``auto`` is the data set's own."""
+    """Model; ``auto`` is the data set's own. With an encoder it is the ``head``, and any other a model of features."""
+    encoder: str = "auto"
+    """Pretrained network that encodes images once, before training: ``efficientnet_lite0``, ``timm:NAME``,
+    ``FILE.onnx`` or your own ``module:callable``. ``none`` trains from scratch; ``auto`` takes the first for images in
+    files, where ``fedtail[pretrained]`` is installed and no model is named."""
+    encoder_weights: str | None = None
+    """Safetensors file with the weights of an encoder of your own."""
+    head: Literal["linear", "cosine", "mlp"] = "linear"
+    """What is trained and sent on top of an encoder."""
+    views: int = Field(1, ge=1)
+    """With an encoder: how often a training image is encoded, as it is and in random crops."""
+    unfreeze: int = Field(0, ge=0)
+    """With an encoder: how many of its last blocks are trained and sent too."""
 
 
 class Method(Named):
@@ -278,7 +290,8 @@ class Settings(Section):
     def of(cls, **keywords: Any) -> Settings:
         """Settings by their short names: ``Settings.of(rounds=3, lr=0.2, server={"optimizer": "adam"})``.
 
-        Every key of ``local``, ``run`` and ``engine`` is a keyword; ``server`` and ``privacy`` are given whole.
+        Every key of ``model`` (but its name), ``local``, ``run`` and ``engine`` is a keyword; ``server`` and
+        ``privacy`` are given whole.
         """
         raw: dict[str, dict[str, Any]] = {section: {} for section in KEYWORD_SECTIONS}
         for name, value in keywords.items():
@@ -293,9 +306,14 @@ class Settings(Section):
 
 
 BOUNDS = ("ge", "gt", "le", "lt")
-KEYWORD_SECTIONS = ("local", "run", "engine")
+KEYWORD_SECTIONS = ("model", "local", "run", "engine")
 WHOLE_SECTIONS = ("server", "privacy")
-KEYWORDS = {key: section for section in KEYWORD_SECTIONS for key in type(getattr(Settings(), section)).model_fields}
+KEYWORDS = {
+    key: section
+    for section in KEYWORD_SECTIONS
+    for key in type(getattr(Settings(), section)).model_fields
+    if (section, key) != ("model", "name")
+}
 """Short name of a setting -> its section."""
 
 

@@ -32,7 +32,7 @@ from fedtail.study.compare import (
 )
 
 
-@config_flags(*SOURCE, "data_dir", "clients", "rates", "model", "rounds", "device")
+@config_flags(*SOURCE, "data_dir", "clients", "rates", "model", "encoder", "rounds", "device")
 def compare_command(
     arguments: Annotated[
         list[str] | None,

@@ -58,6 +58,7 @@ FLAGS = {
     "method": Flag(str, "method.name", "Method; see `fedtail methods` (method.name)."),
     "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, or a file that `fedtail tune` wrote."),
     "model": Flag(str, "model.name", "Model; by default the data set's own (model.name)."),
+    "encoder": Flag(str, "model.encoder", "Pretrained encoder of images, or none: train from scratch (model.encoder)."),
     "rounds": Flag(int, "run.rounds", "Rounds (run.rounds)."),
     "seed": Flag(int, "run.seed", "Seed (run.seed)."),
     "device": Flag(str, "engine.device", "Device: cpu, cuda, cuda:1 ... (engine.device)."),
@@ -66,7 +67,20 @@ FLAGS = {
 }
 SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
 """Flags that together name the data."""
-ONE_RUN = (*SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out")
+ONE_RUN = (
+    *SOURCE,
+    "data_dir",
+    "clients",
+    "method",
+    "rates",
+    "model",
+    "encoder",
+    "rounds",
+    "seed",
+    "device",
+    "name",
+    "out",
+)
 """Flags of the commands that make one run."""
 DataDir = Annotated[str | None, typer.Option("--data-dir", help=FLAGS["data_dir"].help)]
 Device = Annotated[str | None, typer.Option("--device", help=FLAGS["device"].help)]

@@ -37,6 +37,10 @@ def progress_bar(**options: Any) -> Progress:
     )
 
 
+ENCODED = 1000
+"""Images between two lines of progress, where there is no terminal."""
+
+
 class Stopped(Exception):
     """Ctrl-C, with one line to print on how to go on; the command exits with code 130."""
 
@@ -66,6 +70,15 @@ class RoundProgress:
         if isinstance(error, KeyboardInterrupt) and self.folder is not None:
             said = f"{self.done} of {self.rounds} rounds are done"
             raise Stopped(f"{said}; go on with: {self.command} {self.folder} --resume") from None
+
+    def encoded(self, done: int, total: int) -> None:
+        """Images that an encoder has done; shown before the first round."""
+        if self.live:
+            note = f"encoding images {done:,}/{total:,}" if done < total else ""
+            self._progress.update(self._task, note=note)
+        elif not self.quiet and (done % ENCODED == 0 or done == total):
+            each = (time.perf_counter() - self.began) / done
+            console.print(f"encoding images  {done:,}/{total:,}  ETA {each * (total - done):.0f} s", soft_wrap=True)
 
     def start(self, folder: Path, done: int) -> None:
         """Where the run is written, and how many rounds were done before (a resumed run)."""

@@ -26,6 +26,8 @@ class About:
     notes: tuple[str, ...] = ()
     test_counts: np.ndarray | None = None
     """(C,) test samples per class, where the server holds a test set."""
+    encoder: dict[str, Any] = field(default_factory=dict)
+    """The encoder whose features were trained on, as ``models.encoders.Encoding`` writes it; empty if none."""
     label_map: np.ndarray | None = None
     """(K, C) training samples per client and class; in simulation only."""
 

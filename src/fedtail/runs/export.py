@@ -30,6 +30,7 @@ class Classifier(nn.Module):
     def __init__(self, model: SavedModel) -> None:
         super().__init__()
         self.module = model.module
+        self.front = model.front or nn.Identity()
         transform = model.transform
         shape = (len(transform.mean),) + (1,) * (len(model.input_shape) - 1)
         self.scale = transform.scale
@@ -37,7 +38,7 @@ class Classifier(nn.Module):
         self.register_buffer("std", torch.tensor(transform.std).view(shape) if transform.mean else torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled = (x * self.scale - self.mean) / self.std
+        scaled = (self.front(x) * self.scale - self.mean) / self.std
         return torch.softmax(self.module(scaled), dim=-1)
 
 
@@ -85,6 +86,7 @@ def _description(model: SavedModel) -> str:
         "input_shape": list(model.input_shape),
         "preprocessing": model.preprocessing,
         "data": model.name,
+        **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
     }
     return json.dumps(about)
 

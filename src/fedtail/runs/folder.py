@@ -119,6 +119,7 @@ def begin_folder(
         "test_size": 0 if about.test_counts is None else int(about.test_counts.sum()),
         "notes": about.notes,
         "titles": titles,
+        **({"encoder": about.encoder} if about.encoder else {}),
     }
     if about.label_map is not None:
         clients |= {"train_counts": about.label_map.sum(0), "label_map": about.label_map}

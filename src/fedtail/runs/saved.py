@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
+from fedtail.data.images.features import encode_images
 from fedtail.data.inputs import prepare_inputs
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.models.device import check_device
+from fedtail.models.encoders import Encoding, is_code, use_encoder
 from fedtail.registry import is_own
 from fedtail.rounds.history import plain
+from fedtail.runs.encoding import build_encoded
 
 FORMAT = 1
 
@@ -40,6 +44,8 @@ class SavedModel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     architecture: dict[str, Any] = field(default_factory=dict)
     """Registered name and options, by which ``load_model`` builds the module again."""
+    encoding: Encoding | None = None
+    """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
     @classmethod
     def of(cls, module: nn.Module, federation: Federation, architecture: dict[str, Any] | None = None) -> SavedModel:
@@ -58,7 +64,13 @@ class SavedModel:
             name=about.name,
             device=next(module.parameters()).device,
             architecture=plain(architecture or {}),
+            encoding=Encoding.from_dict(about.encoder) if about.encoder else None,
         )
+
+    @cached_property
+    def front(self) -> nn.Module | None:
+        """The encoder: stored pixels -> features; None if the model has none."""
+        return None if self.encoding is None else use_encoder(self.encoding).front(self.encoding.unfreeze)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors`` and ``model.json`` for ``load_model``."""
@@ -73,6 +85,7 @@ class SavedModel:
             "transform": asdict(self.transform),
             "preprocessing": self.preprocessing,
             "data": self.name,
+            **({} if self.encoding is None else {"encoder": self.encoding.to_dict()}),
         }
         for name, content in (
             ("model.safetensors", save(weights)),
@@ -107,6 +120,9 @@ class SavedModel:
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 from stored samples. Batches change at most the last bits."""
         self.module.eval()
+        if self.encoding is not None:
+            assert self.front is not None
+            x = encode_images(x, self.front, self.encoding.shape, "", cache=False)
         with torch.no_grad():
             parts = [
                 torch.softmax(self.module(self.transform(part.to(self.device))), dim=-1).cpu()
@@ -134,19 +150,24 @@ def load_model(
             float(scaling.get("scale", 1.0)), tuple(scaling.get("mean", ())), tuple(scaling.get("std", ()))
         )
         preprocessing = dict(about.get("preprocessing", {}))
+        encoding = Encoding.from_dict(about["encoder"]) if about.get("encoder") else None
     except (TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
+    if encoding is not None and is_code(encoding.name) and not allow_code:
+        raise _own_code(where, encoding.name)
     if module is None:
         if not architecture.get("name"):
             raise FedtailError(f"{where!r} does not say how its model is built; pass load_model(..., module=...)")
         name = str(architecture["name"])
         if is_own(name) and not allow_code:
-            raise FedtailError(
-                f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)"
-            )
+            raise _own_code(where, name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what BatchNorm means for training is no news here
-            module = build_model(name, shape, len(classes), **architecture.get("options", {}))
+            options = architecture.get("options", {})
+            if encoding is None:
+                module = build_model(name, shape, len(classes), **options)
+            else:
+                module = build_encoded(encoding, name, len(classes), **options)
     _load_weights(module, folder / "model.safetensors")
     return SavedModel(
         module=module.to(device).eval(),
@@ -157,7 +178,12 @@ def load_model(
         name=str(about.get("data", "model")),
         device=torch.device(device),
         architecture=architecture,
+        encoding=encoding,
     )
+
+
+def _own_code(where: str, name: str) -> FedtailError:
+    return FedtailError(f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)")
 
 
 def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
