@@ -157,9 +157,9 @@ class Away(InProcess):
         super().__init__(inner.sites)
         self.away = away
 
-    def exchange(self, phase: str, payloads: Any, timeout: float | None) -> Any:
-        replies, errors = super().exchange(phase, {k: v for k, v in payloads.items() if k not in self.away}, timeout)
-        return replies, {**errors, **{k: "the site is offline" for k in payloads if k in self.away}}
+    def exchange(self, phase: str, payloads: Any, timeout: float | None, take: Any) -> Any:
+        errors = super().exchange(phase, {k: v for k, v in payloads.items() if k not in self.away}, timeout, take)
+        return {**errors, **{k: "the site is offline" for k in payloads if k in self.away}}
 
     def close(self) -> None: ...
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +22,13 @@ from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
+from fedtail.federate.spool import StoredUpdate
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
 CANDIDATES = ("affine", "models")
+SLACK_BYTES = 1 << 24
+"""What a reply may have that is no model: counts, losses, names."""
 T = TypeVar("T")
 
 
@@ -59,6 +64,9 @@ class RemoteEngine:
     """Clients that were not there when the run began, and why; one that ``meet`` takes trains from the next round."""
     meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
     """Clients -> training samples of those that can join now, and why the others cannot."""
+    spool: Path | None = None
+    """Folder where the updates of a round wait that are larger, all together, than ``memory_mb``; None for memory."""
+    memory_mb: float = 0.0
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -86,7 +94,15 @@ class RemoteEngine:
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
         most = {k: self._most_steps(k, task) for k in payloads}
-        replies, refusals = self._exchange(Phase.TRAIN, payloads, partial(read_update, task=task, most=most))
+        one = task.n_probes * task.x.numel() * task.x.element_size()
+        spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
+
+        def read(client: int, parcel: Parcel) -> Update:
+            update = read_update(client, parcel, task, most)
+            return update if spool is None else StoredUpdate(update, spool)
+
+        # The update, what a method may send beside it, and a little for names and numbers.
+        replies, refusals = self._exchange(Phase.TRAIN, payloads, read, 4 * one + SLACK_BYTES)
         refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
         return list(replies.values()), sorted(refusals, key=lambda r: r.client)
 
@@ -104,13 +120,13 @@ class RemoteEngine:
         return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        shape = (len(candidates), 3, self.job.n_classes)
-        counts = {k: np.zeros(shape, dtype=np.int64) for k in clients}
+        counts = {k: np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64) for k in clients}
         for rows, parcel in self._candidate_messages(candidates):
             # Candidates are compared on the same samples: who misses one message counts in none.
             asked = {k: Parcel(self._meta(k), parcel.tensors) for k in counts}
-            read = partial(read_counts, name="counts", shape=(len(rows), 3, self._revealed))
-            replies = self._ask(Phase.VALIDATE, asked, read, len(clients))
+            shape = (len(rows), 3, self._revealed)
+            read = partial(read_counts, name="counts", shape=shape)
+            replies = self._ask(Phase.VALIDATE, asked, read, len(clients), math.prod(shape))
             counts = {k: v for k, v in counts.items() if k in replies}
             for k, found in replies.items():
                 counts[k][rows, :, : found.shape[-1]] = found
@@ -133,7 +149,8 @@ class RemoteEngine:
         def read(client: int, parcel: Parcel) -> list[np.ndarray]:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
-        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self.n_clients).values()), axis=0)
+        values = len(splits) * math.prod(shape)
+        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self.n_clients, values).values()), axis=0)
         return {
             split: counts.reshape(1, 2) if shape == (2,) else counts
             for split, counts in zip(splits, total, strict=True)
@@ -205,21 +222,35 @@ class RemoteEngine:
         return 1 if self.job.reveal == "totals" else self.job.n_classes
 
     def _exchange(
-        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T]
+        self,
+        phase: Phase,
+        parcels: Mapping[int, Parcel],
+        read: Callable[[int, Parcel], T],
+        most: float,
     ) -> tuple[dict[int, T], list[Refusal]]:
-        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
-        answers = exchange(self.transport, phase, parcels, read, self.timeout)
+        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing.
+
+        ``most``: bytes that a reply can have.
+        """
+        answers = exchange(self.transport, phase, parcels, read, self.timeout, most)
         self.traffic.down += answers.down
         self.traffic.up += answers.up
         self.traffic.exchanges += 1
         return answers.good, [Refusal(k, self._round, reason) for k, reason in answers.reasons.items()]
 
     def _ask(
-        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], of: int | None = None
+        self,
+        phase: Phase,
+        parcels: Mapping[int, Parcel],
+        read: Callable[[int, Parcel], T],
+        wanted: int,
+        values: int = 0,
     ) -> dict[int, T]:
-        """Replies of a quorum (of ``of`` clients, else of those asked); who is missing goes into ``faults``."""
-        wanted = len(parcels) if of is None else of
-        replies, refusals = self._exchange(phase, parcels, read)
+        """Replies of a quorum of ``wanted`` clients; who is missing goes into ``faults``.
+
+        ``values``: numbers in a reply.
+        """
+        replies, refusals = self._exchange(phase, parcels, read, 8 * values + SLACK_BYTES)
         self.faults += [Refusal(r.client, r.round, f"{phase}: {r.reason}") for r in refusals]
         if not replies or len(replies) < self.quorum * wanted - 1e-9:
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
@@ -229,17 +260,16 @@ class RemoteEngine:
             )
         return replies
 
-    def _candidate_messages(self, candidates: Candidates) -> list[tuple[np.ndarray, Parcel]]:
+    def _candidate_messages(self, candidates: Candidates) -> Iterator[tuple[np.ndarray, Parcel]]:
         """(which candidates the reply's rows are, message) for one exchange after another."""
         if self.candidates == "affine":
-            return [(np.arange(len(candidates)), pack_candidates(candidates, {}))]
-        models = torch.empty(len(candidates), candidates.base.numel(), dtype=candidates.base.dtype)
-        for s, vector in candidates.walk():
-            models[s] = vector
+            yield np.arange(len(candidates)), pack_candidates(candidates, {})
+            return
         # The system's entropy, not the run's seed: sites know the seed, and the order is what they must not know.
         order = np.random.default_rng().permutation(len(candidates))
-        pieces = [order[i : i + self.models_per_message] for i in range(0, len(order), self.models_per_message)]
-        return [(piece, Parcel({}, {"models": models[torch.as_tensor(piece)]})) for piece in pieces]
+        for i in range(0, len(order), self.models_per_message):
+            piece = order[i : i + self.models_per_message]
+            yield piece, Parcel({}, {"models": torch.stack([candidates.vector(int(s)) for s in piece])})
 
 
 def read_update(client: int, parcel: Parcel, task: Task, most: Mapping[int, float]) -> Update:

@@ -82,6 +82,7 @@ def federate(
         quorum=quorum,
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
+        memory_mb=deploy.memory_mb,
     )
     method = job.build_method()
     if method.needs_auxiliary:
@@ -108,6 +109,7 @@ def federate(
             on_start(folder, done)
 
     with claimed(config, folder, resume) as folder:
+        engine.spool = folder
         return drive(
             problem,
             config,
