@@ -53,4 +53,4 @@ def test_no_dependency_hides_in_a_string() -> None:
 def test_most_functions_that_take_records_build_them_by_keyword() -> None:
     """No `# fmt: skip` but where a table is easier to read than a column of keywords."""
     skips = [f for f in SOURCE.rglob("*.py") for line in f.read_text().splitlines() if "# fmt: skip" in line]
-    assert len(skips) <= 20, f"{len(skips)}: {sorted({str(f.relative_to(SOURCE)) for f in skips})}"
+    assert len(skips) <= 25, f"{len(skips)}: {sorted({str(f.relative_to(SOURCE)) for f in skips})}"

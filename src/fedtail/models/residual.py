@@ -1,7 +1,7 @@
 """A residual MLP for tables: blocks that add to what they get, with GroupNorm in front (Gorishniy et al. 2021).
 
-The first layer's column of a one-hot feature is the embedding of that level, and its columns of a number's pieces are the
-embedding of where the number lies: both are as wide as the network.
+The first layer's column of a one-hot feature is the embedding of that level, and its columns of a number's pieces are
+the embedding of where the number lies: both are as wide as the network.
 """
 
 from __future__ import annotations

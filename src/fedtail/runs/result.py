@@ -24,6 +24,8 @@ from fedtail.runs.saved import SavedModel
 from fedtail.settings import Settings
 
 PLOTS = ("curves", "classes")
+MOST_COLUMNS = 6
+"""Metrics beyond which a printed result leaves out those that say little beside the others."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Result:
 
     def __repr__(self) -> str:
         known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
+        known = [m for m in known if m.name not in ("balanced_accuracy", "weighted_f1") or len(known) <= MOST_COLUMNS]
         rows = [["", *(m.title for m in known)], ["model", *(f"{self.test[m.name]:.3f}" for m in known)]]
         if self.floor:
             floor = (self.floor.get(m.name, np.nan) for m in known)
