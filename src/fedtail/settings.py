@@ -255,6 +255,22 @@ class Deploy(Section):
     """A round's updates that are larger, all together, wait on disk, in the run folder; this does not change a bit."""
 
 
+class Decision(Section):
+    """From probabilities to answers, after training and without training again; chosen on private validation splits."""
+
+    calibrate: Literal["none", "temperature"] = "none"
+    """Make probabilities mean something: one temperature for all classes."""
+    goal: Literal["argmax", "macro_f1", "recall", "cost"] = "argmax"
+    """What answers are to be good for: the likeliest class, the best macro F1 (a threshold per class), finding a share
+    of one class (``find``, ``recall``) with as few false alarms as possible, or the least expected cost (``costs``)."""
+    find: str | None = None
+    """With ``recall``: the class that must not be missed."""
+    recall: float = Field(0.95, gt=0, le=1)
+    """With ``recall``: the share of its samples to find."""
+    costs: tuple[tuple[float, ...], ...] | None = None
+    """With ``cost``: row i, column j is what calling a sample of class i class j costs, classes in the data's order."""
+
+
 class Privacy(Section):
     """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
 
@@ -279,6 +295,7 @@ class Settings(Section):
     run: Run = Run()
     deploy: Deploy = Deploy()
     privacy: Privacy = Privacy()
+    decision: Decision = Decision()
 
     @property
     def data_seed(self) -> int:
@@ -309,7 +326,7 @@ class Settings(Section):
 
 BOUNDS = ("ge", "gt", "le", "lt")
 KEYWORD_SECTIONS = ("model", "local", "run", "engine")
-WHOLE_SECTIONS = ("server", "privacy")
+WHOLE_SECTIONS = ("server", "privacy", "decision")
 KEYWORDS = {
     key: section
     for section in KEYWORD_SECTIONS

@@ -11,8 +11,9 @@ from fedtail.data import Federation
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
+from fedtail.runs.decide import total
 from fedtail.runs.problem import assemble
-from fedtail.runs.result import site_results, sum_scores
+from fedtail.runs.result import site_results
 from fedtail.settings import Settings
 
 
@@ -37,7 +38,7 @@ def test_every_path_counts_the_same(federation: Federation, path: str, split: st
 
 def test_sites_add_up_to_the_federation_and_each_has_its_own_row(federation: Federation) -> None:
     parts = scores(federation, "reference", "validation")
-    whole = sum_scores(parts.values())
+    whole = total(parts)
     assert whole is not None and whole.n == sum(len(v) for v in federation.validation)
     module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, hidden=(8,))
     rates = RATES.build("uniform", federation.n_clients)

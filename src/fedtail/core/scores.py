@@ -17,6 +17,8 @@ CELLS = 15
 """Equal-width bins of the calibration error, as is usual."""
 ONE = 1 << 20
 """Fixed point: this many units are 1."""
+TEMPERATURES = 2.0 ** np.linspace(-2, 3, 41)
+"""At which the log loss is summed, so that a common temperature can be chosen."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,19 @@ class Scores:
     """(3, CELLS): of the top probability: samples, correct ones, sum of probabilities in fixed point."""
     sums: np.ndarray
     """(2,) Brier score and log loss summed over samples, in fixed point."""
+    tempered: np.ndarray
+    """(len(TEMPERATURES),) log loss at each temperature, summed over samples, in fixed point."""
 
     @classmethod
-    def of(cls, probabilities: np.ndarray, labels: np.ndarray) -> Scores:
-        """probabilities: (N, C), rows summing to 1; labels: (N,)."""
+    def of(cls, probabilities: np.ndarray, labels: np.ndarray, answers: np.ndarray | None = None) -> Scores:
+        """probabilities: (N, C), rows summing to 1; labels: (N,); answers: (N,), by default the likeliest class."""
         p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         n, c = p.shape
         own = np.zeros((n, c), dtype=bool)
         own[np.arange(n), y] = True
         place = (np.arange(c) * 2 + own) * BINS + bin_of(p)
         top, guess = p.max(1, initial=0.0), p.argmax(1) if n else y
+        given = guess if answers is None else np.asarray(answers, dtype=np.int64)
         cell = np.minimum((top * CELLS).astype(np.int64), CELLS - 1)
         units = np.rint(top * ONE).astype(np.int64)
         cells = np.zeros((3, CELLS), dtype=np.int64)
@@ -48,20 +53,30 @@ class Scores:
             np.add.at(cells[row], cell, weight)
         log = -np.log(np.maximum(p[np.arange(n), y], 1e-12))
         return cls(
-            confusion=np.bincount(y * c + guess, minlength=c * c).reshape(c, c),
+            confusion=np.bincount(y * c + given, minlength=c * c).reshape(c, c),
             bins=np.bincount(place.ravel(), minlength=2 * c * BINS).reshape(c, 2, BINS),
             cells=cells,
             sums=np.rint(np.array([((p - own) ** 2).sum(), log.sum()]) * ONE).astype(np.int64),
+            tempered=np.rint(_tempered(p, y) * ONE).astype(np.int64),
         )
 
     def __add__(self, other: Scores) -> Scores:
-        return Scores(
-            self.confusion + other.confusion, self.bins + other.bins, self.cells + other.cells, self.sums + other.sums
-        )
+        return Scores(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     @property
     def n(self) -> int:
         return int(self.cells[0].sum())
+
+
+def _tempered(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """(len(TEMPERATURES),) summed log loss of the probabilities at each temperature."""
+    log = np.log(np.maximum(p, 1e-12))
+    out = np.zeros(len(TEMPERATURES))
+    for i, temperature in enumerate(TEMPERATURES):
+        z = log / temperature
+        total = np.log(np.exp(z - z.max(1, keepdims=True, initial=-np.inf)).sum(1)) + z.max(1, initial=-np.inf)
+        out[i] = (total - z[np.arange(len(y)), y]).sum()
+    return out
 
 
 def bin_of(p: np.ndarray) -> np.ndarray:

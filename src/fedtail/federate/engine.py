@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Samples
@@ -156,14 +157,15 @@ class RemoteEngine:
             for split, counts in zip(splits, total, strict=True)
         }
 
-    def scores(self, x: Tensor, split: str) -> Iterator[tuple[int, Scores]]:
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
         """As the protocol says; nothing where class counts stay at the sites, since these counts would tell them."""
         n = self.job.n_classes
         if split == "test" and self.test is not None:
             batches = Split(self.test, self.job.transform, n).batches()
-            yield -1, scores_on(model_logits(self.model, x, batches), n)
+            yield -1, scores_on(model_logits(self.model, x, batches), n, decision)
         elif self.job.reveal == "classes":
-            asked = {k: Parcel({**self._meta(k), "split": split}, {"x": x}) for k in self._present}
+            rule = (decision or Decision()).to_json()
+            asked = {k: Parcel({**self._meta(k), "split": split, "decision": rule}, {"x": x}) for k in self._present}
             shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
 
             def read(client: int, parcel: Parcel) -> Scores:

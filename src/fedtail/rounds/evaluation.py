@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import class_counts, confusion_matrix, score
 from fedtail.core.records import Task
 from fedtail.core.scores import Scores
@@ -96,11 +97,13 @@ def confusion_on(model: FlatModel, split: Split) -> Callable[[Tensor], np.ndarra
     return confusion
 
 
-def scores_on(logits: Iterable[tuple[Tensor, Tensor]], n_classes: int) -> Scores:
-    """Counts of a model's probabilities, from its (B, C) logits and labels batch by batch."""
+def scores_on(logits: Iterable[tuple[Tensor, Tensor]], n_classes: int, decision: Decision | None = None) -> Scores:
+    """Counts of a model's probabilities and answers, from its (B, C) logits and labels batch by batch."""
+    rule = decision or Decision()
     total = Scores.of(np.empty((0, n_classes)), np.empty(0, dtype=np.int64))
     for z, y in logits:
-        total = total + Scores.of(torch.softmax(z.double(), -1).cpu().numpy(), y.cpu().numpy())
+        p = rule.probabilities(torch.softmax(z.double(), -1).cpu().numpy())
+        total = total + Scores.of(p, y.cpu().numpy(), rule.answers(p))
     return total
 
 

@@ -23,6 +23,7 @@ from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook, begin_search, train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys
+from fedtail.runs.decide import check_decision
 from fedtail.runs.encoding import build_encoded
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
 from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
@@ -78,6 +79,7 @@ def fit(
             "rates": Rates(name=strategy.name),
         }
     )
+    check_decision(chosen.decision, federation.classes)
     problem = assemble(federation, module, built, strategy, chosen)
     seconds: list[float] = []
 
@@ -202,6 +204,7 @@ def drive(
     state = load_checkpoint(folder / "checkpoint", problem.model.vector, history, keys) if resume else None
     state = problem.begin() if state is None else problem.restore(state)
     begin_search(problem, settings, state.round)
+    check_decision(settings.decision, about.classes)
     with writing(folder):
         begin_folder(folder, settings, about, titles_of(problem), state.history)
     if on_start is not None:

@@ -29,7 +29,7 @@ class Classifier(nn.Module):
 
     def __init__(self, model: SavedModel) -> None:
         super().__init__()
-        self.module = model.module
+        self.module, self.temperature = model.module, model.decision.temperature
         self.front = model.front or nn.Identity()
         transform = model.transform
         shape = (len(transform.mean),) + (1,) * (len(model.input_shape) - 1)
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scaled = (self.front(x) * self.scale - self.mean) / self.std
-        return torch.softmax(self.module(scaled), dim=-1)
+        return torch.softmax(self.module(scaled) / self.temperature, dim=-1)
 
 
 def export_torch(model: SavedModel, path: str | Path) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import METRICS, majority_floor, metrics
 from fedtail.core.scores import Scores
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
 from fedtail.rounds.state import Problem, State
+from fedtail.runs.decide import choose_decision, describe_decision, total
 from fedtail.runs.folder import append_round, begin_folder, end_folder
 from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
 from fedtail.runs.saved import SavedModel
@@ -38,6 +38,9 @@ class Result:
     """(n,) the same as a vector."""
     test: dict[str, Any]
     confusion: np.ndarray
+    before: dict[str, Any] | None
+    """Test metrics of the plain argmax, where a decision was asked for."""
+    decision: Decision
     sites: list[dict[str, Any]]
     """Every metric of every site, on its private validation split and, where it has one, its own test set."""
     floor: dict[str, float]
@@ -76,7 +79,9 @@ class Result:
 
     def model(self) -> SavedModel:
         """The model with everything between raw data and class names."""
-        return SavedModel.of_run(self.module, self.about, self.architecture)
+        saved = SavedModel.of_run(self.module, self.about, self.architecture)
+        saved.decision = self.decision
+        return saved
 
     def save(self, folder: str | Path) -> Path:
         """Write a run folder: what ``fedtail report``, ``fedtail predict`` and ``load_model`` read."""
@@ -102,10 +107,14 @@ class Result:
             "test": self.test,
             "confusion": self.confusion,
             "sites": self.sites,
+            **({} if self.before is None else {"decision": self._decided(), "before": self.before}),
             "floor": self.floor,
             "rates": self.rates,
             **self.summary,
         }
+
+    def _decided(self) -> dict[str, Any]:
+        return describe_decision(self.decision, self.about.classes)
 
     def report(self, path: str | Path | None = None) -> Path:
         """One self-contained HTML page; in the run folder unless ``path`` says otherwise."""
@@ -156,18 +165,12 @@ class Result:
         ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
 
 
-def sum_scores(parts: Iterable[Scores]) -> Scores | None:
-    """Of all sites together; None where nobody told."""
-    found = list(parts)
-    return functools.reduce(operator.add, found) if found else None
-
-
 def site_results(
-    problem: Problem, x: Tensor, names: Sequence[str], tested: Mapping[int, Scores]
+    problem: Problem, x: Tensor, names: Sequence[str], tested: Mapping[int, Scores], decision: Decision | None = None
 ) -> list[dict[str, Any]]:
     """The metrics of each site; empty where sites keep them to themselves."""
     out = []
-    for k, found in problem.engine.scores(x, "validation"):
+    for k, found in problem.engine.scores(x, "validation", decision):
         row: dict[str, Any] = {"site": names[k]}
         for split, scores in (("validation", found), ("test", tested.get(k))):
             if scores is not None and scores.n:
@@ -186,9 +189,12 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     """The chosen model and its test metrics."""
     best = state.best if settings.run.select == "best" else None
     x = state.x if best is None else best.x
-    confusion = problem.engine.confusion(x, "test")
-    tested = dict(problem.engine.scores(x, "test"))
-    sites = site_results(problem, x, about.sites, tested)
+    decision = choose_decision(problem, x, settings.decision, about.classes)
+    plain_scores = dict(problem.engine.scores(x, "test"))
+    tested = plain_scores if decision.plain else dict(problem.engine.scores(x, "test", decision))
+    scores, before = total(tested), total(plain_scores)
+    confusion = problem.engine.confusion(x, "test") if scores is None or decision.plain else scores.confusion
+    sites = site_results(problem, x, about.sites, tested, decision)
     problem.model.load(x)
     problem.model.module.eval()
     last, rates = state.history[-1] if state.history else {}, problem.rates
@@ -208,7 +214,9 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     return Result(
         module=problem.model.module,
         x=x,
-        test=problem.metrics(confusion, sum_scores(tested.values())),
+        test=problem.metrics(confusion, scores),
+        before=None if decision.plain or before is None else problem.metrics(before.confusion, before),
+        decision=decision,
         sites=sites,
         confusion=confusion,
         floor=floor,

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedtail.core.decisions import Decision
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
@@ -44,6 +45,8 @@ class SavedModel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     architecture: dict[str, Any] = field(default_factory=dict)
     """Registered name and options, by which ``load_model`` builds the module again."""
+    decision: Decision = field(default_factory=Decision)
+    """How probabilities are calibrated and become answers."""
     encoding: Encoding | None = None
     """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
@@ -86,6 +89,7 @@ class SavedModel:
             "preprocessing": self.preprocessing,
             "data": self.name,
             **({} if self.encoding is None else {"encoder": self.encoding.to_dict()}),
+            **({} if self.decision.plain else {"decision": self.decision.to_json()}),
         }
         for name, content in (
             ("model.safetensors", save(weights)),
@@ -102,7 +106,11 @@ class SavedModel:
         ``data``: a DataFrame, a list of dicts, a path to a table, image, folder of images or ``.npy`` file, a list of
         image paths or PIL images, or an array of samples as they were stored for training.
         """
-        return np.array(self.classes, dtype=object)[self.predict_proba(data, batch_size).argmax(1)]
+        return self.answers(self.predict_proba(data, batch_size))
+
+    def answers(self, probabilities: np.ndarray) -> np.ndarray:
+        """(N,) class names from (N, C) probabilities, by the model's decision."""
+        return np.array(self.classes, dtype=object)[self.decision.answers(probabilities)]
 
     def predict_proba(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 class probabilities, in the order of ``classes``."""
@@ -128,7 +136,7 @@ class SavedModel:
                 torch.softmax(self.module(self.transform(part.to(self.device))), dim=-1).cpu()
                 for part in x.split(max(1, batch_size))
             ]
-        return torch.cat(parts).numpy()
+        return self.decision.probabilities(torch.cat(parts).numpy()).astype(np.float32)
 
 
 def load_model(
@@ -151,6 +159,7 @@ def load_model(
         )
         preprocessing = dict(about.get("preprocessing", {}))
         encoding = Encoding.from_dict(about["encoder"]) if about.get("encoder") else None
+        decision = Decision.from_json(about.get("decision", {}))
     except (TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
     if encoding is not None and is_code(encoding.name) and not allow_code:
@@ -179,6 +188,7 @@ def load_model(
         device=torch.device(device),
         architecture=architecture,
         encoding=encoding,
+        decision=decision,
     )
 
 

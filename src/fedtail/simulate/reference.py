@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Federation
@@ -88,10 +89,10 @@ class ReferenceSimulator(ClientStates):
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         return confusion_on(self.model, federation_split(self.federation, split))(x)
 
-    def scores(self, x: Tensor, split: str) -> Iterator[tuple[int, Scores]]:
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
         device = self.model.vector.device
         for k, part in score_splits(self.federation, split):
-            yield k, scores_on(model_logits(self.model, x, part.batches(device=device)), part.n_classes)
+            yield k, scores_on(model_logits(self.model, x, part.batches(device=device)), part.n_classes, decision)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         values = self._map(

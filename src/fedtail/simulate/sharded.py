@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
@@ -111,8 +112,8 @@ class ShardedSimulator:
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         return self.inner.confusion(x, split)
 
-    def scores(self, x: Tensor, split: str) -> Iterator[tuple[int, Scores]]:
-        return self.inner.scores(x, split)
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+        return self.inner.scores(x, split, decision)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         return self.inner.measure(x, what)

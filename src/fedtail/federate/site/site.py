@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import class_counts
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
@@ -178,7 +179,8 @@ class Site:
         self._check_vector(here, parcel.tensors["x"])
         rows = here.test if parcel.meta["split"] == "test" else here.client.validation
         batches = Split.of(here.client, rows).batches(device=self.device)
-        found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes)
+        rule = Decision.from_json(parcel.meta.get("decision", {}))
+        found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
         return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
 
     def measure(self, parcel: Parcel) -> Parcel:

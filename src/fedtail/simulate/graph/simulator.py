@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
@@ -232,11 +233,14 @@ class GraphSimulator(ClientStates):
         rows = self.federation.validation_rows() if split == "validation" else self._test_rows
         return self.evaluator.confusion(x, rows)
 
-    def scores(self, x: Tensor, split: str) -> Iterator[tuple[int, Scores]]:
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
         n, y = self.federation.n_classes, self.resident.y
         parts = [(-1, self._test_rows)] if split == "test" else self._private()
         for k, rows in parts:
-            yield k, scores_on([(self.evaluator.logits(x, rows), y[torch.as_tensor(rows).to(self.device)])], n)
+            yield (
+                k,
+                scores_on([(self.evaluator.logits(x, rows), y[torch.as_tensor(rows).to(self.device)])], n, decision),
+            )
 
     def _private(self) -> list[tuple[int, np.ndarray]]:
         return [(k, self.federation.validation[k]) for k in self.federation.panel()]
