@@ -263,7 +263,7 @@ class Decision(Section):
     goal: Literal["argmax", "macro_f1", "recall", "cost"] = "argmax"
     """What answers are to be good for: the likeliest class, the best macro F1 (a threshold per class), finding a share
     of one class (``find``, ``recall``) with as few false alarms as possible, or the least expected cost (``costs``)."""
-    find: str | None = None
+    find: str | None = Field(None, coerce_numbers_to_str=True)
     """With ``recall``: the class that must not be missed."""
     recall: float = Field(0.95, gt=0, le=1)
     """With ``recall``: the share of its samples to find."""
