@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import class_counts, confusion_matrix
-from fedtail.core.records import Task
+from fedtail.core.records import DIVERGED, Task
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.models.flat import FlatModel
 
@@ -103,11 +103,12 @@ def run_reports(
     delta: Tensor,
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
     confusions: Callable[[Tensor], Iterable[np.ndarray]],
+    failed: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
     """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
 
     mean_losses: models (m, n) -> (m,) mean loss on the client's training samples; confusions: models (m, n) -> m
-    confusion matrices on its validation samples.
+    confusion matrices on its validation samples; failed: runs that diverged.
     """
     reports, x = {}, task.x.to(delta.device)
     if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
@@ -115,6 +116,8 @@ def run_reports(
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
         reports["local_validation"] = np.array([accuracy(m) for m in confusions(x + delta)])
+    if DIVERGED in task.reports:
+        reports[DIVERGED] = np.isin(np.arange(len(delta)), failed).astype(np.float64)
     return reports
 
 

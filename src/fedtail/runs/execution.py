@@ -18,7 +18,7 @@ from fedtail.models import build_model
 from fedtail.models.custom import check_output
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.rounds.loop import RoundHook, begin_search, train_rounds
+from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
@@ -199,7 +199,7 @@ def drive(
         if amend is not None:
             amend(record)
         append_round(folder, now.history, seconds)
-        if now.round % every == 0 or now.round == settings.run.rounds:
+        if now.round % every == 0 or now.round == settings.run.rounds or exhausted(now, settings.run):
             save_checkpoint(folder / "checkpoint", problem.capture(now), keys)
         tracked.on_round({**record, "seconds": seconds})
         if on_round is not None:
