@@ -8,7 +8,7 @@ uses a setting reads. The ``[policy]`` and ``[worker]`` sections of a site's fil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -114,8 +114,9 @@ class Local(Section):
     """Passes over a client's resampled data in each round."""
     batch_size: int = Field(64, ge=1)
     """Samples of a local step."""
-    lr: float = Field(0.1, gt=0)
-    """Learning rate of the first round; it is constant inside a round."""
+    lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
+    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, on the
+    clients' private validation splits; with FedCGNM its ``delta`` too. ``auto`` is the default for your own data."""
     lr_min: float = Field(1e-4, ge=0)
     """Learning rate of the last round under ``cosine``."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -131,7 +132,7 @@ class Local(Section):
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
-        if self.schedule != "constant" and self.lr_min > self.lr:
+        if self.schedule != "constant" and self.lr != "auto" and self.lr_min > self.lr:
             raise ValueError(
                 f"{{lr_min}} = {self.lr_min:g} is above {{lr}} = {self.lr:g}, so the learning rate would rise; lower "
                 "{lr_min}, or set {schedule} = 'constant'"
@@ -213,7 +214,10 @@ class Run(Section):
     search_only: bool = False
     """Stop when the rate search ends: what ``fedtail tune`` does."""
     select: Literal["last", "best"] = "last"
-    """Keep the last model, or the one with the best validation metric."""
+    """Keep the last model, or the best by the validation metric: the latest within one standard error of the best.
+    ``best`` is the default for your own data."""
+    patience: int = Field(0, ge=0)
+    """Stop when the validation metric has not improved for so many rounds; 0 is never."""
     quorum: float = Field(1.0, gt=0, le=1)
     """Least share of the sampled clients whose update must arrive and be valid; below it the run stops."""
     evaluate_every: int = Field(1, ge=1)
@@ -235,6 +239,8 @@ class Run(Section):
     def _comparable(self) -> Self:
         if self.select == "best" and not self.validate_every:
             raise ValueError("{select} = 'best' needs validation; set {validate_every} to 1 or more")
+        if self.patience and not self.validate_every:
+            raise ValueError("{patience} needs validation; set {validate_every} to 1 or more")
         return self
 
 
@@ -347,8 +353,10 @@ def checked(schema: type[S], raw: Mapping[str, Any], name: Callable[..., str] = 
 def explain(error: ValidationError, schema: type[BaseModel], name: Callable[..., str]) -> FedtailError:
     """The first fault in one line: the value, what is allowed, the fix."""
     first = error.errors()[0]
-    path = tuple(str(p) for p in first["loc"])
-    owner = schema
+    path, owner = tuple(str(p) for p in first["loc"]), schema
+    words = ""
+    if len(path) > 2 and (either := _either(schema, path[0], path[1])):  # pydantic names the part of a union behind it
+        path, words = path[:2], f" or {either!r}"
     for part in path[:-1]:
         inner = owner.model_fields[part].annotation if part in owner.model_fields else None
         owner = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else owner
@@ -365,15 +373,27 @@ def explain(error: ValidationError, schema: type[BaseModel], name: Callable[...,
         keys = getattr(inner, "model_fields", {})
         return FedtailError(str(first["ctx"]["error"]).format(**{key: name(*path, key) for key in keys}))
     if bounds := interval(owner, path[-1]) if first["type"].startswith(("greater_than", "less_than")) else "":
-        return FedtailError(f"{name(*path)} = {first['input']!r} is outside {bounds}")
+        return FedtailError(f"{name(*path)} = {first['input']!r} is outside {bounds}{words}")
     return FedtailError(
-        f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}"
+        f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}{words}"
     )
+
+
+def _either(schema: type[BaseModel], section: str, key: str) -> str:
+    """The one word that a number's setting takes too, ``auto`` say; empty if it takes none."""
+    fields = (
+        getattr(schema.model_fields[section].annotation, "model_fields", {}) if section in schema.model_fields else {}
+    )
+    parts = get_args(fields[key].annotation) if key in fields else ()
+    return next((str(word) for part in parts for word in get_args(part) if get_origin(part) is Literal), "")
 
 
 def interval(schema: type[BaseModel], key: str) -> str:
     """The range of a number as ``[0, 1)``; empty if it has none."""
-    rules = {name: getattr(m, name) for m in schema.model_fields[key].metadata for name in BOUNDS if hasattr(m, name)}
+    field = schema.model_fields[key]
+    marks = [*field.metadata, *(m for part in get_args(field.annotation) for m in getattr(part, "__metadata__", ()))]
+    marks = [m for mark in marks for m in getattr(mark, "metadata", (mark,))]
+    rules = {name: getattr(m, name) for m in marks for name in BOUNDS if hasattr(m, name)}
     if not rules:
         return ""
     left = f"[{rules['ge']:g}" if "ge" in rules else f"({rules['gt']:g}" if "gt" in rules else "(-inf"

@@ -12,6 +12,9 @@ import numpy as np
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+DIVERGED = "diverged"
+"""A report: 1 for a local run that met a loss that is not finite. It counts as one that did not move the model, where
+without the report the client would be refused."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Task:
     messages: Mapping[int, Tensors] = field(default_factory=dict)
     """The method's message to single clients."""
     reports: frozenset[str] = frozenset()
-    """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``."""
+    """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``, ``diverged`` (a race)."""
 
     @property
     def n_probes(self) -> int:

@@ -26,6 +26,7 @@ from fedtail.rates import RATES
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
+from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem
 from fedtail.runs.config import Config
 from fedtail.runs.execution import drive
@@ -91,7 +92,7 @@ def federate(
     problem = Problem(
         engine=engine,
         method=method,
-        rates=RATES.build(config.rates.name, len(names), **config.rates.options),
+        rates=racing(RATES.build(config.rates.name, len(names), **config.rates.options), method, config),
         n_classes=job.n_classes,
         background=schema.get("background"),
     )

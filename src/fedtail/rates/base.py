@@ -44,7 +44,7 @@ class RateStrategy:
     title: ClassVar[str] = ""
     """How tables and reports call it; by default the class's name."""
     reports: ClassVar[frozenset[str]] = frozenset()
-    """Scalars it needs from each client's local runs: ``local_gain``, ``local_validation``."""
+    """Scalars it needs from each client's local runs: ``local_gain``, ``local_validation``, ``diverged``."""
 
     n_clients: int
     searches: str = "rate"
@@ -62,6 +62,20 @@ class RateStrategy:
     def ask(self) -> np.ndarray:
         """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
         raise NotImplementedError
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the first round, where the strategy finds it; None leaves it to the settings."""
+        return None
+
+    def trials(self) -> dict[str, np.ndarray]:
+        """Scalars of the local step, by name, that all clients try beside what ``ask`` names: (P,) each, or (1,)."""
+        return {}
+
+    @property
+    def evidence(self) -> list[dict[str, Any]]:
+        """What ``trials`` was tried in the last round, each with its reward, for history and report."""
+        return []
 
     @property
     def axes(self) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision
 from fedtail.core.metrics import class_counts, confusion_matrix, score
-from fedtail.core.records import Task
+from fedtail.core.records import DIVERGED, Task
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.models.flat import FlatModel
@@ -125,11 +125,13 @@ def run_reports(
     judge: Callable[[np.ndarray], float],
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
     confusions: Callable[[Tensor], Iterable[np.ndarray]],
+    failed: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
     """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
 
     judge: what a confusion matrix is worth, higher is better, see ``judged``; mean_losses: models (m, n) -> (m,) mean
-    loss on the client's training samples; confusions: models (m, n) -> m confusion matrices on its validation samples.
+    loss on the client's training samples; confusions: models (m, n) -> m confusion matrices on its validation samples;
+    failed: runs that diverged.
     """
     reports, x = {}, task.x.to(delta.device)
     if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
@@ -137,6 +139,8 @@ def run_reports(
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
         reports["local_validation"] = np.array([judge(m) for m in confusions(x + delta)])
+    if DIVERGED in task.reports:
+        reports[DIVERGED] = np.isin(np.arange(len(delta)), failed).astype(np.float64)
     return reports
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,13 @@ from fedtail.core.records import Deltas, Task, Update
 from fedtail.core.schedule import round_rate
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
-from fedtail.rates.base import Setting
+from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.search import RatesInForce, candidate_models, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
-from fedtail.settings import Settings
+from fedtail.settings import Local, Run, Settings
 
 PIECES = 256
 """Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
@@ -42,11 +43,12 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
     begin_search(problem, settings, state.round)
     in_force = RatesInForce(state.history)
     for t in range(state.round, run.rounds):
-        if run.search_only and rates.done:
+        if (run.search_only and rates.done) or exhausted(state, run):
             break
         began = time.perf_counter()
         p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
-        lr = round_rate(local.schedule, t, run.rounds, local.lr, local.lr_min, local.warmup)
+        first = starting_lr(rates, local)
+        lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
         server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
@@ -55,7 +57,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             round=t,
             x=state.x,
             clients=clients,
-            probes=probes_of(rates, clients, lr / local.lr),
+            probes=probes_of(rates, clients, lr / first),
             lr=lr,
             broadcast=method.broadcast(state.method),
             messages={k: m for k in clients if (m := method.message(state.method, k))},
@@ -81,12 +83,13 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         engine.commit(dict(zip(present.tolist(), choice.tolist(), strict=True)))
         record = {
             "round": t,
-            "lr": lr,
+            "lr": lr / first * starting_lr(rates, local) if rates.evidence else lr,
             "clients": present.tolist(),
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
@@ -96,15 +99,19 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             record["reward"] = float(rewards[winner])
         for monitor in problem.monitors:
             record |= monitor(task, state.x)
-        last = t == run.rounds - 1 or (run.search_only and rates.done)
-        if last or (t + 1) % run.evaluate_every == 0:
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
-        if run.validate_every and (last or (t + 1) % run.validate_every == 0):
-            record["validation"] = problem.metrics(engine.confusion(state.x, "validation"))
-            if run.select == "best":
-                state.best = _better(state, record["validation"], run.metric, t + 1)
-        state.history.append(record)
         state.round = t + 1
+        last = state.round == run.rounds or (run.search_only and rates.done)
+        test = last or state.round % run.evaluate_every == 0
+        if test:  # before validation: a real federation answers both in one exchange
+            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+        if run.validate_every and (last or state.round % run.validate_every == 0):
+            counts = engine.confusion(state.x, "validation")
+            record["validation"] = problem.metrics(counts)
+            if run.select == "best" or run.patience:
+                state.best = _better(state, record["validation"], int(_samples(counts)), run.metric)
+        state.history.append(record)
+        if exhausted(state, run) and not test:
+            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state
@@ -133,6 +140,11 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     rates.begin(setting)
 
 
+def starting_lr(rates: RateStrategy, local: Local) -> float:
+    """The learning rate that the schedule starts from: the settings' own, or what the race has found so far."""
+    return float(local.lr) if rates.lr is None else rates.lr
+
+
 def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:
     """The clients of round t, ascending."""
     if participation >= 1:
@@ -150,15 +162,33 @@ def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: n
     return total.to(x.dtype)
 
 
-def _better(state: State, validation: dict[str, Any], metric: str, done: int) -> Best:
-    """The new global model, if validation likes it better than the best so far."""
+def exhausted(state: State, run: Run) -> bool:
+    """Whether validation has not improved for ``run.patience`` rounds; never while something is still searched."""
+    if not run.patience or state.best is None or state.history[-1]["searching"]:
+        return False
+    found = next(r["round"] for r in state.history if not r["searching"])
+    return state.round - max(state.best.since, found) >= run.patience
+
+
+def _samples(confusion: np.ndarray) -> float:
+    """Samples behind a confusion matrix, or behind the (1, 2) correct and all samples of sites that reveal no more."""
+    return float(confusion[0, 1] if confusion.shape == (1, 2) else confusion.sum())
+
+
+def _better(state: State, validation: dict[str, Any], samples: int, metric: str) -> Best:
+    """The model to keep by validation after one more round."""
     if not np.isfinite(validation["accuracy"]):
         raise FedtailError(
-            "run.select = 'best' compares models, but there is no validation data at the clients; set data.validation"
+            "run.select = 'best' and run.patience compare models, but there is no validation data at the clients; set "
+            "data.validation"
         )
     sign = 1.0 if METRICS[metric].higher_is_better else -1.0
-    now = sign * validation[metric]
-    return state.best if state.best is not None and not now > state.best.score else Best(done, now, state.x)
+    now, done, best = sign * validation[metric], state.round, state.best
+    if best is None or now > best.score:
+        return Best(round=done, score=now, x=state.x, since=done)
+    peak = best.score
+    error = np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
+    return replace(best, round=done, x=state.x) if now >= peak - error else best
 
 
 def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:

@@ -21,11 +21,18 @@ from fedtail.rounds.engine import Engine
 
 @dataclass(frozen=True)
 class Best:
-    """The model with the best validation metric so far; ``round`` counts rounds done."""
+    """The model to keep by validation: the latest within one standard error of the best metric so far.
+
+    Validation splits are small; what they cannot tell apart is decided by training for longer.
+    """
 
     round: int
+    """Rounds done when the model was the global one."""
     score: float
+    """The best metric so far, higher is better."""
     x: Tensor
+    since: int
+    """Rounds done when the metric last rose: what ``run.patience`` counts from."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.rounds.loop import RoundHook, begin_search, train_rounds
+from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys
 from fedtail.runs.decide import check_decision
@@ -217,7 +217,7 @@ def drive(
         if amend is not None:
             amend(record)
         append_round(folder, now.history, seconds)
-        if now.round % every == 0 or now.round == settings.run.rounds:
+        if now.round % every == 0 or now.round == settings.run.rounds or exhausted(now, settings.run):
             save_checkpoint(folder / "checkpoint", problem.capture(now), keys)
         tracked.on_round({**record, "seconds": seconds})
         if on_round is not None:

@@ -24,6 +24,7 @@ from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split, count_candidates
 from fedtail.rounds.privacy import LocalNoise
+from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem
 from fedtail.runs.encoding import build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.settings import Settings
@@ -118,7 +119,7 @@ def assemble(
     return Problem(
         engine=engine,
         method=method,
-        rates=rates,
+        rates=racing(rates, method, settings),
         n_classes=federation.n_classes,
         train_counts=federation.label_map().sum(0),
         auxiliary=auxiliary_monitor(model, federation) if method.needs_auxiliary else None,

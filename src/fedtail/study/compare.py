@@ -102,7 +102,7 @@ def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outc
     """
     by_method: dict[str, dict[float, list[Outcome]]] = {}
     for o in outcomes:
-        by_method.setdefault(o.cell.config.method.name, {}).setdefault(o.cell.config.local.lr, []).append(o)
+        by_method.setdefault(o.cell.config.method.name, {}).setdefault(float(o.cell.config.local.lr), []).append(o)
     kept = []
     for tried in by_method.values():
         scores = {lr: float(np.mean([validation_score(o, metric) for o in group])) for lr, group in tried.items()}
