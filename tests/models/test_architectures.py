@@ -38,6 +38,8 @@ def test_resnet34_has_the_published_count_with_the_large_stem() -> None:
         ("cnn_lstm", (3, 17), {"channels": [4, 8], "hidden": 5}),
         ("cnn_lstm", (8,), {}),
         ("mlp", (2, 3), {"hidden": [4]}),
+        ("residual_mlp", (2, 3), {"width": 4, "blocks": 1}),
+        ("residual_mlp", (5,), {"blocks": 0}),
         ("mlp", (7,), {"hidden": []}),
         ("auto", (9,), {}),
         ("auto", (3, 20, 20), {}),
