@@ -1,7 +1,7 @@
 """The noise control of FedHOO: the same search, told rewards that are shuffled over the candidates of each round.
 
-Rewards count from their round's mean (``reward = "drift"``): rounds at better boxes have better rewards throughout, from
-which a search by raw rewards would learn even if they are shuffled.
+Rewards count from their round's mean (``reward = "drift"``): rounds at better boxes have better rewards throughout,
+from which a search by raw rewards would learn even if they are shuffled.
 
 It costs as many local runs and validations, ends by the same rules after about as many rounds, and ends at rates that
 mean nothing. What FedHOO is worth beyond settling *somewhere* is its lead over this strategy.
