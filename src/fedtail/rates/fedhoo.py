@@ -100,10 +100,10 @@ class FedHOO(RateStrategy):
         check_range("rates.tau", self.tau, 0.0)
         check_range("rates.alpha", self.alpha, 0.0)
         check_range("rates.ema", self.ema, 0.0, 1.0, open_low=True)
-        for name, number, default in (("tau", self.tau, TAU), ("alpha", self.alpha, ALPHA)):
-            if self.score == "pseudocode" and number != default:
+        for bonus, given, default in (("tau", self.tau, TAU), ("alpha", self.alpha, ALPHA)):
+            if self.score == "pseudocode" and given != default:
                 warnings.warn(
-                    f"rates.{name} = {number:g} has no effect: it belongs to rates.score = 'equation'", stacklevel=3
+                    f"rates.{bonus} = {given:g} has no effect: it belongs to rates.score = 'equation'", stacklevel=3
                 )
         self.base_rates = base_rates(self.base_rate, self.n_clients)
         check_axes(self.n_axes, self.n_clients)
