@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.federate.protocol.job import REVEAL, Job
+from fedtail.models.encoders import is_registered
 from fedtail.registry import is_own
 
 
@@ -27,6 +28,9 @@ class Policy:
     """Allowed methods; empty allows all."""
     code: tuple[str, ...] = ()
     """Models by ``module:callable`` that a server may have imported here; registered ones need no permission."""
+    encoders: tuple[str, ...] = ()
+    """Encoders that may encode the images here. Empty allows those that come with an installed package; a file, a
+    download (``timm:NAME``) or code (``module:callable``) must be named."""
     reveal: str = "totals"
     """The most that validation may send: ``totals`` or ``classes``."""
     min_class_count: int = 0
@@ -51,7 +55,7 @@ class Policy:
             if key not in allowed:
                 raise one_of("key of [policy]", key, allowed)
         given = dict(section)
-        for key in ("methods", "code"):
+        for key in ("methods", "code", "encoders"):
             if key in given:
                 given[key] = tuple(given[key])
         return cls(**given)
@@ -65,6 +69,8 @@ class Policy:
                 f"site policy: the model {job.model!r} is code that the server would have imported here; if you trust "
                 "it, add it to policy.code"
             )
+        if job.encoding is not None:
+            self.check_encoder(job.encoding.name)
         if job.reveal == "classes" and self.reveal != "classes":
             raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
         if self.reveal != "classes" and job.build_method().reveals_classes:
@@ -74,6 +80,16 @@ class Policy:
             )
         if job.noise < self.min_noise:
             raise PolicyError(f"site policy: local noise {job.noise:g} is below the least allowed {self.min_noise:g}")
+
+    def check_encoder(self, name: str) -> None:
+        """Raise ``PolicyError`` for an encoder that may not be opened here."""
+        if name in self.encoders or (not self.encoders and is_registered(name)):
+            return
+        allowed = ", ".join(self.encoders) or "those of installed packages"
+        raise PolicyError(
+            f"site policy: encoder {name!r} is not allowed (allowed: {allowed}); if you trust it, add it to "
+            "policy.encoders"
+        )
 
     def check_data(self, counts: np.ndarray) -> None:
         """Raise if a class is too rare to train on. counts: (C,)."""
