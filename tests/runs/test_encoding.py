@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 import fedtail as ft
 from fedtail.errors import FedtailError
 from fedtail.models.encoders import open_encoder
+from fedtail.models.norm import fix_batchnorm
 from fedtail.runs import encoding as module
 from fedtail.runs.config import Config, check_config
 from fedtail.runs.execution import run
 from fedtail.runs.problem import build_federation, prepare
 from fedtail.runs.record import load_run
 from fedtail.runs.saved import load_model
-from tests.encoders import TINY, draw, draw_folder
+from tests.encoders import TINY, draw, draw_folder, tiny
 
 SITES = {"north": (40, 12, 6), "south": (20, 24, 8)}
 
@@ -86,6 +87,26 @@ def test_onnx_has_the_encoder_inside(photos: Path, tmp_path: Path) -> None:
     assert np.allclose(found, model.predict_proba(x), atol=1e-5)
     program = torch.export.load(export_torch(model, tmp_path / "m.pt2")).module()
     assert np.allclose(program(torch.from_numpy(x)).detach().numpy(), model.predict_proba(x), atol=1e-5)
+
+
+def test_an_encoder_from_an_onnx_file_is_trained_on_and_exported(photos: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (pip install onnxruntime)")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed (pip install 'fedtail[onnx]')")
+    import onnx
+
+    from fedtail.runs.export import export_onnx, export_torch
+
+    given = torch.onnx.export(fix_batchnorm(tiny().eval()), (torch.zeros(1, 3, 16, 16),), dynamo=True, verbose=False)
+    assert given is not None
+    onnx.save(given.model_proto, str(tmp_path / "tiny.onnx"))
+    result = run(config(photos, tmp_path, rounds=3, encoder=str(tmp_path / "tiny.onnx")))
+    assert result.folder is not None
+    model = load_model(result.folder)
+    x = np.asarray(draw(1, np.random.default_rng(1)), dtype=np.float32)[None, None]
+    session = onnxruntime.InferenceSession(export_onnx(model, tmp_path / "m.onnx"))
+    assert np.allclose(session.run(None, {"x": x})[0], model.predict_proba(x), atol=1e-5)
+    with pytest.raises(FedtailError, match="torch cannot hold an encoder that is an ONNX file; export with --onnx"):
+        export_torch(model, tmp_path / "m.pt2")
 
 
 def test_unfrozen_blocks_train_and_are_sent(photos: Path, tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.preprocess import agree_on_preprocessing
+from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
 from fedtail.methods import METHODS
-from fedtail.models import build_model
+from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
 from fedtail.rounds.checkpoint import write_atomically
@@ -29,6 +29,7 @@ from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem
 from fedtail.runs.config import Config
+from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
 from fedtail.runs.folder import choose_folder, claimed
 from fedtail.runs.problem import load_pooled
@@ -54,7 +55,7 @@ def federate(
     everybody, quorum = range(len(names)), config.run.quorum
     before = read_agreement(folder, names) if resume else None
     if before is None:
-        hellos, missing = say_hello(transport, everybody, deploy.timeout)
+        hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
         schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
@@ -96,7 +97,7 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
     )
-    about = describe(schema, job, names, hellos, test)
+    about = describe(schema, job, names, hellos, test, encoder_notes(job.encoding, config.model, images=False))
 
     def amend(record: dict[str, Any]) -> None:
         record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
@@ -152,13 +153,16 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
     name, options = config.model.name, config.model.options
-    if name == "auto":
+    encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
+    if encoding is not None:
+        name = config.model.head if name == "auto" else name
+    elif name == "auto":
         name, options = schema["model"], {**schema["model_options"], **options}
-    transform = schema["transform"]
+    transform = IDENTITY if encoding is not None else schema["transform"]
     job = Job(
         run=run,
         model=name,
-        input_shape=tuple(schema["input_shape"]),
+        input_shape=tuple(schema["input_shape"]) if encoding is None else encoding.shape,
         classes=tuple(schema["classes"]),
         method=config.method.name,
         rounds=config.run.rounds,
@@ -168,7 +172,8 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         seed=config.run.seed,
         metric=config.run.metric,
         transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
-        augment=schema["augment"],
+        augment=schema["augment"] if encoding is None else None,
+        encoder={} if encoding is None else encoding.to_dict(),
         preprocessing=schema["preprocessing"],
         reveal=config.deploy.reveal,
         noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
@@ -179,17 +184,24 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
 
 def initial_model(config: Config, job: Job) -> torch.Tensor:
     """(n,) the weights round 0 starts from: those of the simulator under the same seed."""
-    module = build_model(job.model, job.input_shape, job.n_classes, seed=config.run.seed, **job.model_options)
-    return FlatModel(module).vector
+    return FlatModel(job.build_model(config.run.seed)).vector
 
 
 def server_test(config: Config, schema: dict[str, Any]) -> Samples | None:
     """The server's own test set: in a rehearsal that of the data set; otherwise none, sites test on theirs."""
-    return load_pooled(config).test if schema["kind"] == "slice" else None
+    if schema["kind"] != "slice":
+        return None
+    test = load_pooled(config).test
+    return encode_samples(test, Encoding.from_dict(schema["encoder"])) if schema.get("encoder") else test
 
 
 def describe(
-    schema: dict[str, Any], job: Job, names: Sequence[str], hellos: Mapping[int, Hello], test: Samples | None
+    schema: dict[str, Any],
+    job: Job,
+    names: Sequence[str],
+    hellos: Mapping[int, Hello],
+    test: Samples | None,
+    notes: tuple[str, ...] = (),
 ) -> About:
     """What the run folder may say of data the server has never seen; nothing of sites that are not there yet."""
     there = [hellos.get(k) for k in range(len(names))]
@@ -197,10 +209,12 @@ def describe(
         name=schema["name"],
         sites=tuple(names),
         classes=job.classes,
-        input_shape=job.input_shape,
+        input_shape=tuple(schema["input_shape"]),
         sizes=np.array([h.n_train if h else 0 for h in there]),
         validation_sizes=tuple(h.n_validation if h else 0 for h in there),
         transform=job.transform,
         preprocessing=job.preprocessing,
+        encoder=job.encoder,
+        notes=notes,
         test_counts=None if test is None else test.counts(job.n_classes),
     )

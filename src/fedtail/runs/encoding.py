@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 
 from fedtail.data.about import About
 from fedtail.data.federation import Client, Federation, Samples, Transform
-from fedtail.data.images.features import Progress, encode_images
+from fedtail.data.images.features import Progress, encode_images, feature_store
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder, use_encoder
@@ -78,7 +79,7 @@ def encode_federation(
     federation: Federation, encoding: Encoding, *, cache: bool = True, progress: Progress | None = None
 ) -> Federation:
     """The same federation with features in place of images; every view of a training image is a sample of its own."""
-    encode = _Encode(encoding, cache, progress)
+    encode = _Encode(encoding, feature_store() if cache else None, progress)
     encode.total = len(federation.test)
     rest = [*federation.validation, federation.auxiliary, federation.holdout]
     pool, train, others = encode.pool(federation.pool, federation.train, rest)
@@ -96,9 +97,11 @@ def encode_federation(
     )
 
 
-def encode_client(client: Client, test: np.ndarray, encoding: Encoding) -> tuple[Client, np.ndarray]:
-    """One client's images as features, and where its test split is then."""
-    encode = _Encode(encoding)
+def encode_client(
+    client: Client, test: np.ndarray, encoding: Encoding, store: Path | None = None
+) -> tuple[Client, np.ndarray]:
+    """One client's images as features, kept in ``store``, and where its test split is then."""
+    encode = _Encode(encoding, store or feature_store())
     pool, (train,), (validation, tested) = encode.pool(client.pool, [client.train], [client.validation, test])
     encoded = replace(client, pool=pool, train=train, validation=validation, transform=Transform(), augment=None)
     return encoded, tested
@@ -106,7 +109,7 @@ def encode_client(client: Client, test: np.ndarray, encoding: Encoding) -> tuple
 
 def encode_samples(samples: Samples, encoding: Encoding) -> Samples:
     """A test set."""
-    return Samples(_Encode(encoding)(samples.x, 0), samples.y)
+    return Samples(_Encode(encoding, feature_store())(samples.x, 0), samples.y)
 
 
 def with_encoding(about: About, encoding: Encoding | None, notes: Sequence[str]) -> About:
@@ -118,8 +121,8 @@ def with_encoding(about: About, encoding: Encoding | None, notes: Sequence[str])
 class _Encode:
     """Images -> features, with one count of the images done over several calls."""
 
-    def __init__(self, encoding: Encoding, cache: bool = True, progress: Progress | None = None) -> None:
-        self.encoding, self.cache, self.progress = encoding, cache, progress
+    def __init__(self, encoding: Encoding, store: Path | None, progress: Progress | None = None) -> None:
+        self.encoding, self.store, self.progress = encoding, store, progress
         self.front = use_encoder(encoding).front(encoding.unfreeze)
         first = probe(self.front, encoding.name).contiguous().numpy().tobytes()  # code may change, and the weights not
         self.key = hashlib.sha256(f"{encoding.digest} {encoding.unfreeze}".encode() + first).hexdigest()[:32]
@@ -133,7 +136,7 @@ class _Encode:
                 self.progress(before + done, self.total)
 
         out = encode_images(
-            x, self.front, shape, self.key, view=view, cache=self.cache, progress=report if self.progress else None
+            x, self.front, shape, self.key, view=view, store=self.store, progress=report if self.progress else None
         )
         self.done += len(x)
         return out

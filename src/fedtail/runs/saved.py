@@ -130,7 +130,7 @@ class SavedModel:
         self.module.eval()
         if self.encoding is not None:
             assert self.front is not None
-            x = encode_images(x, self.front, self.encoding.shape, "", cache=False)
+            x = encode_images(x, self.front, self.encoding.shape, "")
         with torch.no_grad():
             parts = [
                 torch.softmax(self.module(self.transform(part.to(self.device))), dim=-1).cpu()

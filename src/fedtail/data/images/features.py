@@ -39,7 +39,7 @@ def encode_images(
     key: str,
     *,
     view: int = 0,
-    cache: bool = True,
+    store: Path | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
     """(N, *shape) features of stored images.
@@ -49,11 +49,12 @@ def encode_images(
         encode: (1, C, height, width) -> (1, *shape); called from several threads.
         key: what else the features depend on: the encoder's hash.
         view: 0 is the image itself; every further number a crop of it, perhaps mirrored, always the same one.
+        store: folder that features are kept in, see ``feature_store``; None keeps none.
     """
     out = torch.empty(len(x), *shape)
     ids = [_identity(image, view) for image in x]
-    folder = cache_root() / "features" / key
-    known = _read(folder, ids, out) if cache else np.zeros(len(ids), dtype=bool)
+    folder = None if store is None else store / key
+    known = np.zeros(len(ids), dtype=bool) if folder is None else _read(folder, ids, out)
     todo = np.flatnonzero(~known)
     done = len(x) - len(todo)
 
@@ -69,9 +70,14 @@ def encode_images(
                 done += 1
                 if progress is not None:
                     progress(done, len(x))
-            if cache:
+            if folder is not None:
                 _write(folder, [ids[i] for i in part], out[torch.from_numpy(part)])
     return out
+
+
+def feature_store() -> Path:
+    """The user's own cache of features."""
+    return cache_root() / "features"
 
 
 def crop(image: Tensor, view: int, identity: bytes) -> Tensor:

@@ -99,7 +99,9 @@ def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
     """The handshake on its own, for ``doctor``."""
     names = deployment.sites
     try:
-        hellos, missing = say_hello(connect(grid, deployment, config), range(len(names)), config.deploy.timeout)
+        hellos, missing = say_hello(
+            connect(grid, deployment, config), range(len(names)), config.deploy.timeout, model=config.model
+        )
     except FedtailError as error:
         return [Finding("error", "sites", str(error))]
     out = [Finding("error", names[k], reason) for k, reason in missing.items()]

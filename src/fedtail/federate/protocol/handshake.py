@@ -17,6 +17,8 @@ from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel
+from fedtail.models.encoders import Encoding
+from fedtail.settings import Model
 
 CLOCK_SECONDS = 120.0
 """Signed requests and certificates need clocks that agree about this well."""
@@ -52,10 +54,19 @@ def versions() -> dict[str, str]:
 
 
 def say_hello(
-    transport: Transport, clients: Iterable[int], timeout: float, job: Job | None = None
+    transport: Transport,
+    clients: Iterable[int],
+    timeout: float,
+    job: Job | None = None,
+    model: Model | None = None,
 ) -> tuple[dict[int, Hello], dict[int, str]]:
-    """Ask sites who they are; with a job, also whether they take part and how many samples they have."""
+    """Ask sites who they are; with a job, also whether they take part and how many samples they have.
+
+    Without a job, the ``model`` that is wished for lets sites with images say which encoder they would use.
+    """
     meta: dict[str, Any] = {} if job is None else {"job": job.to_json()}
+    if model is not None:
+        meta["model"] = model.model_dump()
     parcels = {k: Parcel({**meta, "client": k}) for k in clients}
     began = time.time()
 
@@ -118,11 +129,18 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
     columns, shape, classes = schema.get("columns"), schema.get("input_shape"), [str(c) for c in schema["classes"]]
     what = f"{len(columns)} columns" if columns else f"inputs of shape {'x'.join(map(str, shape))}" if shape else ""
     named = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
-    return f"{schema['name']}, {what}, {len(classes)} classes ({named})"
+    encoder = f", encoder {Encoding.from_dict(schema['encoder'])}" if schema.get("encoder") else ""
+    return f"{schema['name']}, {what}, {len(classes)} classes ({named}){encoder}"
 
 
 def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
     """One line that names what a site disagrees about with ``whose`` schema."""
+    if key == "encoder":
+        named = [f"{e['name']} ({str(e['digest'])[:12]})" if isinstance(e, dict) else "none" for e in (other, ours)]
+        return (
+            f"its encoder is {named[0]}, at {whose} it is {named[1]}; install the same one (fedtail[pretrained]), or "
+            "set model.encoder = 'none'"
+        )
     if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
         mine = {str(c["name"]): c for c in ours.get("columns", [])}
         differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]

@@ -16,6 +16,8 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models import build_model
+from fedtail.models.encoders import Encoding
+from fedtail.runs.encoding import build_encoded
 from fedtail.settings import Local, Reveal, Run, Settings, checked
 
 
@@ -38,6 +40,8 @@ class Job:
     """What a client compares its own models by."""
     transform: Transform = field(default_factory=Transform)
     augment: str | None = None
+    encoder: dict[str, Any] = field(default_factory=dict)
+    """The encoder by which sites turn their images into features, as ``Encoding`` writes it; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How sites turn raw columns into features; agreed before round 0, from federated sums."""
     reveal: str = "totals"
@@ -60,9 +64,15 @@ class Job:
     def n_classes(self) -> int:
         return len(self.classes)
 
-    def build_model(self) -> nn.Module:
-        """The architecture; its weights come with every task."""
-        return build_model(self.model, self.input_shape, self.n_classes, **self.model_options)
+    @property
+    def encoding(self) -> Encoding | None:
+        return Encoding.from_dict(self.encoder) if self.encoder else None
+
+    def build_model(self, seed: int = 0) -> nn.Module:
+        """What is trained and sent; its weights come with every task."""
+        if self.encoding is not None:
+            return build_encoded(self.encoding, self.model, self.n_classes, seed=seed, **self.model_options)
+        return build_model(self.model, self.input_shape, self.n_classes, seed=seed, **self.model_options)
 
     def build_method(self) -> Method:
         return METHODS.build(self.method, **self.method_options)

@@ -25,6 +25,10 @@ def agree_on_preprocessing(
     """
     if schema["kind"] == "slice":
         return schema
+    if schema.get("encoder"):  # scales pixels itself, as it was trained
+        channels, height, width = schema["input_shape"]
+        images = {"kind": "images", "size": [height, width], "channels": channels}
+        return {**schema, "model_options": {}, "transform": IDENTITY, "preprocessing": images}
     answers = _ask(transport, sites, seed, timeout)
     try:
         if schema["kind"] == "table":

@@ -35,10 +35,14 @@ from fedtail.federate.protocol.wire import (
 )
 from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method
+from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise
+from fedtail.runs.encoding import choose_encoding, encode_client
+from fedtail.runs.problem import is_images
+from fedtail.settings import Model, checked
 
 
 class SiteData(Protocol):
@@ -103,7 +107,7 @@ class Site:
 
     def hello(self, parcel: Parcel) -> Parcel:
         """Who is here, with which software, clock and data schema; the job is checked against the policy."""
-        meta: dict[str, Any] = {"site": self.name, "schema": self.data.schema(), "versions": versions()}
+        meta: dict[str, Any] = {"site": self.name, "schema": self._schema(parcel.meta), "versions": versions()}
         meta["clock"] = time.time()
         if "job" in parcel.meta:
             here = self._prepare(parcel)
@@ -111,6 +115,28 @@ class Site:
             self.policy.check_data(here.client.counts)
             meta |= {"n_train": len(here.client.train), "n_validation": len(here.client.validation)}
         return Parcel(meta)
+
+    def _schema(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What must agree across sites: what the data says, and the encoder that is here."""
+        schema = self.data.schema()
+        encoding = None
+        if "job" in asked:
+            wanted = Job.from_json(asked["job"]).encoding
+            if wanted is not None:
+                self.policy.check_encoder(wanted.name)
+                encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
+        elif "model" in asked:
+            encoding = self._choose(checked(Model, asked["model"]), schema)
+        return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
+
+    def _choose(self, model: Model, schema: dict[str, Any]) -> Encoding | None:
+        """The encoder that a server's settings mean here, if the policy has nothing against it."""
+        images = schema["kind"] == "images" or is_images(schema.get("preprocessing", {}))
+        if model.encoder == "auto" and (name := default_encoder()) is not None:
+            images = images and (not self.policy.encoders or name in self.policy.encoders)
+        elif model.encoder not in ("auto", "none"):
+            self.policy.check_encoder(model.encoder)
+        return choose_encoding(model, tuple(schema.get("input_shape", ())), images=images)
 
     def statistics(self, parcel: Parcel) -> Parcel:
         """Federated sums for a common preprocessing."""
@@ -198,13 +224,16 @@ class Site:
         if now is not None and now.job == job and now.client.index == index:
             return now
         self.policy.check_job(job)
-        client = self.data.client(index, job)
+        client, test = self.data.client(index, job), self.data.test(index, job)
+        if job.encoding is not None:
+            store = None if self.folder is None else self.folder / "features"
+            client, test = encode_client(client, test, job.encoding, store)
         model = FlatModel(job.build_model().to(self.device))
         state = SiteState(self.folder, job.run)
         self._prepared = Prepared(
             job=job,
             client=client,
-            test=self.data.test(index, job),
+            test=test,
             method=job.build_method(),
             model=model,
             state=state,

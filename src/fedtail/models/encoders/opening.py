@@ -47,14 +47,14 @@ def open_encoder(name: str, weights: str | None = None) -> Encoder:
             f"model.encoder_weights = {weights!r} goes with an encoder of your own, module:callable; {name!r} has its "
             "weights inside"
         )
-    files = [Path(f) for f in (weights, name) if f is not None and not is_registered(f)]
-    stamps = tuple(f.stat().st_mtime_ns for f in files if f.is_file())
+    files = [Path(f) for f in (weights, name) if f is not None]
+    stamps = tuple((str(f.resolve()), f.stat().st_mtime_ns) for f in files if f.is_file())
     return _open(name, weights, stamps)
 
 
 @lru_cache(maxsize=4)
-def _open(name: str, weights: str | None, stamps: tuple[int, ...]) -> Encoder:
-    """``stamps``: when the files were written, so that a file that has changed is read again."""
+def _open(name: str, weights: str | None, stamps: tuple[tuple[str, int], ...]) -> Encoder:
+    """``stamps``: which files, and when they were written, so that one that has changed is read again."""
     if name.startswith(TIMM):
         return _open_timm(name)
     if name.endswith(".onnx"):
