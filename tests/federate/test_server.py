@@ -306,3 +306,16 @@ def test_a_mistake_in_site_toml_is_one_line(tmp_path: Path) -> None:
         sites(tmp_path, data)
     with pytest.raises(FedtailError, match=r"missing 1 required positional argument: 'schema'"):
         sites(tmp_path, dict.fromkeys(NAMES, 'kind = "table"\npath = "x.csv"'))
+
+
+def test_a_site_writes_down_what_it_was_asked_and_what_became_of_it(tables: Path) -> None:
+    federate(config(tables), sites(tables, table_data(tables)), NAMES)
+    lines = [json.loads(line) for line in (tables / "north" / "audit.jsonl").read_text().splitlines()]
+    assert {"hello", "statistics", "train", "confusion"} <= {line["phase"] for line in lines}
+    trained = [line for line in lines if line["phase"] == "train"]
+    assert [line["round"] for line in trained] == [0, 1, 2]
+    assert all(line["verdict"] == "answered" and line["bytes_out"] > 0 and line["run"] for line in trained)
+    with pytest.raises(FedtailError):
+        federate(config(tables), sites(tables, table_data(tables), 'methods = ["fedavg"]'), NAMES)
+    last = json.loads((tables / "north" / "audit.jsonl").read_text().splitlines()[-1])
+    assert last["verdict"] == "refused" and "'fedcgnm' is not allowed" in last["reason"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,6 +72,8 @@ class RemoteEngine:
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
+    seen: dict[int, float] = field(default_factory=dict)
+    """When each client last answered."""
 
     def __post_init__(self) -> None:
         if self.candidates not in CANDIDATES:
@@ -226,6 +229,7 @@ class RemoteEngine:
         self.traffic.down += answers.down
         self.traffic.up += answers.up
         self.traffic.exchanges += 1
+        self.seen |= dict.fromkeys(answers.good, time.time())
         return answers.good, [Refusal(k, self._round, reason) for k, reason in answers.reasons.items()]
 
     def _ask(

@@ -15,6 +15,7 @@ from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
@@ -138,7 +139,10 @@ def federate(
         if on_start is not None:
             on_start(folder, done)
 
+    metrics = Metrics(folder.name, names, config.run.rounds, engine.seen)
+
     def after(state: State, record: dict[str, Any], seconds: float) -> None:
+        metrics.round(state, record, seconds)
         if on_round is not None:
             on_round(state, record, seconds)
         if members is None or state.round == config.run.rounds:
@@ -150,7 +154,7 @@ def federate(
             save_checkpoint(folder / "checkpoint", problem.capture(state), result_keys(config))
             raise SitesJoined
 
-    with claimed(config, folder, resume) as folder:
+    with served(metrics, deploy.metrics_port), claimed(config, folder, resume) as folder:
         engine.spool = folder
         return drive(
             problem,
