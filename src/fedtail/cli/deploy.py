@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtail.cli import deploy_view
+from fedtail.cli import deploy_members, deploy_view
+from fedtail.cli.deploy_view import Folder, load, need_flower
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import Stopped, console
 from fedtail.errors import FedtailError
@@ -21,13 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
 
 PORT = 9092
-Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
-
-
-def need_flower() -> None:
-    """One line instead of an import error."""
-    if importlib.util.find_spec("flwr") is None:
-        raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
+for command in deploy_members.COMMANDS:
+    app.command()(command)
 
 
 @app.command()
@@ -247,13 +243,6 @@ def make(
     flags = {} if own_data else {"data.clients": len(names) or None}
     config = load_config(path, overrides, flags)
     return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own_data)
-
-
-def load(folder: Path) -> Deployment:
-    need_flower()
-    from fedtail.federate.deployment import load_deployment
-
-    return load_deployment(folder)
 
 
 __all__ = ["app"]

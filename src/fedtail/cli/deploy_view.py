@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fedtail.cli.progress import console, terminal
+from fedtail.errors import FedtailError
 from fedtail.report import load_run, write_report
 
 if TYPE_CHECKING:
     from fedtail.federate.deployment import Deployment
 
+Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1")
 LAST_FAULTS = 5
+
+
+def need_flower() -> None:
+    """One line instead of an import error."""
+    if importlib.util.find_spec("flwr") is None:
+        raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
+
+
+def load(folder: Path) -> Deployment:
+    """The deployment in a folder, on Flower."""
+    need_flower()
+    from fedtail.federate.deployment import load_deployment
+
+    return load_deployment(folder)
 
 
 def follower() -> Callable[[dict[str, Any]], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class About:
     input_shape: tuple[int, ...]
     sizes: np.ndarray
     """(K,) training samples."""
-    validation_sizes: tuple[int, ...]
+    validation_sizes: Sequence[int]
     transform: Transform = field(default_factory=Transform)
     preprocessing: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

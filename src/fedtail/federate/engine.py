@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,6 +64,8 @@ class RemoteEngine:
     """With ``models``: candidates sent at a time, which bounds the size of a message."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that were not there when the run began, and why; one that ``meet`` takes trains from the next round."""
+    gone: set[int] = field(default_factory=set)
+    """Clients that have left for good: not asked, and not counted for a quorum."""
     meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
     """Clients -> training samples of those that can join now, and why the others cannot."""
     spool: Path | None = None
@@ -71,11 +74,13 @@ class RemoteEngine:
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
+    seen: dict[int, float] = field(default_factory=dict)
+    """When each client last answered."""
 
     def __post_init__(self) -> None:
         if self.candidates not in CANDIDATES:
             raise one_of("deploy.candidates", self.candidates, CANDIDATES)
-        self.n_clients = self.transport.n_clients
+        self.n_clients = len(self.sizes)
         self.model = FlatModel(self.job.build_model())
         self._sampler = self.job.build_method().sampler
         self._round = 0
@@ -151,7 +156,7 @@ class RemoteEngine:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
         values = len(splits) * math.prod(shape)
-        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self.n_clients, values).values()), axis=0)
+        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self._members, values).values()), axis=0)
         return {
             split: counts.reshape(1, 2) if shape == (2,) else counts
             for split, counts in zip(splits, total, strict=True)
@@ -175,7 +180,7 @@ class RemoteEngine:
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
-        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self.n_clients)
+        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self._members)
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
@@ -217,7 +222,11 @@ class RemoteEngine:
 
     @property
     def _present(self) -> list[int]:
-        return [k for k in range(self.n_clients) if k not in self.absent]
+        return [k for k in range(self.n_clients) if k not in self.absent and k not in self.gone]
+
+    @property
+    def _members(self) -> int:
+        return self.n_clients - len(self.gone)
 
     @property
     def _revealed(self) -> int:
@@ -238,6 +247,7 @@ class RemoteEngine:
         self.traffic.down += answers.down
         self.traffic.up += answers.up
         self.traffic.exchanges += 1
+        self.seen |= dict.fromkeys(answers.good, time.time())
         return answers.good, [Refusal(k, self._round, reason) for k, reason in answers.reasons.items()]
 
     def _ask(

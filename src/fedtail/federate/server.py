@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
@@ -23,20 +24,33 @@ from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.checkpoint import save_checkpoint, write_atomically
+from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
-from fedtail.rounds.state import Problem
-from fedtail.runs.config import Config
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.config import Config, result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
-from fedtail.runs.folder import choose_folder, claimed
+from fedtail.runs.folder import choose_folder, claimed, write_clients
 from fedtail.runs.problem import load_pooled
-from fedtail.runs.result import Result
+from fedtail.runs.result import Result, titles_of
 
 AGREEMENT = "federation.json"
 """In the run folder: the sites, in the order of their numbers, what they agreed on, and the preprocessing."""
+
+
+class SitesJoined(Exception):
+    """There are new sites, and a checkpoint: the run goes on with them once it is resumed."""
+
+
+def roster(config: Config, sites: Sequence[str], *, resume: bool = False) -> list[str]:
+    """The site behind each client's number. A number is a site's own for the whole run: one that has left keeps it, and
+    one that is new takes the next."""
+    file = choose_folder(config, resume) / AGREEMENT
+    before = json.loads(file.read_text())["sites"] if resume and file.is_file() else []
+    return [*before, *(site for site in sites if site not in before)]
 
 
 def federate(
@@ -47,20 +61,28 @@ def federate(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    members: Callable[[], Collection[str]] | None = None,
 ) -> Result:
-    """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
+    """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k (see ``roster``).
+
+    ``members`` says which sites take part, and is asked after every round: one that has left for good is not asked any
+    more; with new ones the run ends in ``SitesJoined``.
+    """
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     deploy = config.deploy
     folder = choose_folder(config, resume)
-    everybody, quorum = range(len(names)), config.run.quorum
+    here = names if members is None else members()
+    gone = {k for k, name in enumerate(names) if name not in here}
+    everybody, quorum = [k for k in range(len(names)) if k not in gone], config.run.quorum
     before = read_agreement(folder, names) if resume else None
+    began_with = len(names) if before is None else before[2]
     if before is None:
         hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
         schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
     else:
-        agreed, schema = before
+        agreed, schema, _ = before
     job, architecture = make_job(config, schema, folder.name, transport.name)
     hellos, missing = say_hello(transport, everybody, deploy.timeout, job)
     agree(hellos, missing, names, quorum, agreed)
@@ -70,13 +92,19 @@ def federate(
         """Sites that come late must agree with those that were there."""
         found, reasons = say_hello(transport, clients, deploy.timeout, job)
         reasons |= {names.index(f.subject): f.message for f in compare(found, names, agreed) if f.level == "error"}
-        return {k: hello.n_train for k, hello in found.items() if k not in reasons}, reasons
+        joined = {k: hello for k, hello in found.items() if k not in reasons}
+        for k, hello in joined.items():
+            about.sizes[k], held_out[k] = hello.n_train, hello.n_validation
+        if joined:
+            write_clients(folder, about, titles_of(problem))
+        return {k: hello.n_train for k, hello in joined.items()}, reasons
 
     engine = RemoteEngine(
         transport=transport,
         job=job,
-        sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in everybody]),
-        absent=dict(missing),
+        sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in range(len(names))]),
+        absent={**missing, **dict.fromkeys(gone, "has left")},
+        gone=gone,
         meet=meet,
         faults=[Refusal(k, 0, f"hello: {reason}") for k, reason in missing.items()],
         test=test,
@@ -90,14 +118,18 @@ def federate(
     if method.needs_auxiliary:
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
+    rates = RATES.build(config.rates.name, began_with, **config.rates.options)
     problem = Problem(
         engine=engine,
         method=method,
-        rates=racing(RATES.build(config.rates.name, len(names), **config.rates.options), method, config),
+        rates=racing(rates if began_with == len(names) else WithNewcomers(rates, len(names)), method, config),
         n_classes=job.n_classes,
         background=schema.get("background"),
+        gone=gone,
     )
-    about = describe(schema, job, names, hellos, test, encoder_notes(job.encoding, config.model, images=False))
+    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
+    notes = encoder_notes(job.encoding, config.model, images=False)
+    about = describe(schema, job, names, hellos, test, held_out, notes)
 
     def amend(record: dict[str, Any]) -> None:
         record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
@@ -105,12 +137,27 @@ def federate(
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
     def begin(folder: Path, done: int) -> None:
-        said = {"sites": list(names), "agreed": agreed, "schema": plain(schema)}
+        said = {"sites": list(names), "began_with": began_with, "agreed": agreed, "schema": plain(schema)}
         write_atomically(folder / AGREEMENT, json.dumps(said))
         if on_start is not None:
             on_start(folder, done)
 
-    with claimed(config, folder, resume) as folder:
+    metrics = Metrics(folder.name, names, config.run.rounds, engine.seen)
+
+    def after(state: State, record: dict[str, Any], seconds: float) -> None:
+        metrics.round(state, record, seconds)
+        if on_round is not None:
+            on_round(state, record, seconds)
+        if members is None or state.round == config.run.rounds:
+            return
+        now = members()
+        gone.update(k for k, name in enumerate(names) if name not in now)
+        gone.difference_update([k for k, name in enumerate(names) if name in now])
+        if any(name not in names for name in now):
+            save_checkpoint(folder / "checkpoint", problem.capture(state), result_keys(config))
+            raise SitesJoined
+
+    with served(metrics, deploy.metrics_port), claimed(config, folder, resume) as folder:
         engine.spool = folder
         return drive(
             problem,
@@ -119,27 +166,28 @@ def federate(
             about,
             architecture,
             resume=resume,
-            on_round=on_round,
+            on_round=after,
             on_start=begin,
             amend=amend,
         )
 
 
-def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What the sites agreed on when the run began, without and with the preprocessing: a site that is away now does not
-    change it. None if the run has not begun.
+def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int] | None:
+    """What the sites agreed on when the run began, without and with the preprocessing, and how many they were: a site
+    that is away now does not change it. None if the run has not begun.
 
-    ``FedtailError`` where the sites are not those of the run, since its state is kept by their numbers.
+    ``FedtailError`` where the numbers are not those of the run, since its state is kept by them.
     """
     if not (folder / AGREEMENT).is_file():
         return None
     about = json.loads((folder / AGREEMENT).read_text())
-    if about["sites"] != list(names):
+    before = about["sites"]
+    if before != list(names[: len(before)]):
         raise FedtailError(
-            f"{str(folder)!r} was begun with the sites {', '.join(about['sites'])}, now there are {', '.join(names)}; "
-            "a site that is gone may stay in deployment.toml and be offline (lower run.quorum), or start a new run"
+            f"{str(folder)!r} has the sites {', '.join(before)}, in this order, and not {', '.join(names)}; "
+            "new sites come after them, or start a new run"
         )
-    return about["agreed"], about["schema"]
+    return about["agreed"], about["schema"], int(about.get("began_with", len(before)))
 
 
 def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
@@ -201,6 +249,7 @@ def describe(
     names: Sequence[str],
     hellos: Mapping[int, Hello],
     test: Samples | None,
+    held_out: Sequence[int],
     notes: tuple[str, ...] = (),
 ) -> About:
     """What the run folder may say of data the server has never seen; nothing of sites that are not there yet."""
@@ -211,7 +260,7 @@ def describe(
         classes=job.classes,
         input_shape=tuple(schema["input_shape"]),
         sizes=np.array([h.n_train if h else 0 for h in there]),
-        validation_sizes=tuple(h.n_validation if h else 0 for h in there),
+        validation_sizes=held_out,
         transform=job.transform,
         preprocessing=job.preprocessing,
         encoder=job.encoder,

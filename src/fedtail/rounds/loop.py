@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
-        clients = sample_clients(engine.n_clients, run.participation, run.seed, t)
+        clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
         task = Task(
             round=t,
             x=state.x,
@@ -145,13 +145,16 @@ def starting_lr(rates: RateStrategy, local: Local) -> float:
     return float(local.lr) if rates.lr is None else rates.lr
 
 
-def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:
-    """The clients of round t, ascending."""
+def sample_clients(
+    n_clients: int, participation: float, seed: int, t: int, gone: Collection[int] = ()
+) -> tuple[int, ...]:
+    """The clients of round t, ascending, without those that have left for good."""
+    there = [k for k in range(n_clients) if k not in gone] if gone else range(n_clients)
     if participation >= 1:
-        return tuple(range(n_clients))
-    n = max(1, round(participation * n_clients))
-    picked = generator(seed, "participation", round=t).choice(n_clients, size=n, replace=False)
-    return tuple(int(k) for k in np.sort(picked))
+        return tuple(there)
+    n = max(1, round(participation * len(there)))
+    picked = generator(seed, "participation", round=t).choice(len(there), size=n, replace=False)
+    return tuple(there[int(i)] for i in np.sort(picked))
 
 
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:

@@ -143,7 +143,7 @@ def wait_for_nodes(
             break
         time.sleep(poll)
     if len(found) < least(quorum, n):
-        missing = [names[k] if names else f"client {k}" for k in range(n) if k not in found]
+        missing = [names[k] if names else f"client {k}" for k in (wanted or range(n)) if k not in found]
         needed = f", {least(quorum, n)} are needed" if quorum < 1 else ""
         raise FedtailError(
             f"{len(found)} of {n} sites are online after {timeout:g} s{needed}; missing: {', '.join(missing)}; "

@@ -68,7 +68,7 @@ def create_deployment(
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
     for client, name in enumerate(sites):
-        _write_site(deployment, client, name, rehearsal)
+        write_site(deployment, name, client if rehearsal else None)
     _write_server(deployment)
     return deployment
 
@@ -86,14 +86,15 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
     return moved
 
 
-def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool) -> None:
+def write_site(deployment: Deployment, name: str, client: int | None = None) -> None:
+    """All that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
     folder = deployment.site(name)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "flwr").mkdir()
     make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
     data = templates.TABLE_DATA
-    if rehearsal:
+    if client is not None:
         data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
     text = templates.SITE_TOML.format(name=name, data=data, server=deployment.public)
     (folder / "site.toml").write_text(text)

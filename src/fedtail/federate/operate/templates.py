@@ -149,7 +149,7 @@ server knows you. Your data stays where it is; what leaves this machine is liste
 
 You open no port: the site connects to `{public}` over TLS and asks for work. The service finds its way back by itself
 after a disturbance, a new certificate or a restart of the server. `site.log` says how the connection is, `worker.log`
-what was asked and done.
+what the worker does, and `audit.jsonl` what was asked, by which run, in which round, and what became of it.
 
 What leaves: model updates, with their number of steps and mean training loss; the number of your training and
 validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail

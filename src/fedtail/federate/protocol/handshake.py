@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,9 +109,7 @@ def compare(
             out.append(
                 Finding("error", name, f"its site.toml says it is {hello.site!r}; give each site its own folder")
             )
-        mine, theirs = here["fedtail"], hello.versions.get("fedtail", "?")
-        if mine != theirs:
-            out.append(Finding("error", name, f"runs fedtail {theirs}, the server {mine}; install the same version"))
+        out += compare_versions(name, here["fedtail"], hello.versions.get("fedtail", "?"))
         if here["torch"].split("+")[0] != hello.versions.get("torch", "?").split("+")[0]:
             out.append(
                 Finding("warning", name, f"runs torch {hello.versions.get('torch')}, the server {here['torch']}")
@@ -122,6 +121,24 @@ def compare(
                 said = describe_difference(key, ours.get(key), hello.schema.get(key), whose)
                 out.append(Finding("error", name, said))
     return out
+
+
+def compare_versions(name: str, mine: str, theirs: str) -> list[Finding]:
+    """Server and sites may be one minor version apart, so that they need not all be updated at once; what an older one
+    does not know, it refuses."""
+    if mine == theirs:
+        return []
+    (major, minor), (other_major, other_minor) = _minor(mine), _minor(theirs)
+    if major != other_major or abs(minor - other_minor) > 1:
+        said = f"runs fedtail {theirs}, the server {mine}; they may be one minor version apart, update the older one"
+        return [Finding("error", name, said)]
+    return [Finding("warning", name, f"runs fedtail {theirs}, the server {mine}; update the older one when you can")]
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """Major and minor; of what is no version, one that is far from all."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (-9, -9)
 
 
 def describe_schema(schema: Mapping[str, Any]) -> str:
@@ -170,10 +187,10 @@ def agree(
 ) -> dict[str, Any]:
     """The common schema, which is ``agreed`` where a run has one; ``FedtailError`` with every reason why there is none.
 
-    Sites may be missing down to the quorum; those that are there must agree.
+    Sites may be missing down to the quorum; those that are there must agree. Who was not asked does not count.
     """
     problems = [f"{f.subject}: {f.message}" for f in compare(hellos, names, agreed) if f.level == "error"]
-    if len(hellos) < least(quorum, len(names)):
+    if len(hellos) < least(quorum, len(hellos) + len(missing)):
         problems = [*(f"{names[k]}: {reason}" for k, reason in sorted(missing.items())), *problems]
     if problems:
         raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")

@@ -33,6 +33,7 @@ from fedtail.federate.protocol.wire import (
     unpack_candidates,
     unpack_task,
 )
+from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder
@@ -90,11 +91,17 @@ class Site:
     ) -> None:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
-        self.ledger = Ledger(folder)
+        self.ledger, self.audit = Ledger(folder), Audit(folder)
         self._prepared: Prepared | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
-        """The reply to one message; whatever goes wrong becomes an error reply of one line."""
+        """The reply to one message, noted in the audit log; whatever goes wrong becomes an error reply of one line."""
+        began = time.perf_counter()
+        reply = self._answer(phase, parts)
+        self.audit.enter(phase, parts, reply, time.perf_counter() - began)
+        return reply
+
+    def _answer(self, phase: str, parts: Parts) -> Parts:
         try:
             if phase not in list(Phase):
                 raise one_of("phase", phase, list(Phase))
