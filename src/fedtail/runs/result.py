@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from fedtail.core.metrics import METRICS, majority_floor, metrics
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
+from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.folder import append_round, begin_folder, end_folder
 from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
 from fedtail.runs.saved import SavedModel
+from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
 PLOTS = ("curves", "classes")
@@ -45,6 +47,8 @@ class Result:
     """How method, rate strategy and metrics of the user's own are called in tables and reports."""
     about: About
     settings: Settings
+    verdict: Verdict | None = None
+    """What is wrong with the run, if something is."""
     architecture: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     write_page: ClassVar[Callable[[Path], Path] | None] = None
@@ -64,7 +68,8 @@ class Result:
             for row in rows
         ]
         said = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
-        return "\n".join([f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", *lines])
+        warning = [] if self.verdict is None else [f"warning: {self.verdict.line(self.folder)}"]
+        return "\n".join([f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", *lines, *warning])
 
     def model(self) -> SavedModel:
         """The model with everything between raw data and class names."""
@@ -84,8 +89,8 @@ class Result:
     def finish_folder(self, folder: Path) -> None:
         """The model and ``result.json``, beside a history that is there already."""
         self.model().save(folder)
-        end_folder(folder, self.settings, self.about, self.history, self.outcome())
         self.folder = folder
+        end_folder(folder, self.settings, self.about, self.history, self.outcome())
 
     def outcome(self) -> dict[str, Any]:
         """What ``result.json`` says of the run's end."""
@@ -96,6 +101,7 @@ class Result:
             "floor": self.floor,
             "rates": self.rates,
             **self.summary,
+            **({} if self.verdict is None else {"verdict": self.verdict.record(self.folder)}),
         }
 
     def report(self, path: str | Path | None = None) -> Path:
@@ -171,13 +177,15 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "selected_round": state.round if best is None else best.round,
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
+        **({"found": found} if (found := _found(rates)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),
     }
+    test = problem.metrics(confusion)
     return Result(
         module=problem.model.module,
         x=x,
-        test=problem.metrics(confusion),
+        test=test,
         confusion=confusion,
         floor=floor,
         rates=rates.rates if rates.searches == "rate" else rates.base_rates,
@@ -187,4 +195,10 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         titles=titles_of(problem),
         about=about,
         settings=settings,
+        verdict=verdict(test, confusion, floor, state.history, about.classes, settings),
     )
+
+
+def _found(rates: RateStrategy) -> dict[str, float]:
+    """The scalars that a race settled on."""
+    return {name: float(values[0]) for name, values in rates.trials().items() if values.size == 1}
