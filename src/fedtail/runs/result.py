@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -51,8 +50,6 @@ class Result:
     """What is wrong with the run, if something is."""
     architecture: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
-    write_page: ClassVar[Callable[[Path], Path] | None] = None
-    """Makes a report from a run folder; given by the package, since reports are a layer above runs."""
 
     def __repr__(self) -> str:
         known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
@@ -112,8 +109,10 @@ class Result:
                     "this result is in memory only; result.save('runs/x') first, or give report() a path"
                 )
             self.save(Path(path).with_suffix(""))
-        assert self.folder is not None and Result.write_page is not None
-        page = Result.write_page(self.folder)
+        assert self.folder is not None
+        import fedtail  # reports are a layer above runs; the package knows both
+
+        page = fedtail.write_run_report(self.folder)
         if path is None:
             return page
         Path(path).write_bytes(page.read_bytes())
