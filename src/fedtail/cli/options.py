@@ -198,7 +198,7 @@ def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
 def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Config:
     """The config of a command that makes one run."""
     path, overrides = split_arguments(arguments)
-    return load_config(path, overrides, {**flags, **resume_flags(path, resume)})
+    return load_config(path, overrides, {**flags, **resume_flags(path, resume)}, suggest=True)
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:

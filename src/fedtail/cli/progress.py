@@ -6,12 +6,13 @@ import math
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from fedtail.rounds.loop import State
+if TYPE_CHECKING:
+    from fedtail.rounds.state import State
 
 
 def terminal(**options: Any) -> Console:

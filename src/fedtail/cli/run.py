@@ -56,6 +56,8 @@ def run_command(
         typer.echo(json.dumps(summary(result)))
     else:
         console_table(result)
+        if result.verdict is not None:
+            terminal().print(f"warning: {result.verdict.line(folder)}", style="yellow", soft_wrap=True)
         typer.echo(f"run folder {folder}; open {page} in a browser")
 
 

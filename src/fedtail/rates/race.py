@@ -66,9 +66,7 @@ class Race(RateStrategy):
 
     @property
     def racing(self) -> bool:
-        if self._heats is None:
-            raise FedtailError("a race must be told of the run first: call begin()")
-        return self._heat < len(self._heats)
+        return self._heats is None or self._heat < len(self._heats)
 
     @property
     def _name(self) -> str:
@@ -76,7 +74,9 @@ class Race(RateStrategy):
 
     def _runners(self) -> list[float]:
         """The values in the race."""
-        if not self._field and self._heats is not None:
+        if self._heats is None:
+            raise FedtailError("a race must be told of the run first: call begin()")
+        if not self._field:
             values, rungs = LRS if self._name == "lr" else FURTHER[self._name], self._heats[self._heat][1]
             self._field = sorted(values[: rungs[0][0]], reverse=True)
             head_start = 0.0 if self._name == "lr" else HEAD_START * sum(rounds for _, rounds in rungs)

@@ -17,6 +17,7 @@ PARTS: tuple[tuple[str, str, Callable[[Comparison], str]], ...] = (
     ("curves", "Learning curves", sections.curves),
     ("classes", "Classes", sections.classes),
     ("confusion", "Confusion", sections.confusion),
+    ("race", "Learning rate", sections.races),
     ("rates", "Resampling rates", rates.rates),
     ("alignment", "Alignment", sections.alignment),
     ("federation", "Federation", federation.federation),

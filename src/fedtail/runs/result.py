@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from fedtail.core.metrics import METRICS, majority_floor, metrics
 from fedtail.core.scores import Scores
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
+from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.decide import choose_decision, describe_decision, total
 from fedtail.runs.folder import append_round, begin_folder, end_folder
 from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
 from fedtail.runs.saved import SavedModel
+from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
 PLOTS = ("curves", "classes")
@@ -55,10 +57,10 @@ class Result:
     """How method, rate strategy and metrics of the user's own are called in tables and reports."""
     about: About
     settings: Settings
+    verdict: Verdict | None = None
+    """What is wrong with the run, if something is."""
     architecture: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
-    write_page: ClassVar[Callable[[Path], Path] | None] = None
-    """Makes a report from a run folder; given by the package, since reports are a layer above runs."""
 
     def __repr__(self) -> str:
         known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
@@ -75,7 +77,8 @@ class Result:
             for row in rows
         ]
         said = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
-        return "\n".join([f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", *lines])
+        warning = [] if self.verdict is None else [f"warning: {self.verdict.line(self.folder)}"]
+        return "\n".join([f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", *lines, *warning])
 
     def model(self) -> SavedModel:
         """The model with everything between raw data and class names."""
@@ -97,8 +100,8 @@ class Result:
     def finish_folder(self, folder: Path) -> None:
         """The model and ``result.json``, beside a history that is there already."""
         self.model().save(folder)
-        end_folder(folder, self.settings, self.about, self.history, self.outcome())
         self.folder = folder
+        end_folder(folder, self.settings, self.about, self.history, self.outcome())
 
     def outcome(self) -> dict[str, Any]:
         """What ``result.json`` says of the run's end."""
@@ -111,6 +114,7 @@ class Result:
             "floor": self.floor,
             "rates": self.rates,
             **self.summary,
+            **({} if self.verdict is None else {"verdict": self.verdict.record(self.folder)}),
         }
 
     def _decided(self) -> dict[str, Any]:
@@ -124,8 +128,10 @@ class Result:
                     "this result is in memory only; result.save('runs/x') first, or give report() a path"
                 )
             self.save(Path(path).with_suffix(""))
-        assert self.folder is not None and Result.write_page is not None
-        page = Result.write_page(self.folder)
+        assert self.folder is not None
+        import fedtail  # reports are a layer above runs; the package knows both
+
+        page = fedtail.write_run_report(self.folder)
         if path is None:
             return page
         Path(path).write_bytes(page.read_bytes())
@@ -208,13 +214,15 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "selected_round": state.round if best is None else best.round,
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
+        **({"found": found} if (found := _found(rates)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),
     }
+    test = problem.metrics(confusion, scores)
     return Result(
         module=problem.model.module,
         x=x,
-        test=problem.metrics(confusion, scores),
+        test=test,
         before=None if decision.plain or before is None else problem.metrics(before.confusion, before),
         decision=decision,
         sites=sites,
@@ -227,4 +235,10 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         titles=titles_of(problem),
         about=about,
         settings=settings,
+        verdict=verdict(test, confusion, floor, state.history, about.classes, settings),
     )
+
+
+def _found(rates: RateStrategy) -> dict[str, float]:
+    """The scalars that a race settled on."""
+    return {name: float(values[0]) for name, values in rates.trials().items() if values.size == 1}

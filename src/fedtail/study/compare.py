@@ -66,7 +66,7 @@ def method_configs(
     out = {}
     for name in methods:
         mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
-        config = load_config(path, [*mine, *own.get(name, [])], {**given, "method.name": name})
+        config = load_config(path, [*mine, *own.get(name, [])], {**given, "method.name": name}, suggest=True)
         METHODS.build(name, **config.method.options)  # a bad value is known before the first run
         out[name] = config
     return out
