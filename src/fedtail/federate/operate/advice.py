@@ -26,7 +26,7 @@ def advice(deployment: Deployment, about: dict[str, Any], now: float | None = No
     folder, run = deployment.shown, about.get("run") or {}
     out = []
     if about["superlink"] != "up":
-        return [f"the server is down: start its unit, or `fedtail deploy up {folder}` for a rehearsal"]
+        out.append(f"the server is down: start its unit, or `fedtail deploy up {folder}` for a rehearsal")
     if run.get("state") == "failed":
         out.append(f"the run failed ({run.get('error')}); once that is mended: fedtail deploy run {folder} --resume")
     elif run.get("state") == "stopped":
