@@ -257,6 +257,8 @@ class Deploy(Section):
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
     models_per_message: int = Field(8, ge=1)
     """With ``models``: how many travel at a time."""
+    compress: Literal["none", "bf16", "int8"] = "none"
+    """How updates travel: as they are, or in a half or a quarter of the bytes, with what is lost added to the next."""
     metrics_port: int = Field(0, ge=0, le=65535, json_schema_extra=FREE)
     """Port on the server's loopback for Prometheus, while a run goes on; 0 for none."""
     memory_mb: float = Field(256.0, ge=0, json_schema_extra=FREE)

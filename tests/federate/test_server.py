@@ -319,3 +319,29 @@ def test_a_site_writes_down_what_it_was_asked_and_what_became_of_it(tables: Path
         federate(config(tables), sites(tables, table_data(tables), 'methods = ["fedavg"]'), NAMES)
     last = json.loads((tables / "north" / "audit.jsonl").read_text().splitlines()[-1])
     assert last["verdict"] == "refused" and "'fedcgnm' is not allowed" in last["reason"]
+
+
+@pytest.mark.parametrize("how", ["bf16", "int8"])
+@pytest.mark.parametrize("method", ["fedcgnm", "scaffold"])
+def test_compressed_updates_train_nearly_the_same_model_in_fewer_bytes(tables: Path, how: str, method: str) -> None:
+    model = {"name": "mlp", "hidden": [64]}
+    runs = {
+        compress: federate(
+            config(tables, run={"rounds": 6}, method={"name": method}, model=model, deploy={"compress": compress}),
+            sites(tables, table_data(tables)),
+            NAMES,
+        )
+        for compress in ("none", how)
+    }
+    plain, small = runs["none"], runs[how]
+    assert float((small.x - plain.x).norm() / plain.x.norm()) < 0.02 and not torch.equal(small.x, plain.x)
+    if method == "fedcgnm":
+        ups = [r.history[1]["traffic"]["up"] for r in (small, plain)]
+        assert ups[0] < {"bf16": 0.75, "int8": 0.6}[how] * ups[1]
+    assert not any(r["refused"] for r in small.history)
+
+
+def test_compression_and_local_noise_do_not_go_together(tables: Path) -> None:
+    privacy = {"mode": "local", "noise": 0.5}
+    with pytest.raises(FedtailError, match=r"deploy.compress = 'int8': noisy updates"):
+        federate(config(tables, privacy=privacy, deploy={"compress": "int8"}), sites(tables, table_data(tables)), NAMES)

@@ -89,22 +89,28 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
             state = "ended" if state != "online" else "ended; Flower will notice within a minute"
         table.add_row(name, state, str(len(here)))
     terminal().print(table)
-    run = about["run"]
+    _show_run(deployment, about["run"])
+    if about["waiting"]:
+        typer.echo(f"runs that wait: {len(about['waiting'])}")
+    for line in about["advice"]:
+        typer.echo(f"to do: {line}")
+
+
+def _show_run(deployment: Deployment, run: dict[str, Any]) -> None:
     if not run:
         typer.echo("no run yet")
         return
     age = time.time() - float(run["time"])
     typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last sign {describe_age(age)} ago")
-    if run["state"] in ("stopped", "failed") and run["round"]:
-        typer.echo(f"go on with: fedtail deploy run {deployment.shown} --resume")
     if run["state"] == "finished":
         page = Path(run["folder"]) / "report.html"
         more = f"open {page} in a browser" if page.is_file() else f"for its page: fedtail report {run['folder']}"
         typer.echo(f"run folder {run['folder']}; {more}")
     if run.get("error"):
         typer.echo(f"error: {run['error']}")
+    names = run.get("sites") or deployment.sites
     for fault in run["errors"][-LAST_FAULTS:]:
-        typer.echo(f"  round {fault['round'] + 1}, {deployment.sites[fault['client']]}: {fault['reason']}")
+        typer.echo(f"  round {fault['round'] + 1}, {names[fault['client']]}: {fault['reason']}")
 
 
 def describe_age(seconds: float) -> str:

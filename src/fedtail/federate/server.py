@@ -197,6 +197,11 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
             f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'classes' (sites must "
             "allow it in their policy), or run.metric = 'accuracy'"
         )
+    if config.deploy.compress != "none" and config.privacy.mode == "local":
+        raise FedtailError(
+            f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
+            "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
+        )
     beside = [name for name in config.run.diagnostics if name != "alignment"]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
@@ -225,6 +230,7 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         preprocessing=schema["preprocessing"],
         reveal=config.deploy.reveal,
         noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
+        compress=config.deploy.compress,
         engine=engine,
     )
     return job, {"name": name, "options": options}

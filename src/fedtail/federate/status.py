@@ -43,7 +43,8 @@ class Status:
         self.write()
 
     def start(self, folder: Path, done: int) -> None:
-        self.write(state="training", folder=str(folder), round=done)
+        sites = json.loads((folder / "clients.json").read_text())["sites"]  # by number: some may have left since
+        self.write(state="training", folder=str(folder), round=done, sites=sites)
 
     def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
         faults = [*record["refused"], *record.get("faults", [])]

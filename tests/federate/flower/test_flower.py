@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -254,7 +255,7 @@ def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deplo
 def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str = "") -> subprocess.Popen[bytes]:
     """A SuperNode at the folder in ``tmp_path`` that gives up at once when refused."""
     address = f"{deployment.host}:{deployment.port}"
-    command = supernode_command(local.PROGRAMS, tmp_path, address, free_port())
+    command = supernode_command(sys.executable, tmp_path, address, free_port())
     if drop:
         at = command.index(drop)
         del command[at : at + 2]

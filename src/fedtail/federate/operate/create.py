@@ -69,7 +69,7 @@ def create_deployment(
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
     for client, name in enumerate(sites):
         write_site(deployment, name, client if rehearsal else None)
-    _write_server(deployment)
+    write_server(deployment)
     return deployment
 
 
@@ -82,7 +82,7 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
         site = moved.site(name) / "site.toml"
         site.write_text(site.read_text().replace(f'server = "{deployment.public}"', f'server = "{moved.public}"'))
         _write_unit(moved, name)
-    _write_server(moved)
+    write_server(moved)
     return moved
 
 
@@ -147,7 +147,8 @@ def superlink_unit(deployment: Deployment, programs: Path) -> str:
     )
 
 
-def _write_server(deployment: Deployment) -> None:
+def write_server(deployment: Deployment) -> None:
+    """Unit, proxy and instructions of the server, for the place where its folder is."""
     unit = superlink_unit(deployment, Path(sys.executable).parent)
     (deployment.server / "fedtail-superlink.service").write_text(unit)
     listen = str(deployment.proxy_port)

@@ -49,6 +49,8 @@ class Job:
     """What validation sends back: ``totals`` (correct, samples) or ``classes`` (the same per class)."""
     noise: float = 0.0
     """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
+    compress: str = "none"
+    """How updates travel; see ``protocol.compress``."""
     engine: str = ""
     """Which federation runs it; for the sites' logs."""
 

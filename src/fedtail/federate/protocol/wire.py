@@ -19,6 +19,7 @@ from safetensors import torch as safetensors_torch
 from fedtail.core.candidates import Candidates
 from fedtail.core.records import Task, Tensors, Update
 from fedtail.errors import FedtailError
+from fedtail.federate.protocol.compress import decode
 
 Parts = dict[str, bytes]
 """A message as a transport sees it: ``meta`` is JSON, every other part one tensor under its name."""
@@ -129,7 +130,7 @@ def unpack_update(parcel: Parcel) -> Update:
         fields = parcel.meta["update"]
         return Update(
             client=int(fields["client"]),
-            delta=parcel.tensors["delta"],
+            delta=decode(parcel.tensors),
             n_samples=int(fields["n_samples"]),
             steps=tuple(int(v) for v in fields["steps"]),
             loss=tuple(float(v) for v in fields["loss"]),

@@ -14,11 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtail.core.decisions import Decision
 from fedtail.core.metrics import class_counts
+from fedtail.core.records import Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Ledger, Policy
@@ -35,7 +38,7 @@ from fedtail.federate.protocol.wire import (
 )
 from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.state import SiteState
-from fedtail.methods.base import Method
+from fedtail.methods.base import Method, run_bound
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
@@ -44,6 +47,9 @@ from fedtail.rounds.privacy import add_noise
 from fedtail.runs.encoding import choose_encoding, encode_client
 from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
+
+LEFT = "compression/left"
+"""What compression left of the last update, in the site's state."""
 
 
 class SiteData(Protocol):
@@ -161,7 +167,10 @@ class Site:
         if committed is not None:
             here.state.commit(int(committed["round"]), int(committed["probe"]))
         kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
+        left = kept.pop(LEFT, None)
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
+        if here.job.compress != "none":
+            return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
         if here.job.noise:
@@ -169,6 +178,17 @@ class Site:
             n_classes, n_params = here.job.n_classes, here.model.n_params
             update = add_noise(update, task, here.method, here.job.noise, None, n_classes, n_params)
         return pack_update(update, {"round": task.round})
+
+    @staticmethod
+    def _compressed(here: Prepared, task: Task, update: Update, states: list[Tensors], left: Tensor | None) -> Parcel:
+        """The update in fewer bytes; what is left of each probe's waits, as the method's state does, until it is known
+        which probe was kept."""
+        n = here.job.n_classes
+        bounds = [run_bound(here.method, task, update.client, i, steps, n) for i, steps in enumerate(update.steps)]
+        sent, rest = compress(update.delta, left, bounds, here.job.compress)
+        here.state.hold(task.round, [{**state, LEFT: row} for state, row in zip(states, rest, strict=True)])
+        parcel = pack_update(update, {"round": task.round})
+        return Parcel(parcel.meta, {**parcel.tensors, **sent})
 
     def validate(self, parcel: Parcel) -> Parcel:
         """(N, 3, C) counts of every candidate on the private validation split, or (N, 3, 1) totals."""
