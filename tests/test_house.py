@@ -42,7 +42,7 @@ def test_no_dependency_hides_in_a_string() -> None:
     modules = {m.name for m in pkgutil.walk_packages([str(SOURCE)], "fedtail.") if m.name.count(".") > 1}
     for file in SOURCE.rglob("*.py"):
         if file == SOURCE / "__init__.py":
-            continue  # imports its names when they are used; the same imports stand there for type checkers and contract
+            continue  # names are imported when used; the same imports stand there for the contract
         tree = ast.parse(file.read_text())
         docs = {id(n.body[0].value) for n in ast.walk(tree) if hasattr(n, "body") and isinstance(n.body, list)
                 and n.body and isinstance(n.body[0], ast.Expr)}  # fmt: skip
