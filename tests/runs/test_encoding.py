@@ -155,6 +155,7 @@ def test_fit_has_the_same_settings(photos: Path, tmp_path: Path) -> None:
     federation = build_federation(config(photos, tmp_path))
     result = ft.fit(federation, encoder=TINY, head="cosine", rounds=2, batch_size=16)
     assert result.x.numel() == 96 and result.architecture["name"] == "cosine"
+    assert ft.fit(federation, "auto", encoder=TINY, rounds=1).x.numel() == 99
     own = torch.nn.Linear(32, 3)
     assert ft.fit(federation, own, encoder=TINY, rounds=1).module is own
     folder = ft.fit(federation, "mlp", encoder=TINY, rounds=1).save(tmp_path / "saved")

@@ -46,6 +46,20 @@ class Stopped(Exception):
     """Ctrl-C, with one line to print on how to go on; the command exits with code 130."""
 
 
+class Encoded:
+    """A line now and then on how far an encoder is."""
+
+    def __init__(self) -> None:
+        self.began, self.first = time.perf_counter(), -1
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.first < 0:  # what came from the cache took no time
+            self.began, self.first = time.perf_counter(), done
+        if done % ENCODED == 0 or done == total:
+            left = (time.perf_counter() - self.began) / max(done - self.first, 1) * (total - done)
+            console.print(f"encoding images  {done:,}/{total:,}  ETA {left:.0f} s", soft_wrap=True)
+
+
 class RoundProgress:
     """Shows round, loss, macro F1, tail accuracy and the time left. Usable as ``on_round`` of a run."""
 
@@ -55,6 +69,7 @@ class RoundProgress:
         self.done = 0
         self.live = console.is_terminal and not quiet
         self.began, self.first = time.perf_counter(), 0
+        self._encoded = Encoded()
         self._progress = progress_bar()
         self._task = self._progress.add_task(title, total=rounds, note="")
 
@@ -75,11 +90,9 @@ class RoundProgress:
     def encoded(self, done: int, total: int) -> None:
         """Images that an encoder has done; shown before the first round."""
         if self.live:
-            note = f"encoding images {done:,}/{total:,}" if done < total else ""
-            self._progress.update(self._task, note=note)
-        elif not self.quiet and (done % ENCODED == 0 or done == total):
-            each = (time.perf_counter() - self.began) / done
-            console.print(f"encoding images  {done:,}/{total:,}  ETA {each * (total - done):.0f} s", soft_wrap=True)
+            self._progress.update(self._task, note=f"encoding images {done:,}/{total:,}" if done < total else "")
+        elif not self.quiet:
+            self._encoded(done, total)
 
     def start(self, folder: Path, done: int) -> None:
         """Where the run is written, and how many rounds were done before (a resumed run)."""

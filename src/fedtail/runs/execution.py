@@ -119,8 +119,10 @@ fit.__signature__ = _signature()  # type: ignore[attr-defined]
 def _module(
     model: nn.Module | str | None, federation: Federation, settings: Settings, encoding: Encoding | None
 ) -> tuple[nn.Module, dict[str, Any]]:
+    if encoding is not None and model in (None, "auto"):
+        model = settings.model.head
     if model is None:
-        model = "mlp" if encoding is None else settings.model.head
+        model = "mlp"
     if isinstance(model, nn.Module):
         check_output(model, federation.input_shape, federation.n_classes, "the model")
         return model, {"name": "", "options": {}}

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.metrics import METRICS, lacking
+from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.runs.config import Config, load_config
 from fedtail.runs.folder import read_history
-from fedtail.runs.problem import build_federation
+from fedtail.runs.problem import build_federation, prepare
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 from fedtail.study.paper.recipes import load_recipes
 
@@ -84,13 +85,16 @@ def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[fl
     return cells
 
 
-def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool) -> None:
-    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run."""
+def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool, progress: Progress | None = None) -> None:
+    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run, and
+    images are encoded once and not by every run at the same time."""
     pending = own and not all(finished(cell.folder(base)) for cell in cells)
     if pending or metric == "defect_score":
         federation = build_federation(cells[0].config)
         if metric == "defect_score" and federation.background is None:
             raise lacking(METRICS[metric], f"--metric {metric}")
+        if pending:
+            prepare(federation, cells[0].config, progress)
 
 
 def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:

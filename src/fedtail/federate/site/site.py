@@ -82,6 +82,8 @@ class Prepared:
     method: Method
     model: FlatModel
     state: SiteState
+    counts: np.ndarray
+    """(C,) training samples per class, each image once."""
 
 
 class Site:
@@ -125,8 +127,8 @@ class Site:
         if "job" in parcel.meta:
             here = self._prepare(parcel)
             self.policy.check_size(here.model.size)
-            self.policy.check_data(here.client.counts)
-            meta |= {"n_train": len(here.client.train), "n_validation": len(here.client.validation)}
+            self.policy.check_data(here.counts)
+            meta |= {"n_train": int(here.counts.sum()), "n_validation": len(here.client.validation)}
         return Parcel(meta)
 
     def _schema(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +163,7 @@ class Site:
         task = unpack_task(parcel)
         self._check_vector(here, task.x)
         self.policy.check_size(task.x.numel() * task.n_probes)
-        self.policy.check_data(here.client.counts)
+        self.policy.check_data(here.counts)
         self.ledger.enter(here.job.run, task.round, self.policy.max_rounds_per_day)
         committed = parcel.meta.get("commit")
         if committed is not None:
@@ -252,6 +254,7 @@ class Site:
             return now
         self.policy.check_job(job)
         client, test = self.data.client(index, job), self.data.test(index, job)
+        counts = client.counts
         if job.encoding is not None:
             store = None if self.folder is None else self.folder / "features"
             client, test = encode_client(client, test, job.encoding, store)
@@ -264,6 +267,7 @@ class Site:
             method=job.build_method(),
             model=model,
             state=state,
+            counts=counts,
         )
         return self._prepared
 
