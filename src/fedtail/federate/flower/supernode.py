@@ -37,7 +37,7 @@ class Contact(logging.Handler):
 
 TESTED = "1.41.0"
 """The version whose inner workings are known here; any other is run as it is."""
-SOON, LATER, GROWTH = 0.2, 3.0, 1.1
+SOON, LATER, GROWTH = 0.3, 3.0, 1.1
 """Seconds between questions for work: right after a message, when there has been none for half a minute, and the factor
 from one question to the next."""
 
@@ -66,6 +66,7 @@ class Programs:
     def Popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         if command[0] == "flower-superexec":
             command = [sys.executable, "-P", str(Path(__file__).with_name("superexec.py")), *command[1:]]
+            options["env"] = {**os.environ, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}  # it asks this process only
         return subprocess.Popen(command, **options)
 
     def __getattr__(self, name: str) -> Any:
