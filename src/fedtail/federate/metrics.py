@@ -49,15 +49,27 @@ class Metrics:
         say("rounds_planned", "gauge", "Rounds of the run.", {"": self.rounds})
         say("round_seconds", "gauge", "Seconds of the last round.", {"": self.seconds})
         say("seconds_total", "counter", "Seconds of all rounds of this process.", {"": self.total_seconds})
-        say("bytes_total", "counter", "Bytes to (down) and from (up) the sites.",
-            {f'direction="{way}"': self.bytes[way] for way in ("down", "up")})  # fmt: skip
-        say("refusals_total", "counter", "Messages to a site that brought nothing that could be used.",
-            by_site({k: self.refused[k] for k in range(len(self.sites))}))  # fmt: skip
+        say(
+            "bytes_total",
+            "counter",
+            "Bytes to (down) and from (up) the sites.",
+            {f'direction="{way}"': self.bytes[way] for way in ("down", "up")},
+        )
+        say(
+            "refusals_total",
+            "counter",
+            "Messages to a site that brought nothing that could be used.",
+            by_site({k: self.refused[k] for k in range(len(self.sites))}),
+        )
         say("site_last_seen_timestamp_seconds", "gauge", "When a site last answered.", by_site(dict(self.seen)))
         if self.last:
             present = set(self.last["clients"])
-            say("site_in_last_round", "gauge", "Whether a site's update was in the last round.",
-                by_site({k: float(k in present) for k in range(len(self.sites))}))  # fmt: skip
+            say(
+                "site_in_last_round",
+                "gauge",
+                "Whether a site's update was in the last round.",
+                by_site({k: float(k in present) for k in range(len(self.sites))}),
+            )
             say("train_loss", "gauge", "Mean training loss of the last round.", {"": self.last["train_loss"]})
         if "privacy" in self.last:
             say("epsilon", "gauge", "Privacy spent so far.", {"": self.last["privacy"]["epsilon"]})
