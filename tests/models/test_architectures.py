@@ -68,9 +68,7 @@ def test_the_seed_alone_decides_the_weights() -> None:
 
 
 def test_the_automatic_choice_follows_the_shape() -> None:
-    assert choose_model((104,)) == ("mlp", {"hidden": (128, 64, 32)})
-    assert choose_model((1,)) == ("mlp", {"hidden": (16, 8, 4)})
-    assert choose_model((100_000,)) == ("mlp", {"hidden": (256, 128, 64)})
+    assert choose_model((104,)) == choose_model((1,)) == ("residual_mlp", {"width": 64, "blocks": 2})
     assert choose_model((1, 28, 28))[0] == "small_cnn"
     assert choose_model((3, 48, 300))[0] == "resnet18"
     assert "auto" in MODELS

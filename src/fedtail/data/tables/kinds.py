@@ -88,8 +88,10 @@ def _numeric(name: str, column: Numbers, number: bool = False) -> Kind:
         return Kind("numeric", column, note)
     if column.integer and len(known) >= 20 and _looks_like_id(name, known):
         return Kind("id", column)
+    if not column.integer:
+        return Kind("numeric", column, note)
     distinct, counts = np.unique(known, return_counts=True)
-    if column.integer and 2 < len(distinct) <= FEW and len(known) >= ROWS_PER_CODE * len(distinct):
+    if 2 < len(distinct) <= FEW and len(known) >= ROWS_PER_CODE * len(distinct):
         return Kind("category", as_levels(column), note, code=f"{len(distinct)} different whole numbers")
     return Kind("numeric", without_marks(column, missing_marks(distinct, counts)), note)
 

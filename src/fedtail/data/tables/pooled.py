@@ -153,7 +153,7 @@ def table_from_frame(
         train, held = _split(y, sites, keep, test_fraction, seed)
     kinds = {}
     for name in list(data.columns):
-        column = parse_column(data.pop(name))
+        column = parse_column(data[name])
         if name in exclude:
             kinds[name] = Kind("excluded", column)
             continue

@@ -26,7 +26,7 @@ _RATIO = 10.0 ** (np.arange(DECADES[0] * PER_DECADE, DECADES[1] * PER_DECADE + 1
 _FIXED = np.concatenate([-_RATIO[::-1], [0.0], _RATIO])
 BINS = len(_FIXED) + LINEAR + 2
 """Counts a site sends per column."""
-MOST_PIECES, LEAST_PIECES, ALL_PIECES = 16, 4, 512
+MOST_PIECES, LEAST_PIECES, ALL_PIECES = 16, 4, 256
 """Pieces of one column, and about how many of all columns together: wide tables get coarser ones."""
 
 
