@@ -23,7 +23,7 @@ Arguments = Annotated[
     typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and notes are still printed.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one per core.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what an earlier call left.")]
@@ -57,6 +57,8 @@ FLAGS = {
     "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, or a file that `fedtail tune` wrote."),
     "model": Flag(str, "model.name", "Model; by default the data set's own (model.name)."),
     "rounds": Flag(int, "run.rounds", "Rounds (run.rounds)."),
+    "lr": Flag(str, "local.lr", "Learning rate, or `auto` to race a few (local.lr)."),
+    "epochs": Flag(int, "local.epochs", "Passes over a site's data in a round (local.epochs)."),
     "seed": Flag(int, "run.seed", "Seed (run.seed)."),
     "device": Flag(str, "engine.device", "Device: cpu, cuda, cuda:1 ... (engine.device)."),
     "name": Flag(str, "run.name", "Name of the run folder (run.name).", "Options"),
@@ -64,7 +66,9 @@ FLAGS = {
 }
 SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
 """Flags that together name the data."""
-ONE_RUN = (*SOURCE, "data_dir", "clients", "method", "rates", "model", "rounds", "seed", "device", "name", "out")
+TRAINING = ("rates", "model", "rounds", "lr", "epochs")
+"""Flags of training that every command with runs has."""
+ONE_RUN = (*SOURCE, "data_dir", "clients", "method", *TRAINING, "seed", "device", "name", "out")
 """Flags of the commands that make one run."""
 DataDir = Annotated[str | None, typer.Option("--data-dir", help=FLAGS["data_dir"].help)]
 Device = Annotated[str | None, typer.Option("--device", help=FLAGS["device"].help)]
