@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedtail.cli.cells import run_with_progress
-from fedtail.cli.options import SOURCE, Fresh, Json, Workers, config_flags, split_arguments
+from fedtail.cli.options import SOURCE, TRAINING, Fresh, Json, Workers, config_flags, split_arguments
 from fedtail.cli.progress import Encoded, console
 from fedtail.cli.tables import print_table
 from fedtail.errors import FedtailError, one_of
@@ -32,7 +32,7 @@ from fedtail.study.compare import (
 )
 
 
-@config_flags(*SOURCE, "data_dir", "clients", "rates", "model", "encoder", "rounds", "device")
+@config_flags(*SOURCE, "data_dir", "clients", *TRAINING, "device")
 def compare_command(
     arguments: Annotated[
         list[str] | None,

@@ -61,7 +61,7 @@ class Encoded:
 
 
 class RoundProgress:
-    """Shows round, loss, macro F1, tail accuracy and the time left. Usable as ``on_round`` of a run."""
+    """Shows round, loss, macro F1, tail accuracy and the split they are of, and the time left. A run's ``on_round``."""
 
     def __init__(self, title: str, rounds: int, command: str, *, resume: bool = False, quiet: bool = False) -> None:
         self.title, self.rounds, self.command, self.resume, self.quiet = title, rounds, command, resume, quiet
@@ -106,15 +106,19 @@ class RoundProgress:
         self.done = state.round
         if self.quiet:
             return
-        metrics = record.get("test") or record.get("validation") or {}
+        split = "test" if record.get("test") else "validation"
+        metrics = record.get(split) or {}
         note = f"loss {record['train_loss']:.3f}"
         if metrics:
-            note += "".join(
-                f"  {name} {metrics[key]:.3f}"
+            known = [
+                f"{name} {metrics[key]:.3f}"
                 for key, name in (("macro_f1", "macro F1"), ("tail", "tail"))
                 if metrics.get(key) is not None and not math.isnan(metrics[key])
-            )
-        if record["searching"]:
+            ]
+            note += f"  {split} {' '.join(known)}" if known else ""
+        if record.get("race"):
+            note += f"  racing {len(record['race'])} learning rates" if "lr" in record["race"][0] else "  racing"
+        elif record["searching"]:
             note += "  searching rates"
         if record["refused"]:
             note += f"  refused {len(record['refused'])}"

@@ -350,6 +350,21 @@ def _weighted_f1(e: Evidence) -> np.ndarray:
     return np.where(total[..., 0] > 0, (_ratio(e.support, total, 0.0) * e.f1).sum(-1), np.nan)
 
 
+def rarest(train_counts: ArrayLike) -> np.ndarray:
+    """(C,) bool: the classes that ``tail`` is the accuracy of."""
+    n = np.asarray(train_counts)
+    return _third(Evidence(np.zeros((3, n.size)), None, n), "tail")
+
+
+def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of a share seen on n samples (Wilson, 1927), by default of 95 %; (0, 1) without samples."""
+    if not n:
+        return 0.0, 1.0
+    middle, room = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, float((middle - room) / scale)), min(1.0, float((middle + room) / scale))
+
+
 def _third(e: Evidence, which: str) -> np.ndarray:
     """(C,) bool: the most or the least frequent third of the classes by training counts."""
     n = np.asarray(e.train_counts)

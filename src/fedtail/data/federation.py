@@ -18,6 +18,8 @@ from fedtail.errors import FedtailError
 
 PANEL = 500
 """Most clients whose validation splits are evaluated each round."""
+FEW, SHORT = 8, 12
+"""What a printed federation shows: classes, clients from either end, characters of a class name."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,27 @@ class Federation:
         empty = [self.sites[k] for k, index in enumerate(self.train) if len(index) == 0]
         if empty:
             raise FedtailError(f"no training samples at {', '.join(map(repr, empty[:5]))}; drop or merge these clients")
+
+    def __repr__(self) -> str:
+        """A row per site with its samples per class, not the data; the middle left out where there are many."""
+        table, named = self.label_map(), [str(c)[:SHORT] for c in self.classes[:FEW]]
+        rows = [["site", "samples", *named]]
+        many = self.n_clients > 2 * FEW
+        chosen = [*range(FEW), *range(self.n_clients - FEW, self.n_clients)] if many else range(self.n_clients)
+        for k in chosen:
+            rows.append([self.sites[k][: 2 * SHORT], f"{table[k].sum():,}", *(f"{n:,}" for n in table[k, :FEW])])
+        if many:
+            rows.insert(FEW + 1, ["…"] * len(rows[0]))
+        test = self.test.counts(self.n_classes)
+        rows.append(["test", f"{test.sum():,}", *(f"{n:,}" for n in test[:FEW])])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in rows
+        ]
+        more = f", the first {FEW} shown" if self.n_classes > FEW else ""
+        said = f"{self.name}: {self.n_clients:,} clients, {self.n_classes} classes{more}"
+        return "\n".join([said, *lines])
 
     @property
     def n_clients(self) -> int:

@@ -12,6 +12,7 @@ A round under a strategy with P probes and A axes (A = K clients, or fewer clust
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -146,6 +147,16 @@ class RateStrategy:
         """Inverse of ``state``."""
 
 
+def check_rate(name: str, rate: float) -> None:
+    """Raise for a negative resampling rate; warn of one above 1, which makes rare classes the common ones."""
+    check_range(name, rate, 0.0)
+    if rate > 1:
+        warnings.warn(
+            f"{name} = {rate:g} is above 1, which balances the classes: it makes the rare classes the common ones",
+            stacklevel=2,
+        )
+
+
 def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
     """(K,) from one rate or one per client."""
     rates = np.atleast_1d(np.asarray(rate, dtype=np.float64))
@@ -154,7 +165,7 @@ def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
             f"rates.base_rate has {rates.size} values for {n_clients} clients; give one, or one per client"
         )
     for r in rates:
-        check_range("rates.base_rate", float(r), 0.0)
+        check_rate("rates.base_rate", float(r))
     return np.broadcast_to(rates, n_clients).copy()
 
 

@@ -36,7 +36,8 @@ def brings_data(path: str | None, overrides: Sequence[str], flags: Mapping[str, 
 
 def default_lrs(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Sequence[float]:
     """Learning rates to try where the caller names none; empty stands for ``local.lr`` alone."""
-    settled = brings_data(path, overrides, flags) or any(o.startswith("local.lr=") for o in overrides)
+    said = "local.lr" in flags or any(o.startswith("local.lr=") for o in overrides)
+    settled = said or brings_data(path, overrides, flags)
     return () if settled else BUILT_IN_LRS
 
 
