@@ -20,9 +20,10 @@ from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
 from fedtail.models.encoders import open_encoder
 from fedtail.runs import encoding
-from fedtail.runs.config import Config, check_config
+from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
 from fedtail.runs.saved import load_model
+from fedtail.settings import Settings
 from tests.encoders import TINY, draw_folder, tiny
 
 NAMES = ("north", "south")
@@ -40,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTAIL_CACHE", str(tmp_path / "cache"))
 
 
-def config(root: Path, photos: Path, **model: Any) -> Config:
+def config(root: Path, photos: Path, **model: Any) -> Settings:
     return check_config(
         {
             "data": {"name": "images", "path": str(photos), "clients": 2},
@@ -77,7 +78,7 @@ def open_sites(root: Path, data: Mapping[str, str], policy: str = ALLOW) -> dict
     return out
 
 
-def slices(root: Path, settings: Config, policy: str = ALLOW) -> Scales:
+def slices(root: Path, settings: Settings, policy: str = ALLOW) -> Scales:
     (root / "config.toml").write_text(settings.to_toml())
     data = {name: f'kind = "slice"\nconfig = "{root}/config.toml"\nclient = {k}' for k, name in enumerate(NAMES)}
     return Scales({k: site.handle for k, site in open_sites(root, data, policy).items()})

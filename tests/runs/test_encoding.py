@@ -16,11 +16,12 @@ from fedtail.errors import FedtailError
 from fedtail.models.encoders import open_encoder
 from fedtail.models.norm import fix_batchnorm
 from fedtail.runs import encoding as module
-from fedtail.runs.config import Config, check_config
+from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
 from fedtail.runs.problem import build_federation, prepare
 from fedtail.runs.record import load_run
 from fedtail.runs.saved import load_model
+from fedtail.settings import Settings
 from tests.encoders import TINY, draw, draw_folder, tiny
 
 SITES = {"north": (40, 12, 6), "south": (20, 24, 8)}
@@ -36,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTAIL_CACHE", str(tmp_path / "cache"))
 
 
-def config(photos: Path, tmp_path: Path, rounds: int = 8, **model: object) -> Config:
+def config(photos: Path, tmp_path: Path, rounds: int = 8, **model: object) -> Settings:
     return check_config(
         {
             "data": {"name": "images", "path": str(photos)},

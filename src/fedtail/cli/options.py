@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from fedtail.errors import FedtailError
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.settings import Settings
 
 Command = Callable[..., None]
@@ -131,7 +131,7 @@ def data_flags(
     site: str | None = None,
     schema: str | None = None,
 ) -> dict[str, Any]:
-    """Config values that name the data; at most one source may be given."""
+    """Settings values that name the data; at most one source may be given."""
     given = {"--dataset": dataset, "--table": table, "--tables": tables, "--images": images}
     named = [flag for flag, value in given.items() if value is not None]
     if len(named) > 1:
@@ -196,7 +196,7 @@ def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
     return {"run.folder": str(Path(path).parent), "run.name": Path(path).name}
 
 
-def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Config:
+def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Settings:
     """The config of a command that makes one run."""
     path, overrides = split_arguments(arguments)
     return load_config(path, overrides, {**flags, **resume_flags(path, resume)}, suggest=True)

@@ -30,12 +30,13 @@ from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.config import Config, result_keys
+from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
 from fedtail.runs.folder import choose_folder, claimed, write_clients
 from fedtail.runs.problem import load_pooled
 from fedtail.runs.result import Result, titles_of
+from fedtail.settings import Settings
 
 AGREEMENT = "federation.json"
 """In the run folder: the sites, in the order of their numbers, what they agreed on, and the preprocessing."""
@@ -45,7 +46,7 @@ class SitesJoined(Exception):
     """There are new sites, and a checkpoint: the run goes on with them once it is resumed."""
 
 
-def roster(config: Config, sites: Sequence[str], *, resume: bool = False) -> list[str]:
+def roster(config: Settings, sites: Sequence[str], *, resume: bool = False) -> list[str]:
     """The site behind each client's number. A number is a site's own for the whole run: one that has left keeps it, and
     one that is new takes the next."""
     file = choose_folder(config, resume) / AGREEMENT
@@ -54,7 +55,7 @@ def roster(config: Config, sites: Sequence[str], *, resume: bool = False) -> lis
 
 
 def federate(
-    config: Config,
+    config: Settings,
     transport: Transport,
     names: Sequence[str],
     *,
@@ -190,7 +191,7 @@ def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], 
     return about["agreed"], about["schema"], int(about.get("began_with", len(before)))
 
 
-def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
+def make_job(config: Settings, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
     """The work order of a run, and the model's description for ``model.json``."""
     if config.run.metric != "accuracy" and config.deploy.reveal == "totals":
         raise FedtailError(
@@ -236,12 +237,12 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
     return job, {"name": name, "options": options}
 
 
-def initial_model(config: Config, job: Job) -> torch.Tensor:
+def initial_model(config: Settings, job: Job) -> torch.Tensor:
     """(n,) the weights round 0 starts from: those of the simulator under the same seed."""
     return FlatModel(job.build_model(config.run.seed)).vector
 
 
-def server_test(config: Config, schema: dict[str, Any]) -> Samples | None:
+def server_test(config: Settings, schema: dict[str, Any]) -> Samples | None:
     """The server's own test set: in a rehearsal that of the data set; otherwise none, sites test on theirs."""
     if schema["kind"] != "slice":
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from fedtail.errors import FedtailError
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.loop import State
-from fedtail.runs.config import Config
+from fedtail.settings import Settings
 
 LAST_ERRORS = 20
 
@@ -36,7 +36,7 @@ def has_finished(now: Mapping[str, Any]) -> bool:
 class Status:
     """Kept up to date while a run goes on; as a context it also notes how the run failed."""
 
-    def __init__(self, path: Path | None, config: Config, run_id: int = 0) -> None:
+    def __init__(self, path: Path | None, config: Settings, run_id: int = 0) -> None:
         self.path = path
         self.now: dict[str, Any] = {"run": str(run_id), "state": "waiting for sites", "errors": []}
         self.now |= {"round": 0, "rounds": config.run.rounds}

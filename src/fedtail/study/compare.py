@@ -15,9 +15,10 @@ from fedtail.core.metrics import METRICS, lacking
 from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.runs.folder import read_history
 from fedtail.runs.problem import build_federation, prepare
+from fedtail.settings import Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 from fedtail.study.paper.recipes import load_recipes
 
@@ -57,7 +58,7 @@ def method_configs(
     path: str | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Config]:
+) -> dict[str, Settings]:
     """One checked config per method.
 
     ``method.key=value`` goes to every method that has the option, ``fedprox.mu=0.1`` to that method alone.
@@ -74,7 +75,7 @@ def method_configs(
     return out
 
 
-def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
+def comparison_cells(configs: Mapping[str, Settings], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
     """Every method under every seed and, if given, every learning rate."""
     cells = []
     for name, config in configs.items():
@@ -141,7 +142,7 @@ def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, 
     general = []
     for item in overrides:
         section, dot, rest = item.partition(".")
-        if dot and section in METHODS and section not in Config.model_fields:
+        if dot and section in METHODS and section not in Settings.model_fields:
             if section not in methods:
                 raise FedtailError(f"override {item!r} is for a method that is not compared; add it to --methods")
             own.setdefault(section, []).append(f"method.{rest}")

@@ -39,15 +39,16 @@ from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
 from fedtail.report import load_run, write_report
-from fedtail.runs.config import Config, changed
+from fedtail.runs.config import changed
 from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history
+from fedtail.settings import Settings
 from tests.federate.conftest import settings
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 
-def start(deployment: Deployment, config: Config, **options: Any) -> int:
+def start(deployment: Deployment, config: Settings, **options: Any) -> int:
     deployment.config.write_text(changed(config, {"run.folder": str(deployment.runs)}).to_toml())
     return runs.start(deployment, **options)
 
@@ -59,7 +60,7 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.2)
 
 
-def assert_simulators_model(folder: Path, config: Config, tmp_path: Path) -> None:
+def assert_simulators_model(folder: Path, config: Settings, tmp_path: Path) -> None:
     """Bit by bit the model the reference simulator trains, and the same history."""
     here = run(changed(config, {"run.folder": str(tmp_path), "engine.path": "reference"})).folder
     assert here is not None

@@ -21,8 +21,9 @@ from fedtail.federate.protocol.handshake import Finding, compare, describe_schem
 from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.status import Status
 from fedtail.rounds.checkpoint import write_atomically
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.runs.result import Result
+from fedtail.settings import Settings
 
 app = ServerApp()
 
@@ -53,7 +54,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def train(
-    grid: Grid, deployment: Deployment | None, config: Config, status: Status, resume: bool, n_sites: int
+    grid: Grid, deployment: Deployment | None, config: Settings, status: Status, resume: bool, n_sites: int
 ) -> Result:
     """The rounds, until they are done or, with ``SitesJoined``, until there are new sites."""
     if deployment is None:
@@ -109,7 +110,7 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
 
 
 def connect(
-    grid: Grid, deployment: Deployment, config: Config, quorum: float = 1.0, names: Sequence[str] = ()
+    grid: Grid, deployment: Deployment, config: Settings, quorum: float = 1.0, names: Sequence[str] = ()
 ) -> FlowerTransport:
     """The transport to the deployment's sites, each known by the key it authenticates with, once a quorum is online.
 
@@ -120,7 +121,7 @@ def connect(
     return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), wait, names=names, quorum=quorum), keys=keys)
 
 
-def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport]:
+def meet(grid: Grid, n: int, config: Settings) -> tuple[list[str], FlowerTransport]:
     """On a federation that is not our deployment: take ``n`` nodes and let them say who they are."""
     if n < 1:
         raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
@@ -134,7 +135,7 @@ def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport
     return names, FlowerTransport(grid, {k: strangers.nodes[hello.client] for k, hello in enumerate(ordered)})
 
 
-def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
+def ask(grid: Grid, deployment: Deployment, config: Settings) -> list[Finding]:
     """The handshake on its own, for ``doctor``."""
     names = deployment.sites
     try:

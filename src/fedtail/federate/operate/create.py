@@ -22,8 +22,7 @@ from fedtail.federate.operate.commands import (
     systemd_line,
     systemd_path,
 )
-from fedtail.runs.config import Config
-from fedtail.settings import Data
+from fedtail.settings import Data, Settings
 
 INSTALLED = Path("/opt/fedtail")
 """Where a site's operator is told to put the folder and the virtual environment."""
@@ -32,7 +31,7 @@ INSTALLED = Path("/opt/fedtail")
 def create_deployment(
     folder: Path,
     sites: tuple[str, ...],
-    config: Config,
+    config: Settings,
     *,
     public: str = "",
     port: int = 9092,

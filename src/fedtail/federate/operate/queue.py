@@ -11,7 +11,8 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import runs
 from fedtail.rounds.checkpoint import write_atomically
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
+from fedtail.settings import Settings
 
 
 def folder_of(deployment: Deployment) -> Path:
@@ -24,7 +25,7 @@ def waiting(deployment: Deployment) -> list[tuple[int, Path]]:
     return sorted((int(m[1]), p) for m, p in found if m)
 
 
-def put(deployment: Deployment, config: Config) -> int:
+def put(deployment: Deployment, config: Settings) -> int:
     """Let a run wait for its turn; returns its number."""
     queue = folder_of(deployment)
     queue.mkdir(mode=0o700, exist_ok=True)
