@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedtail.cli.progress import Stopped, console, progress_bar
@@ -22,8 +22,10 @@ def run_with_progress(
     fresh: bool = False,
     strict: bool = True,
     launcher: Launcher | None = None,
+    on_done: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Run cells with a bar (or plain lines) on standard error. With ``strict`` a failed cell is an error at the end."""
+    """Run cells with a bar (or plain lines) on standard error. With ``strict`` a failed cell is an error at the end.
+    ``on_done`` is called for each as it finishes."""
     if fresh:
         for cell in cells:
             shutil.rmtree(cell.folder(out), ignore_errors=True)
@@ -34,6 +36,8 @@ def run_with_progress(
 
     def note(outcome: Outcome) -> None:
         nonlocal done, kept
+        if on_done is not None:
+            on_done(outcome)
         done, kept = done + 1, kept + outcome.cached
         said = "failed" if outcome.error else "kept" if outcome.cached else "done"
         step = bar.reset if outcome.cached else bar.update  # a kept run took no time: it must not shorten the estimate

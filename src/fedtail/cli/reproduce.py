@@ -21,12 +21,15 @@ from fedtail.study.launchers import launcher_for
 from fedtail.study.paper.convergence import HEADER, reproduce_convergence
 from fedtail.study.paper.declared import grid_names, load_grid
 from fedtail.study.paper.grid import SCALES
+from fedtail.study.paper.page import write_page
+from fedtail.study.paper.records import FILE
 from fedtail.study.paper.reproduce import Reproduction
 from fedtail.study.paper.search import reproduce_search
 
 BESIDE_GRIDS = {
     "search": "Hyper-parameters on validation, as the paper searched them; see --tuned",
     "convergence": "Gradient norm against T where rates settle, drift or oscillate",
+    "page": "The tables of RESULTS.md, written anew from the record of all finished cells",
 }
 
 
@@ -66,6 +69,10 @@ def reproduce(
             raise FedtailError(f"{name!r} takes no settings, got {' '.join(given)}; tables and figures do")
         if name == "convergence":
             convergence(scale, seeds, out / name / scale)
+        elif name == "page":
+            page = Path("RESULTS.md")
+            tables, n = write_page(page, out / FILE)
+            typer.echo(f"wrote {tables} tables into {page} from {n} records in {out / FILE}")
         else:
             search(scale, seeds, words, out, pool, device, data_dir)
         return
@@ -86,7 +93,8 @@ def reproduce(
         return
     began = time.perf_counter()
     where = launcher_for(launcher, cells)
-    found = run_with_progress(name, cells, base, workers=pool, strict=False, launcher=where)
+    note = asked.recorder(places, out)
+    found = run_with_progress(name, cells, base, workers=pool, strict=False, launcher=where, on_done=note)
     failed = [outcome for outcome in found if outcome.error]
     if len(failed) == len(found):
         raise FedtailError(f"every run of {name!r} failed; the first: {failed[0].error}")

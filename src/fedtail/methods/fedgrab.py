@@ -63,7 +63,7 @@ class FedGraB(Method):
     """Let balancers rest, those of the client's frequent classes most often: in single steps (``step``), in whole
     rounds (``round``), or not at all (``none``). A balancer at rest weighs by 1 and accumulates nothing."""
     limit: float = 1.0
-    """Largest controller output |u|. 1 keeps weights within 0.63 and 1.55, 2 within 0.39 and 2.34."""
+    """Largest controller output |u|. 1 keeps weights within 0.63 and 1.55, 2 within 0.39 and 2.32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

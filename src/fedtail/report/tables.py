@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedtail.core.metrics import METRICS, metrics
+from fedtail.core.significance import Paired, holm, paired
 from fedtail.report.chart import esc
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.significance import Paired, holm, paired
 
 
 def tested() -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtail.runs.config import changed, parse_overrides
 from fedtail.study.cells import Cell, Outcome, finished
+from fedtail.study.paper.declared import grid_names
 from fedtail.study.paper.figures import KINDS, draw, save_figure
 from fedtail.study.paper.grid import Grid, Place, slug, with_overrides
+from fedtail.study.paper.records import FILE, recorder
 from fedtail.study.paper.tables import GridResult, collect, to_csv, to_markdown
 
 
@@ -35,6 +37,15 @@ class Reproduction:
             place: Cell(cell.label, changed(cell.config, moved))
             for place, cell in with_overrides(declared, parse_overrides(self.overrides))
         }
+
+    def recorder(self, cells: Mapping[Place, Cell], out: Path) -> Callable[[Outcome], None] | None:
+        """What writes the line of each finished cell into the record; None where a stand-in replaced the data, and for
+        grids of a user's own, of which no page tells."""
+        if self.scale == "smoke" or self.grid.name not in grid_names():
+            return None
+        recipes = dict(self.grid.cells(self.scale, range(self.seeds)))
+        own = {place: recipes[place].config for place in cells}
+        return recorder(out / FILE, self.grid.name, cells, own, parse_overrides(self.overrides))
 
     def collect(self, outcomes: Mapping[Place, Outcome]) -> GridResult:
         """What the runs gave; beside the paper's numbers, unless a stand-in replaced the paper's data."""

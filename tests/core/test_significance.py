@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedtail.report.significance import holm, paired, sign_flip
+from fedtail.core.significance import holm, paired, sign_flip
 
 numbers = st.lists(st.floats(-1, 1), min_size=2, max_size=8)
 

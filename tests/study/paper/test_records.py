@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedtail.cli import app
+from fedtail.errors import FedtailError
+from fedtail.study.cells import Cell, Outcome
+from fedtail.study.paper.declared import load_grid
+from fedtail.study.paper.page import MARK, filled, summarize, table
+from fedtail.study.paper.recipes import load_toml
+from fedtail.study.paper.records import FILE, Record, append, read_records, recorder
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(row: str, seed: int, value: float, **more: object) -> Record:
+    given = {"grid": "table-iid", "block": "K=5", "column": "Adult-10", "row": row, "seed": seed}
+    return Record(**{**given, "metrics": {"weighted_f1": value}, "digest": f"{row}{seed}", **more})  # type: ignore[arg-type]
+
+
+# -- the page of this repository ------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_results_page_are_what_the_records_give() -> None:
+    page = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    assert MARK.findall(page)
+    assert page == filled(page, read_records(ROOT / "results" / FILE)), "run `fedtail reproduce page`"
+
+
+def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
+    for record in read_records(ROOT / "results" / FILE):
+        grid = load_grid(record.grid)
+        assert record.block in {b.name for b in grid.blocks}, record
+        assert record.column in {c.name for c in grid.columns}, record
+        assert record.row in {r.name for r in grid.rows}, record
+        assert record.metrics and all(math.isfinite(v) for v in record.metrics.values())
+        assert record.commit
+
+
+def test_every_table_that_is_declared_has_a_grid() -> None:
+    for view in load_toml("page.toml").values():
+        grid = load_grid(view["grid"])
+        assert set(view.get("columns", [])) <= {c.name for c in grid.columns}
+        assert set(view.get("blocks", [])) <= {b.name for b in grid.blocks}
+
+
+# -- records --------------------------------------------------------------------------------------------------
+
+
+def test_a_line_has_what_is_known_and_is_read_back(tmp_path: Path) -> None:
+    records = [run("FedAvg + U", 0, 0.9, changed={"local.lr": 0.4}, seconds=3.0), run("FedAvg + U", 1, 0.8)]
+    append(tmp_path / FILE, records)
+    first = json.loads((tmp_path / FILE).read_text().splitlines()[0])
+    assert first["changed"] == {"local.lr": 0.4}
+    assert "spread" not in first and "source" not in first and "seeds" not in first
+    again = read_records(tmp_path / FILE)
+    assert [r.metrics for r in again] == [r.metrics for r in records] and math.isnan(again[1].seconds)
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"grid": "x"}\n')
+    with pytest.raises(FedtailError, match="line 1, is not a record"):
+        read_records(tmp_path / FILE)
+
+
+def test_a_finished_cell_is_recorded_once_with_what_differs_from_the_recipe(tmp_path: Path) -> None:
+    grid = load_grid("table-iid")
+    plain = dict(grid.cells("cpu", [0], ["Adult-10", "K=5", "FedAvg"]))
+    tuned: dict = dict(grid.cells("cpu", [0], ["Adult-10", "K=5", "FedAvg"], tuned=True))
+    (place,), (cell,) = tuned, tuned.values()
+    result = {"test": {"weighted_f1": 0.9123456, "per_class_f1": [1.0]}, "floor": {"weighted_f1": 0.866}}
+    (tmp_path / "result.json").write_text(json.dumps({**result, "seconds": 2.0, "hardware": {"machine": "x86_64"}}))
+    for _ in range(2):
+        note = recorder(tmp_path / FILE, grid.name, tuned, {place: plain[place].config}, {})
+        note(Outcome(cell, tmp_path))
+        note(Outcome(cell, tmp_path, error="out of memory"))
+    (record,) = read_records(tmp_path / FILE)
+    assert record.metrics == {"weighted_f1": 0.91235} and record.floor == {"weighted_f1": 0.866}
+    assert record.changed == {"local.lr": 0.4, "method.weight_decay": 0.0001}
+    assert (record.seed, record.digest, record.hardware) == (0, cell.digest, "x86_64")
+    assert isinstance(cell, Cell) and record.commit
+
+
+# -- tables ---------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_the_mean_of_its_runs_the_last_of_each_seed_and_of_no_changed_ones() -> None:
+    found = summarize(
+        [
+            run("FedAvg + U", 0, 0.5),
+            run("FedAvg + U", 0, 0.9),
+            run("FedAvg + U", 1, 0.8),
+            run("FedAvg + U", 2, 0.1, overrides={"local.lr": 0.01}),
+            Record(**{**run("FedAvg + U", 0, 0.2).__dict__, "seed": None, "seeds": 9, "source": "earlier"}),
+        ],
+        "weighted_f1",
+    )
+    assert found is not None
+    assert (found.mean, found.seeds, found.imported) == (pytest.approx(0.85), 2, False)
+    assert found.spread == pytest.approx(0.1 / 2**0.5)
+
+
+def test_a_table_has_seeds_spread_paired_test_and_rank_agreement() -> None:
+    values = {"FedAvg + U": (0.90, 0.91, 0.92), "FedProx + U": (0.89, 0.91, 0.90), "FedCGNM + U": (0.91, 0.92, 0.93)}
+    records = [run(row, s, v) for row, each in values.items() for s, v in enumerate(each)]
+    records.append(run("CLIMB + U", 0, 0.95))
+    text = table("adult-iid-5", records)
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines()}
+    assert "| .910 ± .010 ×3 [.9038] |" in lines["FedAvg + U"]
+    assert "(−.010, p .225)" in lines["FedProx + U"]  # differences -.01, 0, -.02: t = 1.732 with 2 degrees of freedom
+    assert "(+.010, p –)" in lines["FedCGNM + U"]  # the same at every seed: no t-test
+    assert "**.950** ×1 [.9052]" in lines["CLIMB + U"]
+    # ours: CLIMB > FedCGNM > FedAvg > FedProx, the paper has .9052 .9136 .9038 .9052: 3 pairs agree, 2 do not, 1 ties
+    tau = lines["*rank agreement with the paper (Kendall's tau)*"]
+    assert "+.18 over 4 rows" in tau
+
+
+def test_the_page_needs_a_page_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = CliRunner().invoke(app, ["reproduce", "page"])
+    assert asked.exit_code != 0 and "RESULTS.md" in str(asked.exception or asked.output)
+    Path("RESULTS.md").write_text("# R\n\n<!-- table adult-iid-5 -->\n<!-- end -->\n\nProse.\n")
+    asked = CliRunner().invoke(app, ["reproduce", "page"])
+    assert asked.exit_code != 0 and "no records" in str(asked.exception or asked.output)
+    append(Path("results") / FILE, [run("FedAvg + U", 0, 0.9)])
+    asked = CliRunner().invoke(app, ["reproduce", "page"])
+    assert asked.exit_code == 0 and "wrote 1 tables" in asked.output
+    assert Path("RESULTS.md").read_text() == (
+        "# R\n\n<!-- table adult-iid-5 -->\n| Weighted F1 | Adult-10 |\n|---|---|\n"
+        "| FedAvg + U | **.900** ×1 [.9038] |\n<!-- end -->\n\nProse.\n"
+    )
