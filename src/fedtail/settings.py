@@ -214,7 +214,7 @@ class Run(Section):
     search_only: bool = False
     """Stop when the rate search ends: what ``fedtail tune`` does."""
     select: Literal["last", "best"] = "last"
-    """Keep the last model, or the best by the validation metric: the latest within one standard error of the best.
+    """Keep the last model, or the best by the validation metric: the latest within half a standard error of it.
     ``best`` is the default for your own data."""
     patience: int = Field(0, ge=0)
     """Stop when the validation metric has not improved for so many rounds; 0 is never."""

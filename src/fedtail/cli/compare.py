@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,10 @@ from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.ranking import ranking, write_rankings
 from fedtail.report.tables import tested
+from fedtail.report.yardsticks import verdict_of_federating
+from fedtail.settings import Settings
 from fedtail.study.compare import (
+    best_by_validation,
     best_lrs,
     brings_data,
     check_data,
@@ -30,6 +34,7 @@ from fedtail.study.compare import (
     default_lrs,
     method_configs,
 )
+from fedtail.study.yardsticks import measure_yardsticks
 
 
 @config_flags(*SOURCE, "data_dir", "clients", *TRAINING, "device")
@@ -42,7 +47,12 @@ def compare_command(
         ),
     ] = None,
     *,
-    methods: Annotated[str, typer.Option(help="`all`, or names separated by commas (see `fedtail methods`).")] = "all",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="`all`, or names separated by commas (see `fedtail methods`); `fedcgnm+fedhoo` has its own strategy."
+        ),
+    ] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, from run.seed on.")] = 3,
     lrs: Annotated[
         str | None,
@@ -56,6 +66,14 @@ def compare_command(
     ] = "macro_f1",
     flags: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder for the runs, the tables and report.html.")] = Path("runs/compare"),
+    yardsticks: Annotated[
+        bool,
+        typer.Option(
+            "--yardsticks",
+            help="Also train each site alone and on pooled data, and for tables gradient boosting and logistic "
+            "regression, to show what federating gains and what not pooling costs.",
+        ),
+    ] = False,
     workers: Workers = None,
     fresh: Fresh = False,
     as_json: Json = False,
@@ -80,6 +98,11 @@ def compare_command(
     if len(failed) == len(kept):
         raise FedtailError(f"every run failed; first {failed[0].cell.label}: {failed[0].error}")
     runs = [load_run(o.folder) for o in kept if not o.error]
+    for o in best_by_validation(kept, metric) if yardsticks else ():
+        for found in measure_yardsticks(o.cell.config, load_run(o.folder), out):
+            reached = found.test.get("macro_f1", math.nan)
+            said = f"{found.title}, seed {found.seed}: macro F1 {reached:.3f} in {found.seconds:.1f} s"
+            console.print(f"yardstick  {said}", style="dim", soft_wrap=True)
     compared = comparisons(runs)
     rankings = [ranking(comparison, metric) for comparison in compared]
     write_report(runs, out / "report.html", "fedtail compare")
@@ -87,22 +110,31 @@ def compare_command(
         out,
         compared,
         rankings,
-        learning_rates={o.cell.config.method.name: o.cell.config.local.lr for o in kept},
+        learning_rates={pair_name(o.cell.config, configs): o.cell.config.local.lr for o in kept},
+        federating=[verdict_of_federating(comparison, metric) or None for comparison in compared],
         failed=[{"run": o.cell.label, "error": o.error} for o in failed],
     )
     if as_json:
         typer.echo(json.dumps(answer))
     else:
-        for table in rankings:
+        for table, comparison in zip(rankings, compared, strict=True):
+            if said := verdict_of_federating(comparison, metric):
+                typer.echo(said)
             print_table(table)
         if tried:
-            said = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())
-            typer.echo(f"learning rates, chosen on validation splits: {said}")
+            chosen = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())
+            typer.echo(f"learning rates, chosen on validation splits: {chosen}")
         typer.echo(f"{len(cells)} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
     for o in failed:
         console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
+
+
+def pair_name(config: Settings, configs: Mapping[str, Settings]) -> str:
+    """What ``--methods`` called a config."""
+    pair = f"{config.method.name}+{config.rates.name}"
+    return pair if pair in configs else config.method.name
 
 
 def learning_rates(text: str | None) -> list[float]:

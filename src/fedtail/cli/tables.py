@@ -28,7 +28,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     """Print mean ± spread over seeds, the best of each column in bold, the majority-only floor dimmed."""
     out = console or terminal()
     kept = list(range(len(table.columns)))
-    label = max(len(row.label) for row in table.rows)
+    label = max(len(row.shown) for row in (*table.rows, *table.yardsticks))
     for name in NARROW:
         if label + 1 + 16 * len(kept) > out.width:
             kept = [i for i in kept if table.columns[i] != name]
@@ -46,10 +46,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
             for i in kept
         ]
         delta, _, p = difference(row)
-        shown.add_row(row.label, *cells, *((delta or "–", p or "–") if tested else ()))
+        shown.add_row(row.shown, *cells, *((delta or "–", p or "–") if tested else ()))
     if table.floor:
         floors = [table.floor.get(table.columns[i]) for i in kept]
         shown.add_row("majority only", *("–" if f is None else f"{f:.3f}" for f in floors), style="dim")
+    for row in table.yardsticks:
+        values = [mean_spread(row.cells[i]) for i in kept]
+        shown.add_row(row.label, *values, *(("", "") if tested else ()), style="dim")
     out.print(shown)
     seeds = max(row.seeds for row in table.rows)
     if tested and seeds > 1:

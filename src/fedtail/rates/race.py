@@ -28,7 +28,9 @@ FURTHER: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0)}
 """Scales of a method that are raced after the learning rate; the first value is the default."""
 HEAD_START: Final = 0.01
 """What another scale than the default must gain in every round to replace it: validation splits are small."""
-SHARE: Final = 0.4
+MOST: Final = 3
+"""Rounds of a rung, at most."""
+SHARE: Final = 0.3
 """Most local runs that a race may add, as a share of those that the run has without it."""
 
 
@@ -211,23 +213,31 @@ class Race(RateStrategy):
 
 
 def heats(rounds: int, further: Sequence[str] = ()) -> list[tuple[str, list[tuple[int, int]]]]:
-    """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs."""
+    """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs.
+
+    A run too short for all learning rates races fewer of them, and no scale of the method.
+    """
     budget, out = SHARE * rounds, []
+    held = sum(size - 1 for name in further for size in halves(len(FURTHER[name])))
+    if budget < held + sum(size - 1 for size in halves(len(LRS))):
+        held, further = 0, ()
     for name in ("lr", *further):
         sizes = range(len(LRS), 1, -1) if name == "lr" else (len(FURTHER[name]),)
-        found = next((r for n in sizes if (r := ladder(n, budget))), [])
+        most = (MOST, budget - held) if name == "lr" else (1, budget)
+        found = next((r for n in sizes if (r := ladder(n, *most))), [])
         if found:
             budget -= sum((n - 1) * each for n, each in found)
             out.append((name, found))
     return out
 
 
-def ladder(n: int, budget: float, most: int = 3) -> list[tuple[int, int]]:
+def ladder(n: int, most: int, budget: float) -> list[tuple[int, int]]:
     """Halve ``n`` values down to two, each rung for as many rounds as ``budget`` further local runs allow; at most
     ``most``. Empty if not even one round is."""
-    sizes = []
-    while n > 1:
-        sizes.append(n)
-        n = 1 if n <= 2 else -(-n // 2)
-    each = min(int(budget // sum(size - 1 for size in sizes)), most)
-    return [(size, each) for size in sizes] if each else []
+    each = min(int(budget // sum(size - 1 for size in halves(n))), most)
+    return [(size, each) for size in halves(n)] if each else []
+
+
+def halves(n: int) -> list[int]:
+    """How many values are on each rung: 5, 3, 2."""
+    return [n, *halves(-(-n // 2))] if n > 2 else [n] if n == 2 else []

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.runs.record import RunRecord
+from fedtail.runs.yardstick import Yardstick, beside
 from fedtail.settings import flatten, is_free
 
 
@@ -56,6 +57,8 @@ class Comparison:
     baseline: int
     """Index of the contender that the others are tested against."""
     notes: tuple[str, ...] = ()
+    yardsticks: tuple[Yardstick, ...] = ()
+    """What lies beside the runs to measure them against."""
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -82,7 +85,8 @@ def comparisons(runs: Sequence[RunRecord], baseline: str | None = None) -> list[
     for group in groups:
         contenders, notes = _contenders(group)
         title, reference = _data_title(group[0], common), _baseline(contenders, baseline)
-        out.append(Comparison(title, tuple(contenders), reference, tuple(notes)))
+        measures = tuple(beside(run.folder for run in group))
+        out.append(Comparison(title, tuple(contenders), reference, tuple(notes), measures))
     if baseline is not None and all(c.reference.label != baseline for c in out):
         raise one_of("baseline", baseline, {contender.label for c in out for contender in c.contenders})
     return out

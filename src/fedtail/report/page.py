@@ -7,13 +7,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedtail.errors import writing
-from fedtail.report import federation, rates, sections
+from fedtail.report import federation, rates, sections, yardsticks
 from fedtail.report.chart import esc
 from fedtail.report.comparison import Comparison, comparisons, require_runs
 from fedtail.runs.record import RunRecord
 
 PARTS: tuple[tuple[str, str, Callable[[Comparison], str]], ...] = (
     ("results", "Results", sections.results),
+    ("yardsticks", "Alone or together", yardsticks.yardsticks),
     ("curves", "Learning curves", sections.curves),
     ("classes", "Classes", sections.classes),
     ("confusion", "Confusion", sections.confusion),

@@ -45,10 +45,15 @@ def _described(table: Table) -> dict[str, Any]:
         "metric": table.metric,
         "baseline": table.baseline,
         "floor": table.floor,
+        "yardsticks": {
+            row.label.removeprefix("yardstick: "): {c: m for c, (m, _) in zip(table.columns, row.cells, strict=True)}
+            for row in table.yardsticks
+        },
         "ranking": [
             {
                 "method": row.label,
                 "seeds": row.seeds,
+                "note": row.note or None,
                 "mean": {c: mean for c, (mean, _) in zip(table.columns, row.cells, strict=True)},
                 "spread": {c: spread for c, (_, spread) in zip(table.columns, row.cells, strict=True)},
                 "difference": row.versus.difference if row.versus else None,

@@ -15,6 +15,7 @@ from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import line_chart
 from fedtail.report.series import contender_line, mean_spread, palette, thirds
 from fedtail.report.tables import footnote, headline, summary, to_html
+from fedtail.report.yardsticks import verdict_of_federating
 from fedtail.runs.record import RunRecord
 from fedtail.settings import flatten
 
@@ -49,7 +50,10 @@ def results(comparison: Comparison, metric: str = "macro_f1") -> str:
     )
     if len(comparison.runs) == 1:
         dots = ""
-    lead = f"<p class='lead'>{esc(summary(comparison, metric))}</p>{verdicts(comparison)}"
+    opening = " ".join(
+        part for part in (verdict_of_federating(comparison, metric), summary(comparison, metric)) if part
+    )
+    lead = f"<p class='lead'>{esc(opening)}</p>{verdicts(comparison)}"
     return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{revealed(comparison)}{dots}"
 
 

@@ -12,6 +12,8 @@ from fedtail.core.metrics import METRICS, metrics
 from fedtail.core.significance import Paired, holm, paired
 from fedtail.report.chart import esc
 from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.yardsticks import yardstick_cells
+from fedtail.runs.yardstick import TITLES
 
 
 def tested() -> list[str]:
@@ -29,6 +31,13 @@ class Row:
     versus: Paired | None
     """None for the baseline itself, or where no seed is shared."""
     p_holm: float
+    note: str = ""
+    """Why the row is not quite like the others: cut short, another number of rounds."""
+
+    @property
+    def shown(self) -> str:
+        """The label with the note."""
+        return f"{self.label} ({self.note})" if self.note else self.label
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class Table:
     metric: str
     floor: dict[str, float]
     """Always answering the most frequent class; empty if not recorded."""
+    yardsticks: tuple[Row, ...] = ()
+    """What the contenders are measured against, and are not ranked with."""
 
     def best(self, column: int) -> float:
         """The best mean of a column: the highest, of false alarms the lowest."""
@@ -63,13 +74,49 @@ def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
             cells=tuple((one.mean(c), one.spread(c)) for c in columns),
             versus=test,
             p_holm=p,
+            note=length_note(one, comparison),
         )
         for one, test, p in zip(comparison.contenders, tests, adjusted, strict=True)
     )
     floor: dict[str, float] = next(
         (r.result["floor"] for r in comparison.runs if isinstance(r.result.get("floor"), dict)), {}
     )
-    return Table(title=comparison.title, columns=columns, rows=rows, baseline=base.label, metric=metric, floor=floor)
+    measured = tuple(
+        Row(
+            label=f"yardstick: {TITLES[kind]}",
+            seeds=sum(y.kind == kind for y in comparison.yardsticks),
+            cells=cells,
+            versus=None,
+            p_holm=math.nan,
+        )
+        for kind, cells in yardstick_cells(comparison.yardsticks, columns).items()
+    )
+    return Table(
+        title=comparison.title,
+        columns=columns,
+        rows=rows,
+        baseline=base.label,
+        metric=metric,
+        floor=floor,
+        yardsticks=measured,
+    )
+
+
+def length_note(one: Contender, comparison: Comparison) -> str:
+    """What is unusual about a contender's length: a run that was cut short, that stopped by ``run.patience``, or that
+    was asked for another number of rounds than the others were."""
+    short = [r for r in one.runs if not r.finished]
+    if short:
+        done = ", ".join(sorted({f"{len(r.history)} of {r.rounds}" for r in short}))
+        return f"cut short: {done} rounds"
+    stopped = sorted(
+        {len(r.history) for r in one.runs if len(r.history) < r.rounds and not r.setting("run", "search_only")}
+    )
+    if stopped:
+        return f"stopped after {', '.join(map(str, stopped))} rounds"
+    if len({r.rounds for r in comparison.runs}) > 1:
+        return f"{', '.join(map(str, sorted({r.rounds for r in one.runs})))} rounds"
+    return ""
 
 
 def footnote(table: Table) -> str:
@@ -120,7 +167,7 @@ def to_html(table: Table) -> str:
     head += [f"Δ {METRICS[table.metric].title}", "p"] if many else []
     body = []
     for row in table.rows:
-        cells = [f'<th scope="row">{esc(row.label)}</th><td>{row.seeds}</td>']
+        cells = [f'<th scope="row">{esc(row.shown)}</th><td>{row.seeds}</td>']
         for i, (mean, spread) in enumerate(row.cells):
             mark = " class='best'" if many and math.isfinite(mean) and mean == table.best(i) else ""
             tail = f" <small>± {spread:.3f}</small>" if math.isfinite(spread) else ""
@@ -135,6 +182,10 @@ def to_html(table: Table) -> str:
         blank = "<td></td><td></td>" if many else ""
         first = '<th scope="row">Always the majority class</th><td></td>'
         body.append(f'<tr class="floor">{first}{"".join(cells)}{blank}</tr>')
+    for row in table.yardsticks:
+        first = f'<th scope="row">{esc(row.label)}</th><td>{row.seeds}</td>'
+        cells = [f"<td>{number_3(mean)}</td>" for mean, _ in row.cells]
+        body.append(f'<tr class="floor">{first}{"".join(cells)}{"<td></td><td></td>" if many else ""}</tr>')
     top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
     return (
         "<div class='scroll' tabindex='0' role='region' aria-label='Headline table'><table class='headline'>"
@@ -156,12 +207,14 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
     head = ["Method", "Seeds", *(METRICS[c].title for c in table.columns)]
     head += [f"Δ {METRICS[table.metric].title}", "95 % interval", "p"] if many else []
     rows = [
-        [r.label, str(r.seeds), *(mean_spread(c) for c in r.cells), *(difference(r) if many else ())]
+        [r.shown, str(r.seeds), *(mean_spread(c) for c in r.cells), *(difference(r) if many else ())]
         for r in table.rows
     ]
     if table.floor:
         floor = [number_3(_floor(table, c)) for c in table.columns]
         rows.append(["Always the majority class", "", *floor, *(["", "", ""] if many else [])])
+    for r in table.yardsticks:
+        rows.append([r.label, str(r.seeds), *(mean_spread(c) for c in r.cells), *(["", "", ""] if many else [])])
     return head, rows
 
 
@@ -185,7 +238,7 @@ def to_latex(tables: Sequence[Table]) -> str:
         head += [rf"$\Delta$ {METRICS[table.metric].title}", "$p$"] if many else []
         lines = []
         for row in table.rows:
-            cells = [_tex(row.label)]
+            cells = [_tex(row.shown)]
             for i, cell in enumerate(row.cells):
                 text = mean_spread(cell, r" \pm ").replace("–", r"\text{--}")
                 bold = many and math.isfinite(cell[0]) and cell[0] == table.best(i)

@@ -190,7 +190,7 @@ def _better(state: State, validation: dict[str, Any], samples: int, metric: str)
     if best is None or now > best.score:
         return Best(round=done, score=now, x=state.x, since=done)
     peak = best.score
-    error = np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
+    error = 0.5 * np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
     return replace(best, round=done, x=state.x) if now >= peak - error else best
 
 

@@ -22,9 +22,10 @@ from fedtail.rounds.growth import grown_history, grown_tensors
 
 @dataclass(frozen=True)
 class Best:
-    """The model to keep by validation: the latest within one standard error of the best metric so far.
+    """The model to keep by validation: the latest within half a standard error of the best metric so far.
 
-    Validation splits are small; what they cannot tell apart is decided by training for longer.
+    Validation splits are small; what they cannot tell apart is decided by training for longer. Half, since the models
+    of one run answer most samples alike, so that they differ by less than independent ones.
     """
 
     round: int

@@ -15,6 +15,7 @@ from fedtail.core.metrics import METRICS, lacking
 from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
+from fedtail.rates import RATES
 from fedtail.runs.config import load_config
 from fedtail.runs.folder import read_history
 from fedtail.runs.problem import build_federation, prepare
@@ -48,9 +49,18 @@ def chosen_methods(text: str) -> list[str]:
     if not names:
         raise FedtailError("no method given; use --methods all, or names from `fedtail methods` separated by commas")
     for name in names:
-        if name not in METHODS:
-            raise one_of("method", name, METHODS)
+        method, rates = split_pair(name)
+        if method not in METHODS:
+            raise one_of("method", method, METHODS)
+        if rates is not None and rates not in RATES:
+            raise one_of("rate strategy", rates, RATES)
     return list(dict.fromkeys(names))
+
+
+def split_pair(name: str) -> tuple[str, str | None]:
+    """``fedcgnm+fedhoo`` is a method and its rate strategy, ``fedavg`` a method."""
+    method, plus, rates = name.partition("+")
+    return method.strip(), rates.strip() if plus else None
 
 
 def method_configs(
@@ -59,19 +69,25 @@ def method_configs(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Settings]:
-    """One checked config per method.
+    """One checked config per method, or per method and rate strategy (``fedcgnm+fedhoo``).
 
-    ``method.key=value`` goes to every method that has the option, ``fedprox.mu=0.1`` to that method alone.
+    ``method.key=value`` and ``rates.key=value`` go to every one that has the option, ``fedprox.mu=0.1`` to that method
+    alone.
     """
     base = {} if brings_data(path, overrides, flags) else BUILT_IN
     given = {key: value for key, value in base.items() if key not in flags} | dict(flags)  # last: names clear options
-    own, general = _split(methods, overrides)
+    own, general = _split([split_pair(name)[0] for name in methods], overrides)
     out = {}
-    for name in methods:
+    for label in methods:
+        name, rates = split_pair(label)
         mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
-        config = load_config(path, [*mine, *own.get(name, [])], {**given, "method.name": name}, suggest=True)
+        named = {**given, "method.name": name}
+        if rates is not None:
+            mine = [o for o in mine if not o.startswith("rates.") or _key(o) in RATES.options(rates)]
+            named = {k: v for k, v in named.items() if not k.startswith("rates.")} | {"rates.name": rates}
+        config = load_config(path, [*mine, *own.get(name, [])], named, suggest=True)
         METHODS.build(name, **config.method.options)  # a bad value is known before the first run
-        out[name] = config
+        out[label] = config
     return out
 
 
@@ -108,7 +124,8 @@ def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outc
     """
     by_method: dict[str, dict[float, list[Outcome]]] = {}
     for o in outcomes:
-        by_method.setdefault(o.cell.config.method.name, {}).setdefault(float(o.cell.config.local.lr), []).append(o)
+        one = f"{o.cell.config.method.name}+{o.cell.config.rates.name}"
+        by_method.setdefault(one, {}).setdefault(float(o.cell.config.local.lr), []).append(o)
     kept = []
     for tried in by_method.values():
         scores = {lr: float(np.mean([validation_score(o, metric) for o in group])) for lr, group in tried.items()}
@@ -117,6 +134,15 @@ def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outc
         error = math.sqrt(best * (1 - best) / n) if n and 0 < best < 1 else 0.0
         kept += tried[max(lr for lr, score in scores.items() if score >= best - error)]
     return kept
+
+
+def best_by_validation(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
+    """The runs, over all seeds, of the method and strategy with the best mean validation metric."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for o in outcomes:
+        if o.error is None:
+            groups.setdefault((o.cell.config.method.name, o.cell.config.rates.name), []).append(o)
+    return max(groups.values(), key=lambda group: float(np.mean([validation_score(o, metric) for o in group])))
 
 
 def validation_score(outcome: Outcome, metric: str) -> float:

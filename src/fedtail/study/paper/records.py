@@ -17,7 +17,8 @@ from typing import Any
 
 import fedtail
 from fedtail.errors import FedtailError, writing
-from fedtail.runs.config import Config, result_keys
+from fedtail.runs.config import result_keys
+from fedtail.settings import Settings
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper.grid import Place
 
@@ -81,7 +82,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def recorder(
-    path: Path, grid: str, places: Mapping[Place, Cell], recipes: Mapping[Place, Config], overrides: Mapping[str, Any]
+    path: Path, grid: str, places: Mapping[Place, Cell], recipes: Mapping[Place, Settings], overrides: Mapping[str, Any]
 ) -> Callable[[Outcome], None]:
     """A function that appends the line of a cell that has finished, unless the file has it already."""
     there = {(r.place, r.digest) for r in read_records(path)}
@@ -110,7 +111,7 @@ def append(path: Path, records: Iterable[Record]) -> None:
 
 
 def record_of(
-    grid: str, place: Place, outcome: Outcome, recipe: Config, overrides: Mapping[str, Any] | None = None
+    grid: str, place: Place, outcome: Outcome, recipe: Settings, overrides: Mapping[str, Any] | None = None
 ) -> Record:
     """The line of a finished cell."""
     result = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8"))
@@ -138,7 +139,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {k: round(v, DIGITS) for k, v in metrics.items() if isinstance(v, float) and math.isfinite(v)}
 
 
-def difference(config: Config, recipe: Config) -> dict[str, Any]:
+def difference(config: Settings, recipe: Settings) -> dict[str, Any]:
     """Settings of a config that its recipe does not have, as dotted keys."""
     one, two = result_keys(config), result_keys(recipe)
     return {k: v for k, v in one.items() if k not in LEFT_OUT and two.get(k, ...) != v}
