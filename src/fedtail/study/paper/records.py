@@ -12,10 +12,10 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import fedtail
 from fedtail.errors import FedtailError, writing
 from fedtail.runs.config import result_keys
 from fedtail.settings import Settings
@@ -148,11 +148,11 @@ def difference(config: Settings, recipe: Settings) -> dict[str, Any]:
 @cache
 def commit() -> str:
     """The commit of the code in use, or the version where it is not a checkout."""
-    here = Path(fedtail.__file__).parent
+    here = Path(__file__).parent
     try:
         asked = subprocess.run(
             ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
-        return fedtail.__version__
-    return asked.stdout.strip() if asked.returncode == 0 else fedtail.__version__
+        return version("fedtail")
+    return asked.stdout.strip() if asked.returncode == 0 else version("fedtail")
