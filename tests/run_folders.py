@@ -56,6 +56,7 @@ def write_run(
                 "rates": [0.4 + 0.05 * k + (0.2 / 2**t if rates != "uniform" else 0) for k in range(n_clients)],
                 "searching": moving,
                 "refused": [{"client": 1, "reason": refused[t]}] if refused and t in refused else [],
+                **({"race": [{"lr": 0.3, "reward": 0.4}, {"lr": 0.1, "reward": 0.5}]} if t == 0 else {}),
                 **({"search": {"nodes": 1 + 32 * t, "depth": min(t, 5)}} if rates != "uniform" else {}),
                 "alignment": 0.5 + 0.01 * t,
                 "test": summarize(table, counts, background),

@@ -1,17 +1,51 @@
 """fedtail: federated learning when the class that matters is rare."""
 
-from fedtail import data, datasets, methods, optim, rates
-from fedtail.core.grouping import group_classes
-from fedtail.core.resampling import resampled_counts
-from fedtail.data import Federation, partition
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedtail.errors import FedtailError
-from fedtail.report import write_run_report
-from fedtail.runs.execution import fit
-from fedtail.runs.result import Result
-from fedtail.runs.saved import SavedModel, load_model
+
+if TYPE_CHECKING:
+    from fedtail import data, datasets, methods, optim, rates
+    from fedtail.core.grouping import group_classes
+    from fedtail.core.resampling import resampled_counts
+    from fedtail.data import Federation, partition
+    from fedtail.report import write_run_report
+    from fedtail.runs.execution import fit
+    from fedtail.runs.result import Result
+    from fedtail.runs.saved import SavedModel, load_model
 
 __version__ = "0.1.0"
-Result.write_page = staticmethod(write_run_report)
+
+_HOMES = {
+    "Federation": "fedtail.data",
+    "Result": "fedtail.runs.result",
+    "SavedModel": "fedtail.runs.saved",
+    "fit": "fedtail.runs.execution",
+    "group_classes": "fedtail.core.grouping",
+    "load_model": "fedtail.runs.saved",
+    "partition": "fedtail.data",
+    "resampled_counts": "fedtail.core.resampling",
+    "write_run_report": "fedtail.report",
+}
+_MODULES = ("data", "datasets", "methods", "optim", "rates")
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used: torch takes seconds, and ``fedtail --help`` needs none of it."""
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"fedtail.{name}")
+    else:
+        raise AttributeError(f"module 'fedtail' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Federation",
@@ -28,4 +62,5 @@ __all__ = [
     "partition",
     "rates",
     "resampled_counts",
+    "write_run_report",
 ]

@@ -8,7 +8,7 @@ uses a setting reads. The ``[policy]`` and ``[worker]`` sections of a site's fil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -48,9 +48,13 @@ class Data(Named):
     """Data set; see `fedtail data list`."""
     clients: int = Field(5, ge=1)
     """Number of clients, where the data has no sites of its own."""
-    partition: Literal["auto", "iid", "dirichlet", "per_client", "column"] = "auto"
+    partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
     """How samples are split over clients. ``column`` takes the data's own sites; ``auto`` is ``column`` where there are
     sites, else ``dirichlet``."""
+    labels_per_client: int = Field(2, ge=1)
+    """Classes that each client has under ``labels``."""
+    template: str | None = None
+    """Sites by classes for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
@@ -74,7 +78,19 @@ class Model(Named):
     """Which model."""
 
     name: str = "auto"
-    """Model; ``auto`` is the data set's own."""
+    """Model; ``auto`` is the data set's own. With an encoder it is the ``head``, and any other a model of features."""
+    encoder: str = "auto"
+    """Pretrained network that encodes images once, before training: ``efficientnet_lite0``, ``timm:NAME``,
+    ``FILE.onnx`` or your own ``module:callable``. ``none`` trains from scratch; ``auto`` takes the first for images in
+    files, where ``fedtail[pretrained]`` is installed and no model is named."""
+    encoder_weights: str | None = None
+    """Safetensors file with the weights of an encoder of your own."""
+    head: Literal["linear", "cosine", "mlp"] = "linear"
+    """What is trained and sent on top of an encoder."""
+    views: int = Field(1, ge=1)
+    """With an encoder: how often a training image is encoded, as it is and in random crops."""
+    unfreeze: int = Field(0, ge=0)
+    """With an encoder: how many of its last blocks are trained and sent too."""
 
 
 class Method(Named):
@@ -98,8 +114,9 @@ class Local(Section):
     """Passes over a client's resampled data in each round."""
     batch_size: int = Field(64, ge=1)
     """Samples of a local step."""
-    lr: float = Field(0.1, gt=0)
-    """Learning rate of the first round; it is constant inside a round."""
+    lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
+    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, on the
+    clients' private validation splits; with FedCGNM its ``delta`` too. ``auto`` is the default for your own data."""
     lr_min: float = Field(1e-4, ge=0)
     """Learning rate of the last round under ``cosine``."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -115,7 +132,7 @@ class Local(Section):
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
-        if self.schedule != "constant" and self.lr_min > self.lr:
+        if self.schedule != "constant" and self.lr != "auto" and self.lr_min > self.lr:
             raise ValueError(
                 f"{{lr_min}} = {self.lr_min:g} is above {{lr}} = {self.lr:g}, so the learning rate would rise; lower "
                 "{lr_min}, or set {schedule} = 'constant'"
@@ -197,7 +214,10 @@ class Run(Section):
     search_only: bool = False
     """Stop when the rate search ends: what ``fedtail tune`` does."""
     select: Literal["last", "best"] = "last"
-    """Keep the last model, or the one with the best validation metric."""
+    """Keep the last model, or the best by the validation metric: the latest within one standard error of the best.
+    ``best`` is the default for your own data."""
+    patience: int = Field(0, ge=0)
+    """Stop when the validation metric has not improved for so many rounds; 0 is never."""
     quorum: float = Field(1.0, gt=0, le=1)
     """Least share of the sampled clients whose update must arrive and be valid; below it the run stops."""
     evaluate_every: int = Field(1, ge=1)
@@ -219,6 +239,8 @@ class Run(Section):
     def _comparable(self) -> Self:
         if self.select == "best" and not self.validate_every:
             raise ValueError("{select} = 'best' needs validation; set {validate_every} to 1 or more")
+        if self.patience and not self.validate_every:
+            raise ValueError("{patience} needs validation; set {validate_every} to 1 or more")
         return self
 
 
@@ -235,6 +257,28 @@ class Deploy(Section):
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
     models_per_message: int = Field(8, ge=1)
     """With ``models``: how many travel at a time."""
+    compress: Literal["none", "bf16", "int8"] = "none"
+    """How updates travel: as they are, or in a half or a quarter of the bytes, with what is lost added to the next."""
+    metrics_port: int = Field(0, ge=0, le=65535, json_schema_extra=FREE)
+    """Port on the server's loopback for Prometheus, while a run goes on; 0 for none."""
+    memory_mb: float = Field(256.0, ge=0, json_schema_extra=FREE)
+    """A round's updates that are larger, all together, wait on disk, in the run folder; this does not change a bit."""
+
+
+class Decision(Section):
+    """From probabilities to answers, after training and without training again; chosen on private validation splits."""
+
+    calibrate: Literal["none", "temperature"] = "none"
+    """Make probabilities mean something: one temperature for all classes."""
+    goal: Literal["argmax", "macro_f1", "recall", "cost"] = "argmax"
+    """What answers are to be good for: the likeliest class, the best macro F1 (a threshold per class), finding a share
+    of one class (``find``, ``recall``) with as few false alarms as possible, or the least expected cost (``costs``)."""
+    find: str | None = Field(None, coerce_numbers_to_str=True)
+    """With ``recall``: the class that must not be missed."""
+    recall: float = Field(0.95, gt=0, le=1)
+    """With ``recall``: the share of its samples to find."""
+    costs: tuple[tuple[float, ...], ...] | None = None
+    """With ``cost``: row i, column j is what calling a sample of class i class j costs, classes in the data's order."""
 
 
 class Privacy(Section):
@@ -261,6 +305,7 @@ class Settings(Section):
     run: Run = Run()
     deploy: Deploy = Deploy()
     privacy: Privacy = Privacy()
+    decision: Decision = Decision()
 
     @property
     def data_seed(self) -> int:
@@ -274,7 +319,8 @@ class Settings(Section):
     def of(cls, **keywords: Any) -> Settings:
         """Settings by their short names: ``Settings.of(rounds=3, lr=0.2, server={"optimizer": "adam"})``.
 
-        Every key of ``local``, ``run`` and ``engine`` is a keyword; ``server`` and ``privacy`` are given whole.
+        Every key of ``model`` (but its name), ``local``, ``run`` and ``engine`` is a keyword; ``server`` and
+        ``privacy`` are given whole.
         """
         raw: dict[str, dict[str, Any]] = {section: {} for section in KEYWORD_SECTIONS}
         for name, value in keywords.items():
@@ -289,9 +335,14 @@ class Settings(Section):
 
 
 BOUNDS = ("ge", "gt", "le", "lt")
-KEYWORD_SECTIONS = ("local", "run", "engine")
-WHOLE_SECTIONS = ("server", "privacy")
-KEYWORDS = {key: section for section in KEYWORD_SECTIONS for key in type(getattr(Settings(), section)).model_fields}
+KEYWORD_SECTIONS = ("model", "local", "run", "engine")
+WHOLE_SECTIONS = ("server", "privacy", "decision")
+KEYWORDS = {
+    key: section
+    for section in KEYWORD_SECTIONS
+    for key in type(getattr(Settings(), section)).model_fields
+    if (section, key) != ("model", "name")
+}
 """Short name of a setting -> its section."""
 
 
@@ -306,8 +357,10 @@ def checked(schema: type[S], raw: Mapping[str, Any], name: Callable[..., str] = 
 def explain(error: ValidationError, schema: type[BaseModel], name: Callable[..., str]) -> FedtailError:
     """The first fault in one line: the value, what is allowed, the fix."""
     first = error.errors()[0]
-    path = tuple(str(p) for p in first["loc"])
-    owner = schema
+    path, owner = tuple(str(p) for p in first["loc"]), schema
+    words = ""
+    if len(path) > 2 and (either := _either(schema, path[0], path[1])):  # pydantic names the part of a union behind it
+        path, words = path[:2], f" or {either!r}"
     for part in path[:-1]:
         inner = owner.model_fields[part].annotation if part in owner.model_fields else None
         owner = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else owner
@@ -324,15 +377,27 @@ def explain(error: ValidationError, schema: type[BaseModel], name: Callable[...,
         keys = getattr(inner, "model_fields", {})
         return FedtailError(str(first["ctx"]["error"]).format(**{key: name(*path, key) for key in keys}))
     if bounds := interval(owner, path[-1]) if first["type"].startswith(("greater_than", "less_than")) else "":
-        return FedtailError(f"{name(*path)} = {first['input']!r} is outside {bounds}")
+        return FedtailError(f"{name(*path)} = {first['input']!r} is outside {bounds}{words}")
     return FedtailError(
-        f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}"
+        f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}{words}"
     )
+
+
+def _either(schema: type[BaseModel], section: str, key: str) -> str:
+    """The one word that a number's setting takes too, ``auto`` say; empty if it takes none."""
+    fields = (
+        getattr(schema.model_fields[section].annotation, "model_fields", {}) if section in schema.model_fields else {}
+    )
+    parts = get_args(fields[key].annotation) if key in fields else ()
+    return next((str(word) for part in parts for word in get_args(part) if get_origin(part) is Literal), "")
 
 
 def interval(schema: type[BaseModel], key: str) -> str:
     """The range of a number as ``[0, 1)``; empty if it has none."""
-    rules = {name: getattr(m, name) for m in schema.model_fields[key].metadata for name in BOUNDS if hasattr(m, name)}
+    field = schema.model_fields[key]
+    marks = [*field.metadata, *(m for part in get_args(field.annotation) for m in getattr(part, "__metadata__", ()))]
+    marks = [m for mark in marks for m in getattr(mark, "metadata", (mark,))]
+    rules = {name: getattr(m, name) for m in marks for name in BOUNDS if hasattr(m, name)}
     if not rules:
         return ""
     left = f"[{rules['ge']:g}" if "ge" in rules else f"({rules['gt']:g}" if "gt" in rules else "(-inf"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,21 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from fedtail.cli import app, main
+from fedtail.cli.lazy import COMMANDS as ALL_COMMANDS
+from fedtail.cli.lazy import load, said_of
 from fedtail.cli.options import FLAGS, config_values
 from fedtail.errors import FedtailError
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.runs.problem import build_federation
+from fedtail.settings import Settings
 
-COMMANDS = {name: get_command(app).commands[name] for name in ("run", "tune", "compare")}  # type: ignore[attr-defined]
+COMMANDS = {name: load(name) for name in ("run", "tune", "compare")}
 
 
 @pytest.mark.parametrize("name", [n for n, flag in FLAGS.items() if flag.key])
 def test_every_flag_sets_a_key_that_the_config_has(name: str) -> None:
     section, _, key = FLAGS[name].key.partition(".")
-    assert key in type(getattr(Config(), section)).model_fields
+    assert key in type(getattr(Settings(), section)).model_fields
 
 
 def test_commands_that_share_a_flag_take_the_same_type() -> None:
@@ -99,6 +103,31 @@ def test_commands_that_do_not_need_heavy_packages_do_not_pay_for_them() -> None:
     program = f"import fedtail.cli, sys; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_help_needs_neither_torch_nor_numpy_and_little_time() -> None:
+    program = (
+        "import sys, time; sys.argv = ['fedtail', '--help']\n"
+        "from fedtail_command import main\n"
+        "try: main()\n"
+        "except SystemExit: print([m for m in ('torch', 'numpy', 'pandas') if m in sys.modules], time.process_time())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded, seconds = found.stdout.splitlines()[-1].rsplit(" ", 1)
+    assert loaded == "[]" and float(seconds) < 1.0  # 0.3 s where nothing else runs
+    assert all(name in found.stdout for name in ALL_COMMANDS)
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_what_help_lists_is_what_a_command_says_of_itself(name: str) -> None:
+    assert said_of(name).split() == (load(name).help or "").split() != []
+
+
+def test_a_shell_completes_commands_without_importing_them() -> None:
+    environment = {**os.environ, "_FEDTAIL_COMPLETE": "complete_bash", "COMP_WORDS": "fedtail re", "COMP_CWORD": "1"}
+    program = "import sys; sys.argv = ['fedtail']; from fedtail_command import main; main()"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert found.stdout.split() == ["reproduce", "report"]
 
 
 def test_clients_that_the_data_has_itself_are_told(capsys, monkeypatch, tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 
-from fedtail.cli import app
+from fedtail.cli.lazy import load
 from fedtail.data import DATASETS, SOURCES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
@@ -34,10 +33,9 @@ def test_every_data_set_and_source_is_on_the_page() -> None:
 
 
 def test_commands_on_the_page_use_flags_that_exist() -> None:
-    commands = typer.main.get_command(app).commands
     known = {
         flag
-        for command in (commands["run"], commands["data"].commands["inspect"])
+        for command in (load("run"), load("data").commands["inspect"])
         for parameter in command.params
         for flag in parameter.opts
     }

@@ -168,10 +168,12 @@ def test_an_exploding_loss_stops_with_a_clear_line_and_keeps_the_last_good_check
     assert same(run(calm, resume=True).folder, run(small(tmp_path / "other")).folder)
 
 
-def test_best_model_is_the_one_with_the_best_validation_metric(tmp_path: Path) -> None:
+def test_best_model_is_the_latest_within_one_standard_error_of_the_best_validation_metric(tmp_path: Path) -> None:
     result = run(small(tmp_path, "run.select='best'", "run.metric='macro_f1'", "run.rounds=8"))
     scores = [r["validation"]["macro_f1"] for r in result.history]
-    assert result.summary["selected_round"] == scores.index(max(scores)) + 1
+    samples, best = sum(result.about.validation_sizes), max(scores)
+    error = (best * (1 - best) / samples) ** 0.5
+    assert result.summary["selected_round"] == max(i for i, v in enumerate(scores, 1) if v >= best - error)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "defect_score"])
@@ -291,3 +293,13 @@ def test_fit_refuses_what_does_not_fit_in_one_line(given: dict[str, object], wor
 def test_columns_of_a_frame_may_be_numbers() -> None:
     frame = pd.DataFrame({0: [i % 7 for i in range(40)], 1: ["a", "b"] * 20, 2: ["s", "t"] * 20})
     assert ft.data.table_from_frame(frame, label=1, site=2).classes == ("a", "b")
+
+
+def test_a_run_that_no_longer_improves_stops_and_resumes_to_the_same_end(tmp_path: Path) -> None:
+    settings = small(tmp_path, "run.select='best'", "run.patience=2", "run.rounds=30", "run.name=early")
+    result = run(settings)
+    scores = [r["validation"]["accuracy"] for r in result.history]
+    assert result.summary["rounds"] == len(scores) == scores.index(max(scores)) + 1 + 2 < 30
+    assert "test" in result.history[-1]
+    again = run(settings, resume=True)
+    assert torch.equal(again.x, result.x) and len(again.history) == len(scores)

@@ -9,31 +9,19 @@ import warnings
 import click
 import typer
 
-from fedtail.cli import compare, data, demo, deploy, export, methods, predict, report, reproduce, run, site, tune
+from fedtail.cli.lazy import MARKUP, LazyGroup
 from fedtail.cli.progress import Stopped
 from fedtail.errors import FedtailError
 
 app = typer.Typer(
     name="fedtail",
+    cls=LazyGroup,
     help="Federated learning when the class that matters is rare.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("run")(run.run_command)
-app.command("reproduce")(reproduce.reproduce)
-app.command("report")(report.report)
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(site.app, name="site")
-app.command("predict")(predict.predict)
-app.command("export")(export.export)
-app.add_typer(data.app, name="data")
-app.command("compare")(compare.compare_command)
-app.add_typer(methods.app, name="methods")
-app.command("tune")(tune.tune)
 
 
 def main() -> None:

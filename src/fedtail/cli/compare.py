@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from fedtail.cli.cells import run_with_progress
-from fedtail.cli.options import SOURCE, Fresh, Json, Workers, config_flags, split_arguments
-from fedtail.cli.progress import console
+from fedtail.cli.options import SOURCE, TRAINING, Fresh, Json, Workers, config_flags, split_arguments
+from fedtail.cli.progress import Encoded, console
 from fedtail.cli.tables import print_table
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
@@ -32,7 +32,7 @@ from fedtail.study.compare import (
 )
 
 
-@config_flags(*SOURCE, "data_dir", "clients", "rates", "model", "rounds", "device")
+@config_flags(*SOURCE, "data_dir", "clients", *TRAINING, "device")
 def compare_command(
     arguments: Annotated[
         list[str] | None,
@@ -72,7 +72,7 @@ def compare_command(
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs) or default_lrs(path, overrides, flags)
     cells = comparison_cells(configs, seeds, tried)
-    check_data(cells, out, metric, own=brings_data(path, overrides, flags))
+    check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_lrs(outcomes, metric) if tried else outcomes

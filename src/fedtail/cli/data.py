@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail import datasets
@@ -125,6 +126,8 @@ def show(found: Inspection, width: int | None = None) -> None:
     for row in rows:
         table.add_row(*(Text(cell, style="yellow" if cell.endswith("*") else "") for cell in row))
     out.print(table)
+    if columns[1] == SUMMARY[1]:
+        out.print(_class_table(found))
     lacking = [i for i in range(k) if found.missing(i)]
     lines = [
         f"* rarest of {found.n_groups} groups at rate {found.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
@@ -141,6 +144,7 @@ def show(found: Inspection, width: int | None = None) -> None:
         out.print(line, soft_wrap=True)
 
 
+SUMMARY = ("site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch")
 TextTable = tuple[list[str], list[list[str]]]
 """Column names and rows of text."""
 
@@ -194,7 +198,18 @@ def _summary(found: Inspection) -> TextTable:
         rows.insert(TALL // 2, ["…"] * 7)
     for label, counts in (("all sites", found.total), ("test", found.test)):
         rows.append([label, "", "", str(int((counts == 0).sum())), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
-    return ["site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch"], rows
+    return list(SUMMARY), rows
+
+
+def _class_table(found: Inspection) -> RichTable:
+    """The classes by name, where the table of sites has no room for them."""
+    table = bare_table("class")
+    for name in ("all sites", "test", "sites that have it"):
+        table.add_column(name, justify="right", no_wrap=True)
+    have = (found.table > 0).sum(0)
+    for c in sorted(range(len(found.classes)), key=lambda c: -found.total[c])[: TALL * 2]:
+        table.add_row(found.classes[c], f"{found.total[c]:,}", f"{found.test[c]:,}", f"{have[c]:,}")
+    return table
 
 
 def _cell(found: Inspection, k: int, c: int) -> str:

@@ -6,12 +6,13 @@ import math
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from fedtail.rounds.loop import State
+if TYPE_CHECKING:
+    from fedtail.rounds.state import State
 
 
 def terminal(**options: Any) -> Console:
@@ -37,12 +38,30 @@ def progress_bar(**options: Any) -> Progress:
     )
 
 
+ENCODED = 1000
+"""Images between two lines of progress, where there is no terminal."""
+
+
 class Stopped(Exception):
     """Ctrl-C, with one line to print on how to go on; the command exits with code 130."""
 
 
+class Encoded:
+    """A line now and then on how far an encoder is."""
+
+    def __init__(self) -> None:
+        self.began, self.first = time.perf_counter(), -1
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.first < 0:  # what came from the cache took no time
+            self.began, self.first = time.perf_counter(), done
+        if done % ENCODED == 0 or done == total:
+            left = (time.perf_counter() - self.began) / max(done - self.first, 1) * (total - done)
+            console.print(f"encoding images  {done:,}/{total:,}  ETA {left:.0f} s", soft_wrap=True)
+
+
 class RoundProgress:
-    """Shows round, loss, macro F1, tail accuracy and the time left. Usable as ``on_round`` of a run."""
+    """Shows round, loss, macro F1, tail accuracy and the split they are of, and the time left. A run's ``on_round``."""
 
     def __init__(self, title: str, rounds: int, command: str, *, resume: bool = False, quiet: bool = False) -> None:
         self.title, self.rounds, self.command, self.resume, self.quiet = title, rounds, command, resume, quiet
@@ -50,6 +69,7 @@ class RoundProgress:
         self.done = 0
         self.live = console.is_terminal and not quiet
         self.began, self.first = time.perf_counter(), 0
+        self._encoded = Encoded()
         self._progress = progress_bar()
         self._task = self._progress.add_task(title, total=rounds, note="")
 
@@ -67,6 +87,13 @@ class RoundProgress:
             said = f"{self.done} of {self.rounds} rounds are done"
             raise Stopped(f"{said}; go on with: {self.command} {self.folder} --resume") from None
 
+    def encoded(self, done: int, total: int) -> None:
+        """Images that an encoder has done; shown before the first round."""
+        if self.live:
+            self._progress.update(self._task, note=f"encoding images {done:,}/{total:,}" if done < total else "")
+        elif not self.quiet:
+            self._encoded(done, total)
+
     def start(self, folder: Path, done: int) -> None:
         """Where the run is written, and how many rounds were done before (a resumed run)."""
         self.folder, self.done = folder, done
@@ -79,15 +106,19 @@ class RoundProgress:
         self.done = state.round
         if self.quiet:
             return
-        metrics = record.get("test") or record.get("validation") or {}
+        split = "test" if record.get("test") else "validation"
+        metrics = record.get(split) or {}
         note = f"loss {record['train_loss']:.3f}"
         if metrics:
-            note += "".join(
-                f"  {name} {metrics[key]:.3f}"
+            known = [
+                f"{name} {metrics[key]:.3f}"
                 for key, name in (("macro_f1", "macro F1"), ("tail", "tail"))
                 if metrics.get(key) is not None and not math.isnan(metrics[key])
-            )
-        if record["searching"]:
+            ]
+            note += f"  {split} {' '.join(known)}" if known else ""
+        if record.get("race"):
+            note += f"  racing {len(record['race'])} learning rates" if "lr" in record["race"][0] else "  racing"
+        elif record["searching"]:
             note += "  searching rates"
         if record["refused"]:
             note += f"  refused {len(record['refused'])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ from rich.table import Table as RichTable
 from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, ignored_clients, run_config
 from fedtail.cli.progress import RoundProgress, console, terminal
 from fedtail.cli.tables import bare_table
-from fedtail.core.metrics import Metric, metrics
+from fedtail.core.metrics import Metric, metrics, rarest, wilson
 from fedtail.report import load_run, write_report
 from fedtail.rounds.history import plain
 from fedtail.runs.execution import run
 from fedtail.runs.result import Result
 from fedtail.simulate.sharded import rank
 
-NARROW = 78
-"""Columns of the terminal that a row of all metrics needs."""
+DIGITS = 6
+"""Characters of a metric's value."""
+MOST_NAMED = 60
+"""Characters of class names in the line below the table."""
 
 
 @config_flags(*ONE_RUN)
@@ -44,10 +47,10 @@ def run_command(
         def begin(folder: Path, done: int) -> None:
             progress.start(folder, done)
             about = json.loads((folder / "clients.json").read_text())
-            for note in [] if quiet else [*about["notes"], *ignored_clients(flags, len(about["sites"]))]:
+            for note in [] if rank() else [*about["notes"], *ignored_clients(flags, len(about["sites"]))]:
                 console.print(f"note: {note}", style="dim", soft_wrap=True)
 
-        result = run(config, resume=resume, on_round=progress, on_start=begin)
+        result = run(config, resume=resume, on_round=progress, on_start=begin, on_encode=progress.encoded)
     if rank():  # the first process of several speaks for all
         return
     folder = result.folder or Path()
@@ -56,6 +59,8 @@ def run_command(
         typer.echo(json.dumps(summary(result)))
     else:
         console_table(result)
+        if result.verdict is not None:
+            terminal().print(f"warning: {result.verdict.line(folder)}", style="yellow", soft_wrap=True)
         typer.echo(f"run folder {folder}; open {page} in a browser")
 
 
@@ -75,20 +80,36 @@ def console_table(result: Result) -> None:
     for shown in ([m for m in has if m.headline and m not in defects], defects):
         if shown:
             terminal().print(_table(shown, result, terminal().width))
+    if said := tail_support(result):
+        terminal().print(said, style="dim", soft_wrap=True)
+
+
+def tail_support(result: Result) -> str:
+    """On how many test samples the tail accuracy rests, and how sure that makes it; empty where there is none."""
+    tail, counts = result.test.get("tail", math.nan), result.about.train_counts
+    if counts is None or result.about.test_counts is None or not math.isfinite(tail):
+        return ""
+    rare = rarest(counts)
+    n = int(result.about.test_counts[rare].sum())
+    low, high = wilson(tail, n)
+    names = ", ".join(str(name) for name, of in zip(result.about.classes, rare, strict=True) if of)
+    named = names if len(names) <= MOST_NAMED else f"{int(rare.sum())} classes"
+    return f"tail: {named}; {n:,} test samples, 95 % interval {low:.3f} to {high:.3f}"
 
 
 def _table(shown: list[Metric], result: Result, width: int) -> RichTable:
     table = bare_table()
     table.add_column("test", no_wrap=True)
+    needed = len("majority only") + 3 + sum(max(DIGITS, *map(len, m.title.split())) + 3 for m in shown)
     model, floor = ([_number(of.get(m.name)) for m in shown] for of in (result.test, result.floor))
-    if width < NARROW:  # a row per metric
+    if width < needed:  # a row per metric
         table.add_column("model", justify="right")
         table.add_column("majority only", justify="right", style="dim")
         for row in zip((m.title for m in shown), model, floor, strict=True):
             table.add_row(*row)
     else:
         for m in shown:
-            table.add_column(m.title, justify="right")
+            table.add_column(m.title, justify="right", min_width=max(DIGITS, *map(len, m.title.split())))
         table.add_row("model", *model)
         table.add_row("majority only", *floor, style="dim")
     return table

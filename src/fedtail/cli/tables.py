@@ -34,7 +34,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
             kept = [i for i in kept if table.columns[i] != name]
     tested = len(table.rows) > 1 and label + 4 + 16 * len(kept) + 24 <= out.width
     shown = bare_table(title=table.title, title_justify="left", title_style="bold")
-    shown.add_column("method", no_wrap=True)
+    shown.add_column("method", overflow="fold")  # so that a long label wraps, where numbers would be cut
     for i in kept:
         shown.add_column(METRICS[table.columns[i]].title, justify="right", no_wrap=True)
     if tested:

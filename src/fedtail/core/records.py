@@ -4,13 +4,17 @@ what is not in ``Task`` never reaches a client, what is not in ``Update`` never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+DIVERGED = "diverged"
+"""A report: 1 for a local run that met a loss that is not finite. It counts as one that did not move the model, where
+without the report the client would be refused."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Task:
     messages: Mapping[int, Tensors] = field(default_factory=dict)
     """The method's message to single clients."""
     reports: frozenset[str] = frozenset()
-    """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``."""
+    """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``, ``diverged`` (a race)."""
 
     @property
     def n_probes(self) -> int:
@@ -57,6 +61,19 @@ class Update:
     """(P,) scalars requested by ``Task.reports``."""
     extras: Tensors = field(default_factory=dict)
     """(P, ...) what the method declares in ``Method.wire`` beyond FedAvg; empty for most."""
+
+
+class Deltas(Sequence[Tensor]):
+    """The deltas of updates, each asked for when it is used: one that waits on disk is in memory only meanwhile."""
+
+    def __init__(self, updates: Sequence[Update]) -> None:
+        self.updates = updates
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.updates[i].delta
 
 
 @dataclass(frozen=True)

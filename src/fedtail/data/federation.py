@@ -18,6 +18,8 @@ from fedtail.errors import FedtailError
 
 PANEL = 500
 """Most clients whose validation splits are evaluated each round."""
+FEW, SHORT = 8, 12
+"""What a printed federation shows: classes, clients from either end, characters of a class name."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,27 @@ class Federation:
         if empty:
             raise FedtailError(f"no training samples at {', '.join(map(repr, empty[:5]))}; drop or merge these clients")
 
+    def __repr__(self) -> str:
+        """A row per site with its samples per class, not the data; the middle left out where there are many."""
+        table, named = self.label_map(), [str(c)[:SHORT] for c in self.classes[:FEW]]
+        rows = [["site", "samples", *named]]
+        many = self.n_clients > 2 * FEW
+        chosen = [*range(FEW), *range(self.n_clients - FEW, self.n_clients)] if many else range(self.n_clients)
+        for k in chosen:
+            rows.append([self.sites[k][: 2 * SHORT], f"{table[k].sum():,}", *(f"{n:,}" for n in table[k, :FEW])])
+        if many:
+            rows.insert(FEW + 1, ["…"] * len(rows[0]))
+        test = self.test.counts(self.n_classes)
+        rows.append(["test", f"{test.sum():,}", *(f"{n:,}" for n in test[:FEW])])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in rows
+        ]
+        more = f", the first {FEW} shown" if self.n_classes > FEW else ""
+        said = f"{self.name}: {self.n_clients:,} clients, {self.n_classes} classes{more}"
+        return "\n".join([said, *lines])
+
     @property
     def n_clients(self) -> int:
         return len(self.train)
@@ -160,10 +183,14 @@ class Federation:
     def validation_rows(self) -> np.ndarray:
         """Pool indices of the validation splits that stand for the federation's: all clients' up to ``PANEL``, beyond
         that those of a fixed random panel, so that a round costs what its own clients cost."""
+        return np.concatenate([self.validation[k] for k in self.panel()])
+
+    def panel(self) -> list[int]:
+        """The clients whose validation splits are looked at: all, or ``PANEL`` of them."""
         if self.n_clients <= PANEL:
-            return np.concatenate(self.validation)
-        panel = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
-        return np.concatenate([self.validation[k] for k in np.sort(panel)])
+            return list(range(self.n_clients))
+        picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
+        return [int(k) for k in np.sort(picked)]
 
     def label_map(self) -> np.ndarray:
         """(K, C) training samples per client and class. In a real federation nobody has this table."""

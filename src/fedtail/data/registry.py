@@ -36,4 +36,13 @@ class Pooled:
     notes: tuple[str, ...] = ()
 
 
+OWN_DATA: dict[str, Any] = {
+    "local.lr": "auto",
+    "run.metric": "macro_f1",
+    "run.select": "best",
+    "run.patience": 15,
+}
+"""Defaults for data that nobody here has seen, by dotted key: settings that find themselves."""
+SUGGESTED: dict[str, dict[str, Any]] = dict.fromkeys(("table", "site_tables", "images"), OWN_DATA)
+"""Data set -> defaults of a run on it where they are not those of the settings themselves."""
 DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

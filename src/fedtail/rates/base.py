@@ -12,6 +12,7 @@ A round under a strategy with P probes and A axes (A = K clients, or fewer clust
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -44,7 +45,7 @@ class RateStrategy:
     title: ClassVar[str] = ""
     """How tables and reports call it; by default the class's name."""
     reports: ClassVar[frozenset[str]] = frozenset()
-    """Scalars it needs from each client's local runs: ``local_gain``, ``local_validation``."""
+    """Scalars it needs from each client's local runs: ``local_gain``, ``local_validation``, ``diverged``."""
 
     n_clients: int
     searches: str = "rate"
@@ -62,6 +63,20 @@ class RateStrategy:
     def ask(self) -> np.ndarray:
         """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
         raise NotImplementedError
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the first round, where the strategy finds it; None leaves it to the settings."""
+        return None
+
+    def trials(self) -> dict[str, np.ndarray]:
+        """Scalars of the local step, by name, that all clients try beside what ``ask`` names: (P,) each, or (1,)."""
+        return {}
+
+    @property
+    def evidence(self) -> list[dict[str, Any]]:
+        """What ``trials`` was tried in the last round, each with its reward, for history and report."""
+        return []
 
     @property
     def axes(self) -> np.ndarray:
@@ -132,6 +147,16 @@ class RateStrategy:
         """Inverse of ``state``."""
 
 
+def check_rate(name: str, rate: float) -> None:
+    """Raise for a negative resampling rate; warn of one above 1, which makes rare classes the common ones."""
+    check_range(name, rate, 0.0)
+    if rate > 1:
+        warnings.warn(
+            f"{name} = {rate:g} is above 1, which balances the classes: it makes the rare classes the common ones",
+            stacklevel=2,
+        )
+
+
 def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
     """(K,) from one rate or one per client."""
     rates = np.atleast_1d(np.asarray(rate, dtype=np.float64))
@@ -140,5 +165,15 @@ def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
             f"rates.base_rate has {rates.size} values for {n_clients} clients; give one, or one per client"
         )
     for r in rates:
-        check_range("rates.base_rate", float(r), 0.0)
+        check_rate("rates.base_rate", float(r))
     return np.broadcast_to(rates, n_clients).copy()
+
+
+def few_rates(key: str, rates: Sequence[float]) -> np.ndarray:
+    """(P,) the rates that a strategy chooses from, ascending and distinct; ``key`` is the option that lists them."""
+    values = np.unique(np.atleast_1d(np.asarray(rates, dtype=np.float64)))
+    if values.size == 0:
+        raise FedtailError(f"{key} is empty; give at least one rate, e.g. [0.4, 0.6, 0.8]")
+    for value in values:
+        check_range(key, float(value), 0.0)
+    return np.asarray(values)

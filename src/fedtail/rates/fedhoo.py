@@ -26,7 +26,7 @@ import numpy as np
 
 from fedtail.core.candidates import binary_patterns
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RateStrategy, Setting, base_rates
+from fedtail.rates.base import RateStrategy, Setting, base_rates, check_rate
 from fedtail.rates.registry import RATES
 from fedtail.rates.tree import BoxTree
 
@@ -93,6 +93,8 @@ class FedHOO(RateStrategy):
                 raise one_of(f"rates.{option}", value, allowed)
         check_range("rates.low", self.low, 0.0, open_low=self.log)
         check_range("rates.high", self.high, self.low, open_low=True)
+        if self.searches == "rate":
+            check_rate("rates.high", self.high)
         check_range("rates.cold_rounds", self.cold_rounds, 0)
         check_range("rates.max_depth", self.max_depth, 1, 30)
         check_range("rates.stable_rounds", self.stable_rounds, 1)

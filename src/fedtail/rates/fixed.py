@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy, base_rates
+from fedtail.rates.base import RateStrategy, base_rates, check_rate
 from fedtail.rates.registry import RATES
 
 
@@ -32,6 +32,8 @@ class Fixed(RateStrategy):
         if len(rates) != n_clients:
             raise FedtailError(f"rates.rates has {len(rates)} values for {n_clients} clients; give one per client")
         for k, rate in enumerate(rates):
+            if searches == "rate":
+                check_rate(f"rates.rates[{k}]", rate)
             check_range(f"rates.rates[{k}]", rate, 0.0)
         self.n_clients, self._rates = n_clients, np.asarray(rates, dtype=np.float64)
         self.searches, self.base_rates = searches, base_rates(base_rate, n_clients)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy, Setting
+from fedtail.rates.base import RateStrategy, Setting, check_rate
 from fedtail.rates.fedhoo import MAX_AXES
 from fedtail.rates.registry import RATES
 from fedtail.rates.tree import BoxTree
@@ -45,6 +45,7 @@ class HOO(RateStrategy):
     def __post_init__(self) -> None:
         check_range("rates.low", self.low, 0.0)
         check_range("rates.high", self.high, self.low, open_low=True)
+        check_rate("rates.high", self.high)
         check_range("rates.nu", self.nu, 0.0, open_low=True)
         check_range("rates.rho", self.rho, 0.0, 1.0, open_low=True, open_high=True)
         if self.rounds is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RateStrategy, Setting
+from fedtail.rates.base import RateStrategy, Setting, check_rate
 from fedtail.rates.registry import RATES
 
 SHAPES = {
@@ -44,8 +44,8 @@ class Schedule(RateStrategy):
     """None takes the rounds of the run."""
 
     def __post_init__(self) -> None:
-        check_range("rates.start", self.start, 0.0)
-        check_range("rates.end", self.end, 0.0)
+        check_rate("rates.start", self.start)
+        check_rate("rates.end", self.end)
         if self.rounds is not None:
             check_range("rates.rounds", self.rounds, 1)
         if self.shape not in SHAPES:

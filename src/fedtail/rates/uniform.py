@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtail.errors import check_range
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import RateStrategy, check_rate
 from fedtail.rates.registry import RATES
 
 
@@ -16,7 +15,7 @@ class Uniform(RateStrategy):
     title = "U"
 
     def __init__(self, n_clients: int, rate: float = 0.6) -> None:
-        check_range("rates.rate", rate, 0.0)
+        check_rate("rates.rate", rate)
         self.n_clients, self.rate = n_clients, float(rate)
 
     def ask(self) -> np.ndarray:

@@ -49,8 +49,42 @@ def results(comparison: Comparison, metric: str = "macro_f1") -> str:
     )
     if len(comparison.runs) == 1:
         dots = ""
-    lead = f"<p class='lead'>{esc(summary(comparison, metric))}</p>"
+    lead = f"<p class='lead'>{esc(summary(comparison, metric))}</p>{verdicts(comparison)}"
     return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{revealed(comparison)}{dots}"
+
+
+def verdicts(comparison: Comparison) -> str:
+    """What is wrong with runs that came to nothing, a line each."""
+    lines = []
+    for contender in comparison.contenders:
+        for run in contender.runs:
+            if found := run.result.get("verdict"):
+                who = f"{contender.label}, seed {run.seed}: " if len(comparison.runs) > 1 else ""
+                lines.append(f"{esc(who)}{esc(found['said'])}; try <code>{esc(found['try'])}</code>")
+    return "".join(f"<p class='note warning'>{line}.</p>" for line in lines[:MOST_PANELS])
+
+
+def races(comparison: Comparison) -> str:
+    """What ``local.lr = "auto"`` tried, and what won."""
+    rows = []
+    for contender in comparison.contenders:
+        for run in contender.runs:
+            for record in run.history:
+                for tried in record.get("race", []):
+                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in ("reward", "diverged")]
+                    reward = "diverged" if tried.get("diverged") else f"{tried['reward']:.3f}"
+                    kept = run.result.get("found", {}).get(name) == value
+                    row = [contender.label, str(run.seed), str(record["round"] + 1), name, f"{value:g}", reward]
+                    rows.append([*row, "yes" if kept else ""])
+    if not rows:
+        return ""
+    metric = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))].words
+    text = (
+        f"<p>Every site trained at each of these values from the same model; the sites' private validation splits "
+        f"compared the outcomes by {esc(metric)}, and the better half went on.</p>"
+    )
+    head = ["Method", "Seed", "Round", "Setting", "Value", "Validation", "Kept"]
+    return text + scroll(html_table(head, rows), "Race")
 
 
 def curves(comparison: Comparison) -> str:

@@ -37,7 +37,7 @@ def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | No
         about["settings"] = plain(settings)
     if state.best is not None:
         tensors["best"] = state.best.x
-        about["best"] = {"round": state.best.round, "score": state.best.score}
+        about["best"] = {"round": state.best.round, "score": state.best.score, "since": state.best.since}
     name = f"round-{state.round:06d}"
     partial = folder / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -97,7 +97,9 @@ def _state(about: dict[str, Any], tensors: Tensors, like: Tensor, history: list[
     if state.x.shape != like.shape:
         raise FedtailError(f"{where} holds {state.x.numel()} values, the model has {like.numel()}")
     if "best" in about:
-        state.best = Best(about["best"]["round"], about["best"]["score"], tensors.pop("best"))
+        best = about["best"]
+        since = best.get("since", best["round"])
+        state.best = Best(round=best["round"], score=best["score"], x=tensors.pop("best"), since=since)
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if kind == "client":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.random import generator, torch_seed
-from fedtail.core.records import Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Task, Tensors, Update
 from fedtail.core.sampling import epoch_counts, local_batches
 from fedtail.data.federation import Client
 from fedtail.data.images.augment import apply_augment, draw_augment
@@ -290,7 +290,19 @@ def train_client(
     settings: Settings,
 ) -> tuple[Update, list[Tensors]]:
     """All P local runs of one client from the same global model; also the client state each run would leave."""
-    runs = [train_probe(model, client, method, task, row, p, client_state, settings) for p in range(task.n_probes)]
+    runs: list[tuple[Tensor, int, float, Tensors, Tensors]] = []
+    failed: list[int] = []
+    for p in range(task.n_probes):
+        try:
+            run = train_probe(model, client, method, task, row, p, client_state, settings)
+            if DIVERGED in task.reports and not bool(torch.isfinite(run[0]).all()):
+                raise DivergedError("the last step was not finite")
+            runs.append(run)
+        except DivergedError:
+            if DIVERGED not in task.reports or len(failed) == task.n_probes - 1:
+                raise
+            failed.append(p)
+            runs.append((torch.zeros_like(task.x, device=model.vector.device), 0, 0.0, client_state, {}))
     deltas, steps, losses, states, extras = zip(*runs, strict=True)
     delta = torch.stack(deltas)
     reports = run_reports(
@@ -299,8 +311,9 @@ def train_client(
         judged(settings.run.metric, client.background),
         lambda models: [float(client_losses(model, client, x).mean()) for x in models],
         lambda models: map(confusion_on(model, Split.of(client, client.validation)), models),
+        failed,
     )
-    return client_update(client, delta, steps, losses, reports, extras), list(states)
+    return client_update(client, delta, steps, losses, reports, unmoved(extras, failed)), list(states)
 
 
 def client_update(
@@ -323,13 +336,29 @@ def client_update(
     )
 
 
-def diverged(losses: Sequence[np.ndarray]) -> str | None:
-    """Why a client is refused, if some run's losses, step by step, are not all finite."""
-    for each in losses:
+def unmoved(extras: Sequence[Tensors], failed: Sequence[int]) -> list[Tensors]:
+    """What the runs send beside their updates, with zeros for those that diverged."""
+    sound = next(e for p, e in enumerate(extras) if p not in failed)
+    nothing = {name: torch.zeros_like(value) for name, value in sound.items()}
+    return [nothing if p in failed else e for p, e in enumerate(extras)]
+
+
+def diverged(losses: Sequence[np.ndarray], task: Task, delta: Tensor) -> tuple[str | None, list[int]]:
+    """Why a client is refused, if some run's losses, step by step, are not all finite; and those runs. delta: (P, n).
+
+    A task that asks for a report of them refuses a client only if all its runs diverged. Its runs must end at a finite
+    model too; without the report that is the server's to find.
+    """
+    reason, failed = None, []
+    for p, each in enumerate(losses):
         bad = np.flatnonzero(~np.isfinite(each))
         if bad.size:
-            return f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
-    return None
+            reason = reason or f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
+            failed.append(p)
+        elif DIVERGED in task.reports and not bool(torch.isfinite(delta[p]).all()):
+            reason = reason or "the last step was not finite"
+            failed.append(p)
+    return (None if DIVERGED in task.reports and len(failed) < len(losses) else reason), failed
 
 
 def client_losses(model: FlatModel, client: Client, x: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,22 @@ from torch import Tensor
 
 from fedtail.core.metrics import METRICS, Evidence, check_known, gram_alignment
 from fedtail.core.random import generator
-from fedtail.core.records import Task, Update
+from fedtail.core.records import Deltas, Task, Update
 from fedtail.core.schedule import round_rate
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
-from fedtail.rates.base import Setting
+from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.search import RatesInForce, candidate_models, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
-from fedtail.settings import Settings
+from fedtail.settings import Local, Run, Settings
 
 PIECES = 256
 """Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
+STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
+"""So many values of all updates are stacked in float64 at once; of more, only so many at a time."""
 RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
 
@@ -40,20 +43,21 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
     begin_search(problem, settings, state.round)
     in_force = RatesInForce(state.history)
     for t in range(state.round, run.rounds):
-        if run.search_only and rates.done:
+        if (run.search_only and rates.done) or exhausted(state, run):
             break
         began = time.perf_counter()
         p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
-        lr = round_rate(local.schedule, t, run.rounds, local.lr, local.lr_min, local.warmup)
+        first = starting_lr(rates, local)
+        lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
         server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
-        clients = sample_clients(engine.n_clients, run.participation, run.seed, t)
+        clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
         task = Task(
             round=t,
             x=state.x,
             clients=clients,
-            probes=probes_of(rates, clients, lr / local.lr),
+            probes=probes_of(rates, clients, lr / first),
             lr=lr,
             broadcast=method.broadcast(state.method),
             messages={k: m for k in clients if (m := method.message(state.method, k))},
@@ -63,7 +67,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         present = np.array([u.client for u in updates])
         p = rates.weights(p_all, present)
         weights = method.weights(p, updates, state.method)
-        rates.observe(present, [u.delta for u in updates])
+        rates.observe(present, Deltas(updates))
 
         candidates = candidate_models(rates, state.x, weights, updates, present)
         rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
@@ -79,12 +83,13 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         engine.commit(dict(zip(present.tolist(), choice.tolist(), strict=True)))
         record = {
             "round": t,
-            "lr": lr,
+            "lr": lr / first * starting_lr(rates, local) if rates.evidence else lr,
             "clients": present.tolist(),
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
             "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
@@ -94,15 +99,19 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             record["reward"] = float(rewards[winner])
         for monitor in problem.monitors:
             record |= monitor(task, state.x)
-        last = t == run.rounds - 1 or (run.search_only and rates.done)
-        if last or (t + 1) % run.evaluate_every == 0:
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
-        if run.validate_every and (last or (t + 1) % run.validate_every == 0):
-            record["validation"] = problem.metrics(engine.confusion(state.x, "validation"))
-            if run.select == "best":
-                state.best = _better(state, record["validation"], run.metric, t + 1)
-        state.history.append(record)
         state.round = t + 1
+        last = state.round == run.rounds or (run.search_only and rates.done)
+        test = last or state.round % run.evaluate_every == 0
+        if test:  # before validation: a real federation answers both in one exchange
+            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+        if run.validate_every and (last or state.round % run.validate_every == 0):
+            counts = engine.confusion(state.x, "validation")
+            record["validation"] = problem.metrics(counts)
+            if run.select == "best" or run.patience:
+                state.best = _better(state, record["validation"], int(_samples(counts)), run.metric)
+        state.history.append(record)
+        if exhausted(state, run) and not test:
+            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state
@@ -131,32 +140,58 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     rates.begin(setting)
 
 
-def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:
-    """The clients of round t, ascending."""
+def starting_lr(rates: RateStrategy, local: Local) -> float:
+    """The learning rate that the schedule starts from: the settings' own, or what the race has found so far."""
+    return float(local.lr) if rates.lr is None else rates.lr
+
+
+def sample_clients(
+    n_clients: int, participation: float, seed: int, t: int, gone: Collection[int] = ()
+) -> tuple[int, ...]:
+    """The clients of round t, ascending, without those that have left for good."""
+    there = [k for k in range(n_clients) if k not in gone] if gone else range(n_clients)
     if participation >= 1:
-        return tuple(range(n_clients))
-    n = max(1, round(participation * n_clients))
-    picked = generator(seed, "participation", round=t).choice(n_clients, size=n, replace=False)
-    return tuple(int(k) for k in np.sort(picked))
+        return tuple(there)
+    n = max(1, round(participation * len(there)))
+    picked = generator(seed, "participation", round=t).choice(len(there), size=n, replace=False)
+    return tuple(there[int(i)] for i in np.sort(picked))
 
 
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
     """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
-    total = x.double()
+    total = x.to(torch.float64, copy=True)
     for a, u, c in zip(weights, updates, choice, strict=True):
-        total = total + float(a) * u.delta[int(c)].double()
+        total += u.delta[int(c)].double().mul_(float(a))
     return total.to(x.dtype)
 
 
-def _better(state: State, validation: dict[str, Any], metric: str, done: int) -> Best:
-    """The new global model, if validation likes it better than the best so far."""
+def exhausted(state: State, run: Run) -> bool:
+    """Whether validation has not improved for ``run.patience`` rounds; never while something is still searched."""
+    if not run.patience or state.best is None or state.history[-1]["searching"]:
+        return False
+    found = next(r["round"] for r in state.history if not r["searching"])
+    return state.round - max(state.best.since, found) >= run.patience
+
+
+def _samples(confusion: np.ndarray) -> float:
+    """Samples behind a confusion matrix, or behind the (1, 2) correct and all samples of sites that reveal no more."""
+    return float(confusion[0, 1] if confusion.shape == (1, 2) else confusion.sum())
+
+
+def _better(state: State, validation: dict[str, Any], samples: int, metric: str) -> Best:
+    """The model to keep by validation after one more round."""
     if not np.isfinite(validation["accuracy"]):
         raise FedtailError(
-            "run.select = 'best' compares models, but there is no validation data at the clients; set data.validation"
+            "run.select = 'best' and run.patience compare models, but there is no validation data at the clients; set "
+            "data.validation"
         )
     sign = 1.0 if METRICS[metric].higher_is_better else -1.0
-    now = sign * validation[metric]
-    return state.best if state.best is not None and not now > state.best.score else Best(done, now, state.x)
+    now, done, best = sign * validation[metric], state.round, state.best
+    if best is None or now > best.score:
+        return Best(round=done, score=now, x=state.x, since=done)
+    peak = best.score
+    error = np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
+    return replace(best, round=done, x=state.x) if now >= peak - error else best
 
 
 def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
@@ -191,6 +226,22 @@ def _mask(n: int, index: np.ndarray) -> np.ndarray:
 
 
 def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
-    u = torch.stack([u.delta[int(c)] for u, c in zip(updates, choice, strict=True)]).double()
-    pieces = torch.nn.functional.pad(u, (0, -u.shape[1] % PIECES)).view(len(u), PIECES, -1).transpose(0, 1)
-    return gram_alignment((pieces @ pieces.mT).sum(0).cpu().numpy(), p)
+    return gram_alignment(_inner_products(Deltas(updates), choice).cpu().numpy(), p)
+
+
+def _inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
+    """(S, S) in float64. Large updates are taken a few pieces at a time, which may change the last bits."""
+    first_one, n_clients = deltas[0], len(deltas)
+    n, device = first_one.shape[-1], first_one.device
+    width = -(-n // PIECES)
+    at_once = PIECES if n * n_clients <= STACKED else max(1, STACKED_OF_MORE // (width * n_clients))
+    done = []
+    for first in range(0, PIECES, at_once):
+        count = min(at_once, PIECES - first)
+        rows = torch.zeros(n_clients, count * width, dtype=torch.float64, device=device)
+        for row, delta, c in zip(rows, deltas, choice, strict=True):
+            part = delta[int(c), first * width : (first + count) * width]
+            row[: len(part)] = part
+        pieces = rows.view(n_clients, count, width).transpose(0, 1)
+        done.append(pieces @ pieces.mT)
+    return torch.cat(done).sum(0)

@@ -10,21 +10,41 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.metrics import score
-from fedtail.core.records import Update
+from fedtail.core.records import Deltas, Update
 from fedtail.errors import FedtailError
+from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
+from fedtail.rates.race import FURTHER, Race
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
+
+
+def racing(rates: RateStrategy, method: Method, settings: Settings) -> RateStrategy:
+    """The strategy, behind a race of learning rates where ``local.lr`` is ``auto``; with it go those scales of the
+    method that the settings do not name."""
+    if settings.local.lr != "auto":
+        return rates
+    if rates.searches == "lr":
+        raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both look for a learning rate; drop one")
+    if settings.privacy.mode == "central":
+        raise FedtailError(
+            "privacy.mode = 'central' covers one aggregate per round, but local.lr = 'auto' compares several; set "
+            "local.lr, e.g. 0.1"
+        )
+    taken = (*settings.method.options, rates.searches)
+    return Race(rates, [name for name in FURTHER if name in method.tunable and name not in taken])
 
 
 def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:
     """(S, P) values that the sampled clients try, by what is searched. A searched learning rate is the schedule's first
     value; ``decay`` is what the schedule has made of it."""
     rows = rates.ask()[list(clients)]
+    tried = {name: np.broadcast_to(values, rows.shape) for name, values in rates.trials().items()}
     if rates.searches == "rate":
-        return {"rate": rows}
-    held = np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape)
-    return {"rate": held, rates.searches: rows * decay if rates.searches == "lr" else rows}
+        tried["rate"] = rows
+    else:
+        tried |= {"rate": np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape), rates.searches: rows}
+    return {name: values * decay if name == "lr" else values for name, values in tried.items()}
 
 
 def candidate_models(
@@ -34,7 +54,7 @@ def candidate_models(
     wanted = rates.patterns()
     if wanted is None:
         return None
-    deltas = [u.delta for u in updates]
+    deltas = Deltas(updates)
     if wanted == "uniform":
         return uniform_candidates(x, weights, deltas)
     return binary_candidates(x, weights, deltas, rates.axes[present], rates.n_axes)
@@ -49,7 +69,8 @@ def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, pre
         counts = problem.engine.validate(candidates, present.tolist())
     if not counts[:, 1].sum(axis=-1).all():
         where = "at the clients; set data.validation" if run.validate_on == "clients" else "at the server"
-        raise FedtailError(f"rates {problem.rates.name!r} compares models, but there is no validation data {where}")
+        who = "local.lr = 'auto'" if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
+        raise FedtailError(f"{who} compares models, but there is no validation data {where}")
     return score(counts, run.metric, problem.background)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import METRICS
-from fedtail.data.registry import DATASETS
+from fedtail.data.registry import DATASETS, SUGGESTED
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.models import MODELS
@@ -17,7 +17,6 @@ from fedtail.registry import Registry
 from fedtail.settings import Named, Settings, checked, flatten, is_free
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
-Config = Settings
 MOVED = {
     "deploy.validate_every": "run.validate_every",
     "rates.groups": "rates.labels",
@@ -29,19 +28,41 @@ GONE = {"engine.name": "simulator"}
 
 
 def load_config(
-    path: str | Path | None = None, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None
+    path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    *,
+    suggest: bool = False,
 ) -> Settings:
     """A checked config from a TOML file, dotted overrides (``method.beta=0.7``) and flags (``{"method.name": ...}``).
 
-    Later sources win. Naming another entry in a section keeps only those options the new entry has too.
+    Later sources win. Naming another entry in a section keeps only those options the new entry has too. With
+    ``suggest``, what nobody said is what the data suggests (``SUGGESTED``); the config of a run folder says all.
     """
     raw: dict[str, Any] = _read(Path(path)) if path is not None else {}
+    complete = path is not None and Path(path, "config.toml").is_file()
     for key, value in (flags or {}).items():
         if value is not None:
             set_key(raw, key, value)
     for key, value in parse_overrides(overrides).items():
         set_key(raw, key, value)
-    return check_config(raw)
+    config = check_config(raw)
+    return with_suggestions(config, raw) if suggest and not complete else config
+
+
+def with_suggestions(config: Settings, raw: Mapping[str, Any]) -> Settings:
+    """The config with what its data suggests for keys that ``raw`` does not name.
+
+    What needs private validation, or a look at several models, is left out where the config has no room for it.
+    """
+    wanted = dict(SUGGESTED.get(config.data.name, {}))
+    blind = config.data.validation == 0 or not config.run.validate_every
+    if blind:
+        wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
+    if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
+        wanted.pop("local.lr", None)
+    said = flatten(raw)
+    return changed(config, {key: value for key, value in wanted.items() if key not in said})
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.metrics import METRICS, lacking
+from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.runs.folder import read_history
-from fedtail.runs.problem import build_federation
+from fedtail.runs.problem import build_federation, prepare
+from fedtail.settings import Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 from fedtail.study.paper.recipes import load_recipes
 
@@ -35,7 +37,8 @@ def brings_data(path: str | None, overrides: Sequence[str], flags: Mapping[str, 
 
 def default_lrs(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Sequence[float]:
     """Learning rates to try where the caller names none; empty stands for ``local.lr`` alone."""
-    settled = brings_data(path, overrides, flags) or any(o.startswith("local.lr=") for o in overrides)
+    said = "local.lr" in flags or any(o.startswith("local.lr=") for o in overrides)
+    settled = said or brings_data(path, overrides, flags)
     return () if settled else BUILT_IN_LRS
 
 
@@ -55,7 +58,7 @@ def method_configs(
     path: str | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Config]:
+) -> dict[str, Settings]:
     """One checked config per method.
 
     ``method.key=value`` goes to every method that has the option, ``fedprox.mu=0.1`` to that method alone.
@@ -66,13 +69,13 @@ def method_configs(
     out = {}
     for name in methods:
         mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
-        config = load_config(path, [*mine, *own.get(name, [])], {**given, "method.name": name})
+        config = load_config(path, [*mine, *own.get(name, [])], {**given, "method.name": name}, suggest=True)
         METHODS.build(name, **config.method.options)  # a bad value is known before the first run
         out[name] = config
     return out
 
 
-def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
+def comparison_cells(configs: Mapping[str, Settings], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
     """Every method under every seed and, if given, every learning rate."""
     cells = []
     for name, config in configs.items():
@@ -84,13 +87,16 @@ def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[fl
     return cells
 
 
-def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool) -> None:
-    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run."""
+def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool, progress: Progress | None = None) -> None:
+    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run, and
+    images are encoded once and not by every run at the same time."""
     pending = own and not all(finished(cell.folder(base)) for cell in cells)
     if pending or metric == "defect_score":
         federation = build_federation(cells[0].config)
         if metric == "defect_score" and federation.background is None:
             raise lacking(METRICS[metric], f"--metric {metric}")
+        if pending:
+            prepare(federation, cells[0].config, progress)
 
 
 def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
@@ -102,7 +108,7 @@ def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outc
     """
     by_method: dict[str, dict[float, list[Outcome]]] = {}
     for o in outcomes:
-        by_method.setdefault(o.cell.config.method.name, {}).setdefault(o.cell.config.local.lr, []).append(o)
+        by_method.setdefault(o.cell.config.method.name, {}).setdefault(float(o.cell.config.local.lr), []).append(o)
     kept = []
     for tried in by_method.values():
         scores = {lr: float(np.mean([validation_score(o, metric) for o in group])) for lr, group in tried.items()}
@@ -136,7 +142,7 @@ def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, 
     general = []
     for item in overrides:
         section, dot, rest = item.partition(".")
-        if dot and section in METHODS and section not in Config.model_fields:
+        if dot and section in METHODS and section not in Settings.model_fields:
             if section not in methods:
                 raise FedtailError(f"override {item!r} is for a method that is not compared; add it to --methods")
             own.setdefault(section, []).append(f"method.{rest}")

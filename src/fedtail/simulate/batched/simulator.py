@@ -24,7 +24,7 @@ from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, judged, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs
+from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
@@ -228,7 +228,7 @@ class BatchedSimulator(ReferenceSimulator):
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
             mine = [place[row, p] for p in range(task.n_probes)]
-            reason = diverged([loss[i] for i in mine])
+            reason, failed = diverged([loss[i] for i in mine], task, delta[row])
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
@@ -240,13 +240,15 @@ class BatchedSimulator(ReferenceSimulator):
                 ),
                 strict=True,
             )
+            if failed:
+                delta[row, failed] = 0.0
             self._pending[k] = list(kept)
             steps, means = zip(*((len(loss[i]), float(loss[i].mean(dtype=np.float64))) for i in mine), strict=True)
-            reports = self._reports(task, client, delta[row])
-            updates.append(client_update(client, delta[row], steps, means, reports, extras))
+            reports = self._reports(task, client, delta[row], failed)
+            updates.append(client_update(client, delta[row], steps, means, reports, unmoved(extras, failed)))
         return updates, refusals
 
-    def _reports(self, task: Task, client: Client, delta: Tensor) -> dict[str, np.ndarray]:
+    def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
         trained, held = Split.of(client, client.train), Split.of(client, client.validation)
         return run_reports(
             task,
@@ -254,6 +256,7 @@ class BatchedSimulator(ReferenceSimulator):
             judged(self.settings.run.metric, client.background),
             lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
             lambda models: confusions(self.kernel, models, held),
+            failed,
         )
 
     # -- evaluation -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ code runs without recording on the CPU, where it is tested against the reference
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
+from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import judged, measurement, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs
+from fedtail.rounds.evaluation import judged, measurement, run_reports, scores_on
+from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
 from fedtail.simulate.graph.evaluation import Evaluator
@@ -188,15 +190,18 @@ class GraphSimulator(ClientStates):
         for row, k in enumerate(task.clients):
             mine = [s for s in slots if s.run.row == row]
             losses = [self._step_losses(s) for s in mine]
-            reason = diverged(losses)
+            reason, failed = diverged(losses, task, out[row])
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
             client, before, delta = self.federation.client(k), self.client_states.get(k, {}), out[row]
             kept, extras = zip(*(self._finish(s, delta[s.run.probe], before) for s in mine), strict=True)
+            if failed:
+                delta[failed] = 0.0
             self._pending[k] = list(kept)
             steps, means = [len(v) for v in losses], [float(v.mean()) for v in losses]
-            reports = self._reports(task, client, delta)
+            reports = self._reports(task, client, delta, failed)
+            extras = tuple(unmoved(extras, failed))
             updates.append(client_update(client, delta.to(task.x.device), steps, means, reports, extras))
         return updates, refusals
 
@@ -211,13 +216,14 @@ class GraphSimulator(ClientStates):
         np.add.at(total, slot.schedule.at, slot.losses.double().cpu().numpy())
         return total
 
-    def _reports(self, task: Task, client: Client, delta: Tensor) -> dict[str, np.ndarray]:
+    def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
         return run_reports(
             task,
             delta,
             judged(self.settings.run.metric, client.background),
             lambda models: [float(self._losses(x, client).mean()) for x in models],
             lambda models: [self.evaluator.confusion(x, client.validation) for x in models],
+            failed,
         )
 
     # -- evaluation -----------------------------------------------------------------------------------
@@ -230,6 +236,18 @@ class GraphSimulator(ClientStates):
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         rows = self.federation.validation_rows() if split == "validation" else self._test_rows
         return self.evaluator.confusion(x, rows)
+
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+        n, y = self.federation.n_classes, self.resident.y
+        parts = [(-1, self._test_rows)] if split == "test" else self._private()
+        for k, rows in parts:
+            yield (
+                k,
+                scores_on([(self.evaluator.logits(x, rows), y[torch.as_tensor(rows).to(self.device)])], n, decision),
+            )
+
+    def _private(self) -> list[tuple[int, np.ndarray]]:
+        return [(k, self.federation.validation[k]) for k in self.federation.panel()]
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         clients = map(self.federation.client, range(self.n_clients))

@@ -1,0 +1,96 @@
+"""Commands that are imported when they are called: torch takes seconds, and ``fedtail --help`` needs none of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+MARKUP: Any = "markdown"
+COMMANDS = {
+    "demo": "demo:demo",
+    "run": "run:run_command",
+    "reproduce": "reproduce:reproduce",
+    "report": "report:report",
+    "deploy": "deploy:app",
+    "site": "site:app",
+    "predict": "predict:predict",
+    "export": "export:export",
+    "data": "data:app",
+    "compare": "compare:compare_command",
+    "methods": "methods:app",
+    "tune": "tune:tune",
+}
+"""Command -> its module in this package, and there the function or the group of commands."""
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are in ``COMMANDS``. For a list of them only their docstrings are read."""
+
+    _listing = False
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        if self._listing:
+            return click.Command(cmd_name, help=said_of(cmd_name))
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = load(cmd_name)
+        return self.commands[cmd_name]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with self._lists():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> Any:
+        with self._lists():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _lists(self) -> Iterator[None]:
+        self._listing = True
+        try:
+            yield
+        finally:
+            self._listing = False
+
+
+def load(name: str) -> click.Command:
+    """Import a command."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    found = getattr(import_module(f"{__package__}.{module}"), attribute)
+    parent = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
+    parent.callback()(lambda: None)
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    group = get_command(parent)
+    assert isinstance(group, click.Group)
+    return group.commands[name]
+
+
+def said_of(name: str) -> str:
+    """The help of a command as its source has it: its docstring, or that of a group."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if attribute != "app":
+        return next(ast.get_docstring(f) or "" for f in functions if f.name == attribute)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
+            return str(node.value.value)  # of typer.Typer(), the first in the file
+        if isinstance(node, ast.FunctionDef) and any("callback" in ast.unparse(d) for d in node.decorator_list):
+            return ast.get_docstring(node) or ""
+    return ""

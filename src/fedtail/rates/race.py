@@ -1,0 +1,233 @@
+"""The learning rate found by a race: what ``local.lr = "auto"`` does in the first rounds of a run.
+
+Every client trains at every learning rate still in the race, from the same global model and as further probes of the
+same step. Aggregation is linear, so candidate j is the model in which all clients took learning rate j; the clients
+compare the candidates on their private validation splits, and the better half goes on (successive halving; Jamieson
+and Talwalkar, AISTATS 2016). The round's best candidate becomes the global model, so no round is lost. A method's own
+scale, such as FedCGNM's delta, is raced at the learning rate that won. Then the rate strategy takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from fedtail.core.records import DIVERGED
+from fedtail.errors import FedtailError
+from fedtail.rates.base import RateStrategy, Setting
+
+FIRST_LR: Final = 0.1
+"""In force before the first round, and where a run is too short for a race."""
+LRS: Final = (0.1, 0.3, 0.03, 1.0, 0.01)
+"""Learning rates raced, the likeliest first: a short run races fewer."""
+FURTHER: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0)}
+"""Scales of a method that are raced after the learning rate; the first value is the default."""
+HEAD_START: Final = 0.01
+"""What another scale than the default must gain in every round to replace it: validation splits are small."""
+SHARE: Final = 0.4
+"""Most local runs that a race may add, as a share of those that the run has without it."""
+
+
+class Race(RateStrategy):
+    """Races learning rates, then is the strategy ``inner``. Ties go to the larger learning rate."""
+
+    def __init__(self, inner: RateStrategy, further: Sequence[str] = ()) -> None:
+        """``further``: names of ``FURTHER`` to race after the learning rate."""
+        self.inner, self.n_clients, self.further = inner, inner.n_clients, tuple(further)
+        self.name, self.title = "lr=auto", inner.title  # type: ignore[misc]
+        self._lr = FIRST_LR
+        self.scales = {name: FURTHER[name][0] for name in self.further}
+        self._heats: list[tuple[str, list[tuple[int, int]]]] | None = None
+        self._heat = self._round = 0
+        self._field: list[float] = []
+        self._gain: list[float] = []
+        self._choice = 0
+        self._last: list[dict[str, Any]] = []
+
+    # -- the race -------------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        return self._lr
+
+    def begin(self, setting: Setting) -> None:
+        if self._heats is None:
+            self._heats = heats(setting.rounds, self.further)
+        self.inner.begin(replace(setting, rounds=max(setting.rounds - self.length, 1)))
+
+    @property
+    def length(self) -> int:
+        """Rounds of the race."""
+        return sum(rounds for _, rungs in self._heats or [] for _, rounds in rungs)
+
+    @property
+    def racing(self) -> bool:
+        return self._heats is None or self._heat < len(self._heats)
+
+    @property
+    def _name(self) -> str:
+        return (self._heats or [])[self._heat][0]
+
+    def _runners(self) -> list[float]:
+        """The values in the race."""
+        if self._heats is None:
+            raise FedtailError("a race must be told of the run first: call begin()")
+        if not self._field:
+            values, rungs = LRS if self._name == "lr" else FURTHER[self._name], self._heats[self._heat][1]
+            self._field = sorted(values[: rungs[0][0]], reverse=True)
+            head_start = 0.0 if self._name == "lr" else HEAD_START * sum(rounds for _, rounds in rungs)
+            self._gain = [head_start * (value == values[0]) for value in self._field]
+        return self._field
+
+    def trials(self) -> dict[str, np.ndarray]:
+        held = {"lr": self._lr, **self.scales}
+        if not self.racing:
+            return {name: np.array([value]) for name, value in held.items()}
+        n = len(self._runners())
+        return {k: np.array(self._runners() if k == self._name else [v] * n) for k, v in held.items()}
+
+    def tell(
+        self,
+        rewards: np.ndarray | None = None,
+        *,
+        reports: dict[str, np.ndarray] | None = None,
+        present: np.ndarray | None = None,
+    ) -> int:
+        if not self.racing:
+            self._last = []
+            return self.inner.tell(rewards, reports=reports, present=present)
+        field = self._runners()
+        r = np.asarray([] if rewards is None else rewards, dtype=np.float64)
+        if r.shape != (len(field),) or not np.isfinite(r).all():
+            raise FedtailError(f"a race of {len(field)} needs as many finite rewards, got {r.tolist()}")
+        failed = np.nan_to_num((reports or {}).get(DIVERGED, np.zeros((1, len(field))))).max(axis=0) > 0
+        self._gain = [g + v if not f else -np.inf for g, v, f in zip(self._gain, r - r.mean(), failed, strict=True)]
+        self._choice = int(np.argmax(self._gain))
+        self._hold(self._name, field[self._choice])
+        self._last = [
+            {self._name: value, "reward": float(v), **({"diverged": True} if f else {})}
+            for value, v, f in zip(field, r, failed, strict=True)
+        ]
+        self._advance()
+        return self._choice
+
+    def _hold(self, name: str, value: float) -> None:
+        if name == "lr":
+            self._lr = value
+        else:
+            self.scales[name] = value
+
+    def _advance(self) -> None:
+        """The next round: of the same rung, of the next one with the better half, or of the next heat."""
+        rungs = (self._heats or [])[self._heat][1]
+        self._round += 1
+        ends = np.cumsum([rounds for _, rounds in rungs]).tolist()
+        if self._round >= ends[-1]:
+            self._heat, self._round, self._field, self._gain = self._heat + 1, 0, [], []
+        elif self._round in ends:
+            size = rungs[ends.index(self._round) + 1][0]
+            kept = sorted(np.argsort([-g for g in self._gain], kind="stable")[:size].tolist())
+            self._field, self._gain = [self._field[i] for i in kept], [self._gain[i] for i in kept]
+
+    @property
+    def evidence(self) -> list[dict[str, Any]]:
+        """What was tried in the last round and its reward; empty once the race is over."""
+        return self._last
+
+    # -- what the strategy does -----------------------------------------------------------------------
+
+    def ask(self) -> np.ndarray:
+        rows = self.inner.ask()
+        return np.tile(rows[:, :1], (1, len(self._runners()))) if self.racing else rows
+
+    def patterns(self) -> str | None:
+        return "uniform" if self.racing else self.inner.patterns()
+
+    @property
+    def choice(self) -> np.ndarray:
+        return np.full(self.n_clients, self._choice) if self._last else self.inner.choice
+
+    @property
+    def reports(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({DIVERGED}) if self.racing else self.inner.reports
+
+    @property
+    def searches(self) -> str:  # type: ignore[override]
+        return self.inner.searches
+
+    @property
+    def base_rates(self) -> np.ndarray:  # type: ignore[override]
+        return self.inner.base_rates
+
+    @property
+    def axes(self) -> np.ndarray:
+        return self.inner.axes
+
+    @property
+    def n_axes(self) -> int:
+        return self.inner.n_axes
+
+    def weights(self, p: np.ndarray, present: np.ndarray) -> np.ndarray:
+        return self.inner.weights(p, present)
+
+    def observe(self, clients: np.ndarray, deltas: Sequence[Tensor]) -> None:
+        if not self.racing:
+            self.inner.observe(clients, deltas)
+
+    @property
+    def rates(self) -> np.ndarray:
+        return self.inner.rates
+
+    @property
+    def done(self) -> bool:
+        return not self.racing and self.inner.done
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._last else self.inner.stats()
+
+    def state(self) -> dict[str, Any]:
+        race = {
+            "lr": self._lr,
+            "scales": self.scales,
+            "heats": self._heats,
+            "heat": self._heat,
+            "round": self._round,
+            "field": self._field,
+            "gain": [g if np.isfinite(g) else None for g in self._gain],
+        }
+        return {"race": race, "inner": self.inner.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        race = state["race"]
+        self._lr, self.scales, self._field = race["lr"], dict(race["scales"]), list(race["field"])
+        self._heats = [(name, [(n, rounds) for n, rounds in rungs]) for name, rungs in race["heats"]]
+        self._heat, self._round = race["heat"], race["round"]
+        self._gain = [-np.inf if g is None else g for g in race["gain"]]
+        self.inner.load_state(state["inner"])
+
+
+def heats(rounds: int, further: Sequence[str] = ()) -> list[tuple[str, list[tuple[int, int]]]]:
+    """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs."""
+    budget, out = SHARE * rounds, []
+    for name in ("lr", *further):
+        sizes = range(len(LRS), 1, -1) if name == "lr" else (len(FURTHER[name]),)
+        found = next((r for n in sizes if (r := ladder(n, budget))), [])
+        if found:
+            budget -= sum((n - 1) * each for n, each in found)
+            out.append((name, found))
+    return out
+
+
+def ladder(n: int, budget: float, most: int = 3) -> list[tuple[int, int]]:
+    """Halve ``n`` values down to two, each rung for as many rounds as ``budget`` further local runs allow; at most
+    ``most``. Empty if not even one round is."""
+    sizes = []
+    while n > 1:
+        sizes.append(n)
+        n = 1 if n <= 2 else -(-n // 2)
+    each = min(int(budget // sum(size - 1 for size in sizes)), most)
+    return [(size, each) for size in sizes] if each else []

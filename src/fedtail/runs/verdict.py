@@ -1,0 +1,121 @@
+"""Whether a run came to anything: one line with the likely reason and what to try next, where it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.settings import Settings
+
+CLOSE = 0.005
+"""Macro F1 that is no further above the floor is at the floor."""
+MOVED = 0.01
+"""A training loss that changed by a smaller share, and a macro F1 that changed by less, stood still."""
+EXPLODED = 2.0
+"""A training loss that ends so many times above its lowest value diverged."""
+ENOUGH = 5
+"""Rounds before a run can be said to stand still."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with a run that finished."""
+
+    kind: str
+    """``diverged``, ``one class``, ``floor`` or ``still``."""
+    said: str
+    """What happened, and why that is likely."""
+    change: str
+    """Overrides that are worth a try; empty where only a wider search is."""
+
+    def command(self, folder: Path | None = None) -> str:
+        """What to type next. Without a run folder, the keyword that ``fit`` takes."""
+        if folder is None:
+            return f"fit(..., {self.change.rpartition('.')[2]})" if self.change else "another method or model"
+        if not self.change:
+            return f"fedtail tune {folder} --budget 5m"
+        return f"fedtail run {folder} {self.change} --name {folder.name}-again"
+
+    def line(self, folder: Path | None = None) -> str:
+        """All of it in one line."""
+        return f"{self.said}; try: {self.command(folder)}"
+
+    def record(self, folder: Path | None = None) -> dict[str, str]:
+        """For ``result.json``."""
+        return {"kind": self.kind, "said": self.said, "try": self.command(folder)}
+
+
+def verdict(
+    test: Mapping[str, Any],
+    confusion: np.ndarray,
+    floor: Mapping[str, float],
+    history: Sequence[Mapping[str, Any]],
+    classes: Sequence[str],
+    settings: Settings,
+) -> Verdict | None:
+    """What is wrong with a run, the gravest first; None if nothing is.
+
+    confusion: (C, C) of the chosen model on the test set; less where sites reveal totals only, and then only what the
+    history tells is judged.
+    """
+    change, losses = next_change(settings), [float(r["train_loss"]) for r in history]
+    if exploded := _diverged(history, losses):
+        low = "" if settings.local.lr == "auto" else f"local.lr={float(settings.local.lr) / 10:g}"
+        return Verdict("diverged", f"the training diverged: {exploded}; the learning rate is likely too large", low)
+    still = _still(history, losses)
+    why = "the model hardly moved, so the learning rate is likely too small" if still else _why(settings, len(history))
+    if confusion.shape[0] == confusion.shape[1] and (confusion.sum(1) > 0).sum() > 1:
+        answers = np.flatnonzero(confusion.sum(0))
+        if answers.size == 1:
+            only, n = classes[int(answers[0])], int(confusion.sum())
+            return Verdict("one class", f"the model answers {only!r} to all {n:,} test samples; {why}", change)
+        reached, least = test.get("macro_f1", np.nan), floor.get("macro_f1", np.nan)
+        if reached <= least + CLOSE:
+            said = f"macro F1 {reached:.3f} is no better than always answering the commonest class ({least:.3f})"
+            return Verdict("floor", f"{said}; {why}", change)
+    if still:
+        return Verdict("still", f"training stood still over {len(history)} rounds; {why}", change)
+    return None
+
+
+def next_change(settings: Settings) -> str:
+    """The override most likely to help, among what the settings have not tried yet."""
+    if settings.local.lr != "auto" and settings.privacy.mode == "none":
+        return "local.lr=auto"
+    if settings.run.rounds < 30:
+        return f"run.rounds={max(50, 2 * settings.run.rounds)}"
+    if settings.method.name == "fedavg":
+        return "method.name=fedcgnm"
+    return ""
+
+
+def _why(settings: Settings, rounds: int) -> str:
+    if settings.local.lr != "auto":
+        return "the learning rate likely does not suit the data"
+    return (
+        f"{rounds} rounds are likely too few" if settings.run.rounds < 30 else "the model likely does not suit the data"
+    )
+
+
+def _diverged(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> str:
+    """How a training diverged, in words; empty if it did not."""
+    lost = sum(any("finite" in r["reason"] or "loss became" in r["reason"] for r in t["refused"]) for t in history)
+    if history and 2 * lost >= len(history):
+        return f"updates that were not finite in {lost} of {len(history)} rounds"
+    settled = [loss for loss, r in zip(losses, history, strict=True) if not r.get("searching")]
+    if len(settled) > 1 and settled[-1] > EXPLODED * max(min(settled), 0.1):
+        return f"its loss rose from {min(settled):.3g} to {settled[-1]:.3g}"
+    return ""
+
+
+def _still(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> bool:
+    """Whether neither loss nor macro F1 moved from the first round to the last."""
+    if len(history) < ENOUGH or abs(losses[-1] - losses[0]) > MOVED * abs(losses[0]):
+        return False
+    seen = [r[split]["macro_f1"] for split in ("test", "validation") for r in history if r.get(split)]
+    known = [v for v in seen if v is not None and np.isfinite(v)]
+    return not known or max(known) - min(known) < MOVED

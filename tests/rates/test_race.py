@@ -1,0 +1,158 @@
+"""Racing learning rates in the first rounds of a run: ``local.lr = "auto"``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedtail import fit
+from fedtail.errors import FedtailError
+from fedtail.methods import FedAvg, FedCGNM
+from fedtail.models import build_model
+from fedtail.rates import FedHOO, Setting, Uniform
+from fedtail.rates.race import LRS, SHARE, Race, heats
+from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
+from fedtail.rounds.history import history_text
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.problem import assemble
+from fedtail.settings import Settings
+from tests.conftest import blob_federation
+
+K = 4
+
+
+def race(rounds: int = 50, further: tuple[str, ...] = ()) -> Race:
+    out = Race(Uniform(K), further)
+    out.begin(Setting(rounds, 1.0, np.full(K, 10)))
+    return out
+
+
+def run_out(it: Race, reward: Any) -> None:
+    while it.racing:
+        it.tell(np.array([reward(it, i) for i in range(it.ask().shape[1])]))
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 5, 10, 20, 50, 300])
+@pytest.mark.parametrize("further", [(), ("delta",)])
+def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, further: tuple[str, ...]) -> None:
+    it = race(rounds, further)
+    extra = played = 0
+    while it.racing:
+        extra += it.ask().shape[1] - 1
+        played += 1
+        it.tell(np.zeros(it.ask().shape[1]))
+    assert extra <= SHARE * rounds
+    assert played == it.length <= rounds
+
+
+@pytest.mark.parametrize("best", LRS)
+def test_the_best_learning_rate_wins_and_is_then_held(best: float) -> None:
+    it = race()
+    run_out(it, lambda it, i: -abs(np.log(it.trials()["lr"][i] / best)))
+    assert it.lr == best
+    assert it.trials()["lr"].tolist() == [best]
+    assert it.done and it.patterns() is None and it.ask().shape == (K, 1)
+
+
+def test_the_methods_scale_is_raced_at_the_learning_rate_that_won() -> None:
+    it = race(further=("delta",))
+    run_out(it, lambda it, i: -abs(it.trials()["lr"][i] - 0.3) - abs(it.trials()["delta"][i] - 1.0))
+    assert {name: values.tolist() for name, values in it.trials().items()} == {"lr": [0.3], "delta": [1.0]}
+
+
+def test_a_learning_rate_at_which_a_client_diverges_is_out() -> None:
+    it = race()
+    while it.racing:
+        lrs = it.trials()["lr"]
+        failed = np.zeros((K, len(lrs)))
+        failed[1] = lrs > 0.2
+        it.tell(np.asarray(lrs), reports={"diverged": failed})
+    assert it.lr == 0.1
+
+
+def test_a_very_short_run_has_no_race() -> None:
+    assert heats(2) == []
+    assert race(2).trials()["lr"].tolist() == [0.1]
+
+
+def test_a_saved_race_goes_on_as_the_original() -> None:
+    rng = np.random.default_rng(0)
+    one = race(further=("delta",))
+    for _ in range(3):
+        one.tell(np.asarray(rng.random(one.ask().shape[1])))
+    two = Race(Uniform(K), ("delta",))
+    two.load_state(one.state())
+    two.begin(Setting(50, 1.0, np.full(K, 10)))
+    while one.racing:
+        rewards = np.asarray(rng.random(one.ask().shape[1]))
+        assert one.tell(rewards) == two.tell(rewards)
+    assert not two.racing and one.trials() == two.trials()
+
+
+def test_the_strategy_behind_a_race_gets_the_rounds_that_are_left() -> None:
+    it = Race(FedHOO(K, cold_rounds=1, max_rounds=4))
+    it.begin(Setting(50, 1.0, np.full(K, 10)))
+    run_out(it, lambda it, i: float(i))
+    assert not it.done and it.patterns() == "binary" and it.ask().shape == (K, 2)
+    assert it.trials()["lr"].shape == (1,)
+
+
+def problem(path: str = "batched", lr: Any = "auto", rounds: int = 20) -> tuple[Problem, Settings]:
+    federation = blob_federation(K)
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    settings = Settings.of(batch_size=16, path=path, lr=lr, rounds=rounds)
+    return assemble(federation, module, FedCGNM(), Uniform(K), settings), settings
+
+
+@pytest.mark.parametrize("path", ["reference", "batched"])
+def test_a_run_races_then_trains_at_what_won(path: str) -> None:
+    p, settings = problem(path)
+    history = train_rounds(p, settings, p.begin()).history
+    raced = [r for r in history if "race" in r]
+    assert raced and raced == history[: len(raced)]
+    assert all(r["searching"] for r in history[: len(raced) - 1]) and not history[-1]["searching"]
+    assert len(raced[0]["race"]) > len(raced[-1]["race"]) or len(raced) == 1
+    assert history[-1]["lr"] == pytest.approx(1e-4)
+
+
+def test_a_raced_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    p, settings = problem()
+
+    def save(state: State, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 1:
+            save_checkpoint(tmp_path, p.capture(state))
+
+    whole = train_rounds(p, settings, p.begin(), save)
+    again, _ = problem()
+    state = load_checkpoint(tmp_path, again.model.vector, whole.history)
+    assert state is not None and again.rates.evidence == []
+    resumed = train_rounds(again, settings, again.restore(state))
+    assert torch.equal(resumed.x, whole.x)
+    assert history_text(resumed.history) == history_text(whole.history)
+
+
+@pytest.mark.parametrize("path", ["reference", "batched"])
+def test_a_probe_that_diverges_loses_and_its_client_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtail.rates.race.LRS", (0.1, 1e12, 1e9))
+    federation = blob_federation(K)
+    result = fit(federation, "mlp", FedAvg(), 0.5, lr="auto", rounds=10, path=path, batch_size=4)
+    assert result.summary["refused"] == 0
+    assert result.history[0]["race"][0]["diverged"]
+    assert result.history[-1]["lr"] < 0.1 and np.isfinite(result.history[-1]["train_loss"])
+
+
+def test_two_searches_for_a_learning_rate_are_refused() -> None:
+    strategy = FedHOO(K, searches="lr", low=0.01, high=0.4, log=True)
+    with pytest.raises(FedtailError, match="both look for a learning rate"):
+        fit(blob_federation(K), rates=strategy, lr="auto", rounds=10)
+
+
+@pytest.mark.parametrize("bad", [-1, 0, "fast"])
+def test_a_bad_learning_rate_is_one_line_that_names_auto(bad: Any) -> None:
+    with pytest.raises(FedtailError, match=r"^lr = .* or 'auto'$"):
+        Settings.of(lr=bad)

@@ -1,0 +1,130 @@
+"""A run that came to nothing says so, with the likely reason and what to try."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtail as ft
+from fedtail.runs.config import load_config
+from fedtail.runs.execution import run
+from fedtail.runs.verdict import Verdict, verdict
+from fedtail.settings import Settings
+
+CLASSES = ("ok", "cracked", "dead")
+FLOOR = {"macro_f1": 0.3, "accuracy": 0.8}
+
+
+def judge(
+    macro_f1: float = 0.7,
+    losses: tuple[float, ...] = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3),
+    confusion: Any = None,
+    refused: int = 0,
+    **settings: Any,
+) -> Verdict | None:
+    counts = np.array([[80, 0, 0], [5, 5, 0], [5, 0, 5]]) if confusion is None else np.asarray(confusion)
+    history = [
+        {
+            "train_loss": loss,
+            "refused": [{"client": 0, "reason": "loss became nan at step 1 of 3"}] if t < refused else [],
+            "validation": {"macro_f1": macro_f1 + (0.0 if len(set(losses)) == 1 else 0.02 * t)},
+        }
+        for t, loss in enumerate(losses)
+    ]
+    return verdict({"macro_f1": macro_f1}, counts, FLOOR, history, CLASSES, Settings.of(**settings))
+
+
+def test_a_good_run_has_no_verdict() -> None:
+    assert judge() is None
+
+
+def test_a_model_that_answers_one_class_is_named_with_the_class_and_what_to_try() -> None:
+    found = judge(0.3, confusion=[[80, 0, 0], [10, 0, 0], [10, 0, 0]])
+    assert found is not None and found.kind == "one class"
+    line = found.line(Path("runs/x"))
+    assert "answers 'ok' to all 100 test samples" in line and "\n" not in line
+    assert line.endswith("try: fedtail run runs/x local.lr=auto --name x-again")
+
+
+def test_a_macro_f1_at_the_floor_is_said_even_if_several_classes_are_answered() -> None:
+    found = judge(0.301)
+    assert found is not None and found.kind == "floor" and "0.301" in found.said
+    assert judge(0.32) is None
+
+
+def test_a_loss_that_rose_or_updates_that_were_refused_are_a_divergence() -> None:
+    found = judge(losses=(1.0, 0.5, 2.0, 9.0))
+    assert found is not None and found.kind == "diverged" and found.change == "local.lr=0.01"
+    assert (again := judge(refused=4)) is not None and again.kind == "diverged"
+
+
+def test_a_training_that_did_not_move_stood_still() -> None:
+    found = judge(losses=(1.0,) * 6)
+    assert found is not None and found.kind == "still" and "too small" in found.said
+    assert judge(losses=(1.0,) * 3) is None
+
+
+def test_what_was_tried_already_is_not_proposed_again() -> None:
+    def change(**settings: Any) -> str:
+        found = judge(0.3, **settings)
+        assert found is not None
+        return found.change
+
+    assert change() == "local.lr=auto"
+    assert change(lr="auto", rounds=10) == "run.rounds=50"
+    assert change(lr="auto") == ""
+    assert (found := judge(0.3, lr="auto")) is not None
+    assert found.command(Path("runs/x")) == "fedtail tune runs/x --budget 5m"
+
+
+def test_totals_alone_are_judged_by_the_history_only() -> None:
+    assert judge(0.3, confusion=[[80, 100]]) is None
+
+
+def test_the_verdict_is_in_the_result_the_folder_and_the_report(tmp_path: Path) -> None:
+    config = load_config(
+        None, ["data.name=blobs", "local.lr=1e-6", "local.lr_min=0", "run.rounds=5", f"run.folder={tmp_path}"]
+    )
+    result = run(config)
+    assert result.verdict is not None and "warning: " in repr(result)
+    assert result.folder is not None
+    said = json.loads((result.folder / "result.json").read_text())["verdict"]
+    assert said["kind"] == result.verdict.kind and "local.lr=auto" in said["try"]
+    assert "local.lr=auto" in result.report().read_text()
+
+
+def own(tmp_path: Path, *overrides: str) -> Settings:
+    flags = {"data.name": "table", "data.path": str(tmp_path / "t.csv"), "data.label": "y"}
+    return load_config(None, overrides, flags, suggest=True)
+
+
+def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(tmp_path: Path) -> None:
+    config = own(tmp_path)
+    assert (config.local.lr, config.run.metric, config.run.select) == ("auto", "macro_f1", "best")
+    assert config.run.patience > 0
+    said = own(tmp_path, "local.lr=0.2", "run.select=last", "run.metric=accuracy", "run.patience=0")
+    assert (said.local.lr, said.run.metric, said.run.select, said.run.patience) == (0.2, "accuracy", "last", 0)
+
+
+@pytest.mark.parametrize("blind", ["data.validation=0", "run.validate_every=0"])
+def test_nothing_is_raced_or_selected_without_validation(tmp_path: Path, blind: str) -> None:
+    config = own(tmp_path, blind)
+    assert (config.local.lr, config.run.select, config.run.patience) == (0.1, "last", 0)
+
+
+def test_named_sets_keep_their_defaults() -> None:
+    for name in ("digits", "adult", "blobs"):
+        config = load_config(None, [f"data.name={name}"], suggest=True)
+        assert (config.local.lr, config.run.metric, config.run.select) == (0.1, "accuracy", "last")
+
+
+def test_the_config_of_a_run_folder_is_complete(tmp_path: Path) -> None:
+    result = ft.fit(ft.partition(ft.datasets.load("blobs", n_max=20), clients=2), rounds=1)
+    folder = result.save(tmp_path / "x")
+    text = (folder / "config.toml").read_text().replace('name = "blobs"', 'name = "images"\npath = "x"')
+    (folder / "config.toml").write_text(text)
+    assert load_config(folder, suggest=True).local.lr == 0.1
