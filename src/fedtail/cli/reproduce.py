@@ -24,10 +24,10 @@ from fedtail.study.paper.grid import SCALES
 from fedtail.study.paper.page import write_page
 from fedtail.study.paper.records import FILE
 from fedtail.study.paper.reproduce import Reproduction
-from fedtail.study.paper.search import reproduce_search
+from fedtail.study.paper.search import TRIALS, reproduce_search, write_trials
 
 BESIDE_GRIDS = {
-    "search": "Hyper-parameters on validation, as the paper searched them; see --tuned",
+    "search": "Hyper-parameters on validation, as many trials for every method; see --tuned",
     "convergence": "Gradient norm against T where rates settle, drift or oscillate",
     "page": "The tables of RESULTS.md, written anew from the record of all finished cells",
 }
@@ -138,11 +138,15 @@ def search(
 
     where = {"engine.device": device, "data.dir": data_dir}
     settings: dict[str, dict[str, object]] = {}
-    shown = bare_table("recipe", "method", "best", "validation")
-    for found in reproduce_search(scale, seeds, only, run, **{key: value for key, value in where.items() if value}):
-        settings.setdefault(found.recipe, {})[found.method] = found.settings
-        best = ", ".join(f"{key} {value:g}" for key, value in found.settings.items())
-        shown.add_row(found.recipe, found.method, best, f"{found.score:.4f}")
+    shown = bare_table("recipe", "method", "trials", "best", "validation")
+    races = reproduce_search(scale, seeds, only, run, **{key: value for key, value in where.items() if value})
+    for found in races:
+        settings.setdefault(found.key, {})[found.method] = found.settings
+        best = ", ".join(f"{key} {value}" for key, value in found.settings.items())
+        tried = sum(t.rounds == found.trials[0].rounds for t in found.trials)
+        shown.add_row(found.key, found.method, str(tried), best, f"{found.score:.4f}")
+    if scale != "smoke":
+        write_trials(out / TRIALS, races)
     file = out / "search" / "tuned.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(tomli_w.dumps(settings), encoding="utf-8")

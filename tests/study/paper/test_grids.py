@@ -175,21 +175,6 @@ def test_normalization_with_a_small_stabiliser_rests_where_unit_vectors_cancel()
     assert long.late > 0.1 and abs(long.late - short.late) < abs(short.late)
 
 
-def test_search_picks_the_best_value_of_each_coordinate_on_validation(tmp_path: Path) -> None:
-    from fedtail.study.paper.search import search
-
-    seen: list[int] = []
-
-    def runner(cells):
-        seen.append(len(cells))
-        return run_cells(cells, tmp_path)
-
-    best, trials = search("smoke", ["fedavg"], [0], runner, {"run.rounds": 1})
-    assert seen == [5, 2, 3]
-    rates = {t.value: t.score for t in trials if t.key == "local.lr"}
-    assert rates[best["fedavg"]["local.lr"]] == max(rates.values())
-
-
 def test_every_kind_of_figure_can_be_declared() -> None:
     assert {"table", *KINDS} == set(get_args(GridFile.model_fields["kind"].annotation))
 

@@ -47,7 +47,7 @@ def test_without_a_name_it_lists_what_there_is(monkeypatch, capsys) -> None:
 
 def test_dry_run_lists_folders_and_runs_nothing(monkeypatch, capsys, tmp_path: Path) -> None:
     assert call(monkeypatch, "table-iid", "--only", "adult", "--dry-run", "--out", str(tmp_path)) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3 * 17 * 3 and not list(tmp_path.iterdir())
+    assert len(capsys.readouterr().out.splitlines()) == 3 * 18 * 3 and not list(tmp_path.iterdir())
 
 
 def test_settings_change_the_cells_that_have_them(monkeypatch, capsys, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Grid:
             "recipe for this many clients": recipe.get("clients", {}).get(_clients(lower.values()), {}),
             "row": row.settings,
             "scale": self.scales.get(scale, {}).get("set", {}),
-            "tuned": self._tuned(best.get(name, {}), row),
+            "tuned": self._tuned(_searched(best, name, lower.values()), row),
         }
 
     def _recipe(self, name: str) -> Mapping[str, Any]:
@@ -176,6 +176,12 @@ def slug(text: str) -> str:
 def _clients(layers: Iterable[Mapping[str, Any]]) -> str:
     """How many clients these layers ask for, as recipes write it."""
     return str({key: value for layer in layers for key, value in layer.items()}.get("data.clients", 5))
+
+
+def _searched(best: Mapping[str, Any], recipe: str, layers: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What was found best on a recipe with the partition that these layers ask for, or else with IID clients."""
+    partition = {key: value for layer in layers for key, value in layer.items()}.get("data.partition", "iid")
+    return {**best.get(recipe, {}), **best.get(f"{recipe}/{partition}", {})}
 
 
 def _without_data(settings: Mapping[str, Any]) -> dict[str, Any]:

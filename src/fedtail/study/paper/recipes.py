@@ -22,5 +22,6 @@ def load_recipes() -> dict[str, Any]:
 
 
 def load_tuned() -> dict[str, Any]:
-    """recipe -> method -> the settings that a recorded search found best on validation."""
+    """recipe -> method -> the settings that a recorded search found best on validation; "recipe/dirichlet" is for
+    clients of that partition."""
     return load_toml("tuned.toml")

@@ -1,18 +1,23 @@
-"""Hyper-parameter search as the paper does it: on validation, over one declared space shared by all methods.
+"""Hyper-parameter search with the same effort for every method, per data set and partition.
 
-Coordinates are searched one after another (learning rate, weight decay, batch size, then a method's own), each with
-the earlier choices fixed; a full product would be thirty times the runs for the same ranges. Every trial is a cell, so
-the search can be stopped and continued.
+Trials are points of a declared grid: learning rate, weight decay, batch size, and one setting of the method's own. All
+methods get the same points in what they share; the first is the recipe itself. They race on validation (successive
+halving): every trial runs a quarter of the rounds, the better half runs half of them, the better half of these all, and
+the best of the last is taken. A race of 16 trials costs twelve whole runs. Every run is a cell, so the search can be
+stopped and continued.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from fedtail.errors import one_of
+from fedtail.core.random import generator
+from fedtail.errors import one_of, writing
 from fedtail.methods import METHODS
 from fedtail.runs.config import check_config, layered
 from fedtail.study.cells import Cell, Outcome
@@ -23,74 +28,140 @@ from fedtail.study.paper.recipes import load_recipes, load_toml
 Runner = Callable[[Sequence[Cell]], list[Outcome]]
 COMPARED = ("fedavg", "fedprox", "weighted_ce", "ratio_loss", "climb", "fedgrab", "fedcgn", "fedcgnm")
 """Methods searched where none is named: those of the paper's main tables."""
+PARTITIONS = ("iid", "dirichlet")
+RUNGS = (4, 2, 1)
+"""Each rung of the race has the rounds divided by this."""
+TRIALS = "trials.jsonl"
+DEFAULT_ROUNDS = 50
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One value of one setting, and its validation metric averaged over seeds; minus infinity if a run failed."""
+    """A point of the grid at one rung, and its validation metric over seeds; minus infinity if a run failed."""
 
     method: str
-    key: str
-    value: Any
+    settings: dict[str, Any]
+    rounds: int
     score: float
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best settings of a method on one recipe, and their validation metric."""
+    """The best settings of a method on one recipe and partition, their validation metric, and the race."""
 
     recipe: str
+    partition: str
     method: str
     settings: dict[str, Any]
     score: float
+    trials: tuple[Trial, ...]
+
+    @property
+    def key(self) -> str:
+        """How ``tuned.toml`` calls recipe and partition; IID goes without saying."""
+        return self.recipe if self.partition == "iid" else f"{self.recipe}/{self.partition}"
 
 
 def reproduce_search(
     scale: str, seeds: int, only: Sequence[str], run: Callable[[str, Sequence[Cell]], list[Outcome]], **extra: Any
 ) -> list[Found]:
-    """Search the recipes and methods that ``only`` names; without a recipe Adult, without a method those compared.
+    """Search the recipes, partitions and methods that ``only`` names; without a recipe Adult, without a partition both,
+    without a method those compared.
 
-    ``run`` takes the recipe's name and the cells to run; ``extra`` is for ``search``.
+    ``run`` takes the recipe's name and the cells to run; ``extra`` is for ``race``.
     """
     recipes = [recipe for recipe in load_recipes() if recipe != "smoke"]
     for word in only:
-        if word not in METHODS and word not in load_recipes():
-            raise one_of("--only", word, [*METHODS, *recipes])
-    searched = ["smoke"] if scale == "smoke" else [r for r in recipes if r in only] or ["adult"]
+        if word not in METHODS and word not in load_recipes() and word not in PARTITIONS:
+            raise one_of("--only", word, [*METHODS, *recipes, *PARTITIONS])
+    smoke = scale == "smoke"
+    searched = ["smoke"] if smoke else [r for r in recipes if r in only] or ["adult"]
     methods = [m for m in only if m in METHODS] or COMPARED
     found = []
     for recipe in searched:
-        best, trials = search(recipe, methods, range(seeds), partial(run, recipe), {"data.partition": "iid", **extra})
-        for method, settings in best.items():
-            scores = [t.score for t in trials if t.method == method and settings.get(t.key) == t.value]
-            found.append(Found(recipe, method, settings, scores[-1]))
+        for partition in [p for p in PARTITIONS if p in only] or PARTITIONS[: 1 if smoke else 2]:
+            shared = {"data.partition": partition, **extra}
+            for method in methods:
+                trials = race(recipe, method, range(seeds), partial(run, recipe), shared, 4 if smoke else None)
+                best = max((t for t in trials if t.rounds == trials[-1].rounds), key=lambda t: t.score)
+                found.append(
+                    Found(
+                        recipe=recipe,
+                        partition=partition,
+                        method=method,
+                        settings=best.settings,
+                        score=best.score,
+                        trials=tuple(trials),
+                    )
+                )
     return found
 
 
-def search(
-    recipe: str, methods: Sequence[str], seeds: Sequence[int], run: Runner, extra: Mapping[str, Any] | None = None
-) -> tuple[dict[str, dict[str, Any]], list[Trial]]:
-    """Best settings per method of one recipe, and every trial.
+def race(
+    recipe: str,
+    method: str,
+    seeds: Sequence[int],
+    run: Runner,
+    extra: Mapping[str, Any] | None = None,
+    n_trials: int | None = None,
+) -> list[Trial]:
+    """Every trial of a method on one recipe, rung by rung; the last rung has all the rounds.
 
     ``extra`` are settings that all trials share, on top of the recipe (the partition, the number of clients ...).
     """
-    space = load_toml("search.toml")
     base = {**load_recipes()[recipe].get("set", {}), **(extra or {})}
-    best: dict[str, dict[str, Any]] = {}
+    rounds = int(base.get("run.rounds", DEFAULT_ROUNDS))
+    field = draw_trials(recipe, method, n_trials or int(load_toml("search.toml")["trials"]))
     trials: list[Trial] = []
-    for method in methods:
-        chosen: dict[str, Any] = {}
-        for key, values in {**space["order"], **space.get("own", {}).get(method, {})}.items():
-            cells = [cell_of(base, recipe, method, {**chosen, key: value}, seed) for value in values for seed in seeds]
-            scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
-            means = [sum(scores[i * len(seeds) : (i + 1) * len(seeds)]) / len(seeds) for i in range(len(values))]
-            trials += [Trial(method, key, v, m) for v, m in zip(values, means, strict=True)]
-            chosen[key] = values[max(range(len(values)), key=lambda i: means[i])]
-        best[method] = chosen
-    return best, trials
+    for cut in RUNGS:
+        length = max(1, -(-rounds // cut))
+        cells = [cell_of({**base, "run.rounds": length}, recipe, method, s, seed) for s in field for seed in seeds]
+        scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
+        n = len(seeds)
+        rung = [
+            Trial(method, settings, length, sum(scores[i * n : (i + 1) * n]) / n) for i, settings in enumerate(field)
+        ]
+        trials += rung
+        ranked = sorted(rung, key=lambda t: -t.score)  # stable: of equals the earlier draw, so the recipe first
+        field = [t.settings for t in ranked[: max(1, len(ranked) // 2)]]
+    return trials
+
+
+def draw_trials(recipe: str, method: str, n: int) -> list[dict[str, Any]]:
+    """n different points. What methods share is drawn from the same generator for all of them, and point 0 is the
+    recipe's; a method's own setting is drawn beside it, its default first."""
+    space = load_toml("search.toml")
+    own = space.get("own", {}).get(method, {})
+    recipes = load_recipes()[recipe].get("set", {})
+    shared, mine = generator(0, f"search/{recipe}"), generator(0, f"search/{recipe}/{method}")
+    start = {key: recipes.get(key, values[len(values) // 2]) for key, values in space["common"].items()}
+    start |= {key: METHODS.options(method)[key.partition(".")[2]] for key in own}
+    points: list[dict[str, Any]] = [start]
+    taken = {tuple(start[key] for key in space["common"])}
+    while len(points) < n:
+        point = {key: values[int(shared.integers(len(values)))] for key, values in space["common"].items()}
+        if tuple(point.values()) in taken:
+            continue
+        taken.add(tuple(point.values()))
+        points.append(point | {key: values[int(mine.integers(len(values)))] for key, values in own.items()})
+    return points
 
 
 def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping[str, Any], seed: int) -> Cell:
     """The run of one trial."""
     config = check_config(layered([base, {"method.name": method}, settings, {"run.seed": seed}]))
     return Cell(slug(f"search-{recipe}-{method}-s{seed}"), config)
+
+
+def write_trials(path: Path, found: Sequence[Found]) -> None:
+    """Append every trial of some races, one line each; those that the file has are left alone."""
+    there = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
+    lines = [
+        json.dumps({"recipe": f.recipe, "partition": f.partition, **asdict(t), "score": round(t.score, 5)})
+        for f in found
+        for t in f.trials
+    ]
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines if line not in there)
