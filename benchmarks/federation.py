@@ -26,13 +26,14 @@ from fedtail.federate.operate.ports import free_port
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
-from fedtail.runs.config import Config, check_config
+from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
+from fedtail.settings import Settings
 
 TINY, LARGE = [16], [3300, 3300]
 
 
-def settings(clients: int, rounds: int, hidden: list[int], folder: Path, name: str) -> Config:
+def settings(clients: int, rounds: int, hidden: list[int], folder: Path, name: str) -> Settings:
     return check_config(
         {
             "data": {"name": "blobs", "clients": clients, "n_max": 300},
@@ -51,17 +52,17 @@ def settings(clients: int, rounds: int, hidden: list[int], folder: Path, name: s
     )
 
 
-def simulated(config: Config, deployment: Deployment) -> Path:
+def simulated(config: Settings, deployment: Deployment) -> Path:
     return run(config).folder or Path()
 
 
-def in_process(config: Config, deployment: Deployment) -> Path:
+def in_process(config: Settings, deployment: Deployment) -> Path:
     sites = [load_site(deployment.site(name) / "site.toml").open_site() for name in deployment.sites]
     transport = InProcess({k: site.handle for k, site in enumerate(sites)})
     return federate(config, transport, deployment.sites).folder or Path()
 
 
-def on_flower(config: Config, deployment: Deployment) -> Path:
+def on_flower(config: Settings, deployment: Deployment) -> Path:
     from fedtail.federate.operate import local, runs
 
     deployment.config.write_text(config.to_toml())
@@ -72,7 +73,7 @@ def on_flower(config: Config, deployment: Deployment) -> Path:
         local.down(deployment)
 
 
-def on_nvflare(config: Config, deployment: Deployment) -> Path:
+def on_nvflare(config: Settings, deployment: Deployment) -> Path:
     from fedtail.federate.operate.nvflare_poc import rehearse
 
     deployment.config.write_text(config.to_toml())
@@ -98,7 +99,7 @@ def main() -> None:
     clients = arguments.clients or (3 if arguments.payload else 5)
     rounds = arguments.rounds or (3 if arguments.payload else 5)
     hidden = LARGE if arguments.payload else TINY
-    engines: dict[str, Callable[[Config, Deployment], Path]] = {"simulator": simulated, "in process": in_process}
+    engines: dict[str, Callable[[Settings, Deployment], Path]] = {"simulator": simulated, "in process": in_process}
     if importlib.util.find_spec("flwr"):
         engines["flower"] = on_flower
     if importlib.util.find_spec("nvflare"):

@@ -56,7 +56,7 @@ def test_your_data_runs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = page.read_text(encoding="utf-8")
     for note in re.findall(r"^note: (.*)$", text, flags=re.M):
         assert f"note: {note}" in outputs[1]
-    assert "3,000 rows; 4 features" in capsys.readouterr().out
+    assert "3,000 rows; 20 features" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,13 @@ class Data(Named):
     """Data set; see `fedtail data list`."""
     clients: int = Field(5, ge=1)
     """Number of clients, where the data has no sites of its own."""
-    partition: Literal["auto", "iid", "dirichlet", "per_client", "column"] = "auto"
+    partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
     """How samples are split over clients. ``column`` takes the data's own sites; ``auto`` is ``column`` where there are
     sites, else ``dirichlet``."""
+    labels_per_client: int = Field(2, ge=1)
+    """Classes that each client has under ``labels``."""
+    template: str | None = None
+    """Sites by classes for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
@@ -58,7 +62,8 @@ class Data(Named):
     validation: float | None = Field(None, ge=0, lt=1)
     """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
     auxiliary: int | None = Field(None, ge=0)
-    """Samples per class held out of training for the server (Ratio Loss); by default what the method wants."""
+    """Samples per class held out of training for the server (Ratio Loss), at most a tenth of a class or five of it; by
+    default what the method wants."""
     holdout: float = Field(0.0, ge=0, lt=1)
     """Share of every client's data that the server gets to own, for ``run.validate_on = "server"``."""
     augment: str | None = None
@@ -73,7 +78,19 @@ class Model(Named):
     """Which model."""
 
     name: str = "auto"
-    """Model; ``auto`` is the data set's own."""
+    """Model; ``auto`` is the data set's own. With an encoder it is the ``head``, and any other a model of features."""
+    encoder: str = "auto"
+    """Pretrained network that encodes images once, before training: ``efficientnet_lite0``, ``timm:NAME``,
+    ``FILE.onnx`` or your own ``module:callable``. ``none`` trains from scratch; ``auto`` takes the first for images in
+    files, where ``fedtail[pretrained]`` is installed and no model is named."""
+    encoder_weights: str | None = None
+    """Safetensors file with the weights of an encoder of your own."""
+    head: Literal["linear", "cosine", "mlp"] = "linear"
+    """What is trained and sent on top of an encoder."""
+    views: int = Field(1, ge=1)
+    """With an encoder: how often a training image is encoded, as it is and in random crops."""
+    unfreeze: int = Field(0, ge=0)
+    """With an encoder: how many of its last blocks are trained and sent too."""
 
 
 class Method(Named):
@@ -123,19 +140,31 @@ class Local(Section):
         return self
 
 
+SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad": 0.1}
+"""Server learning rate where none is set. Their authors' searches of the adaptive ones mostly end in 0.01 to 0.1."""
+
+
 class Server(Section):
     """Server optimizer (FedOpt)."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
     """What the server makes of a round's aggregate: take it, FedAvgM, FedAdam, FedYogi or FedAdagrad."""
-    lr: float = Field(1.0, gt=0)
-    """The server's learning rate."""
+    lr: float | None = Field(None, gt=0)
+    """The server's learning rate; by default 1 (``momentum``), 0.03 (``adam``, ``yogi``) or 0.1 (``adagrad``)."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Factor of the first moment."""
     beta2: float = Field(0.99, ge=0, lt=1)
     """Factor of the second moment (adam, yogi)."""
     tau: float = Field(1e-3, gt=0)
     """Added to the root of the second moment (adaptive optimizers)."""
+
+    @property
+    def step(self) -> float:
+        """The learning rate in force. Adaptive steps have a length of about lr per coordinate, whatever the aggregate:
+        1 would throw every weight of a network to and fro."""
+        if self.lr is not None:
+            return self.lr
+        return SERVER_LR[self.optimizer]
 
 
 class Engine(Section):
@@ -228,6 +257,28 @@ class Deploy(Section):
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
     models_per_message: int = Field(8, ge=1)
     """With ``models``: how many travel at a time."""
+    compress: Literal["none", "bf16", "int8"] = "none"
+    """How updates travel: as they are, or in a half or a quarter of the bytes, with what is lost added to the next."""
+    metrics_port: int = Field(0, ge=0, le=65535, json_schema_extra=FREE)
+    """Port on the server's loopback for Prometheus, while a run goes on; 0 for none."""
+    memory_mb: float = Field(256.0, ge=0, json_schema_extra=FREE)
+    """A round's updates that are larger, all together, wait on disk, in the run folder; this does not change a bit."""
+
+
+class Decision(Section):
+    """From probabilities to answers, after training and without training again; chosen on private validation splits."""
+
+    calibrate: Literal["none", "temperature"] = "none"
+    """Make probabilities mean something: one temperature for all classes."""
+    goal: Literal["argmax", "macro_f1", "recall", "cost"] = "argmax"
+    """What answers are to be good for: the likeliest class, the best macro F1 (a threshold per class), finding a share
+    of one class (``find``, ``recall``) with as few false alarms as possible, or the least expected cost (``costs``)."""
+    find: str | None = Field(None, coerce_numbers_to_str=True)
+    """With ``recall``: the class that must not be missed."""
+    recall: float = Field(0.95, gt=0, le=1)
+    """With ``recall``: the share of its samples to find."""
+    costs: tuple[tuple[float, ...], ...] | None = None
+    """With ``cost``: row i, column j is what calling a sample of class i class j costs, classes in the data's order."""
 
 
 class Privacy(Section):
@@ -254,6 +305,7 @@ class Settings(Section):
     run: Run = Run()
     deploy: Deploy = Deploy()
     privacy: Privacy = Privacy()
+    decision: Decision = Decision()
 
     @property
     def data_seed(self) -> int:
@@ -267,7 +319,8 @@ class Settings(Section):
     def of(cls, **keywords: Any) -> Settings:
         """Settings by their short names: ``Settings.of(rounds=3, lr=0.2, server={"optimizer": "adam"})``.
 
-        Every key of ``local``, ``run`` and ``engine`` is a keyword; ``server`` and ``privacy`` are given whole.
+        Every key of ``model`` (but its name), ``local``, ``run`` and ``engine`` is a keyword; ``server`` and
+        ``privacy`` are given whole.
         """
         raw: dict[str, dict[str, Any]] = {section: {} for section in KEYWORD_SECTIONS}
         for name, value in keywords.items():
@@ -282,9 +335,14 @@ class Settings(Section):
 
 
 BOUNDS = ("ge", "gt", "le", "lt")
-KEYWORD_SECTIONS = ("local", "run", "engine")
-WHOLE_SECTIONS = ("server", "privacy")
-KEYWORDS = {key: section for section in KEYWORD_SECTIONS for key in type(getattr(Settings(), section)).model_fields}
+KEYWORD_SECTIONS = ("model", "local", "run", "engine")
+WHOLE_SECTIONS = ("server", "privacy", "decision")
+KEYWORDS = {
+    key: section
+    for section in KEYWORD_SECTIONS
+    for key in type(getattr(Settings(), section)).model_fields
+    if (section, key) != ("model", "name")
+}
 """Short name of a setting -> its section."""
 
 

@@ -17,8 +17,9 @@ from fedtail.cli.lazy import COMMANDS as ALL_COMMANDS
 from fedtail.cli.lazy import load, said_of
 from fedtail.cli.options import FLAGS, config_values
 from fedtail.errors import FedtailError
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.runs.problem import build_federation
+from fedtail.settings import Settings
 
 COMMANDS = {name: load(name) for name in ("run", "tune", "compare")}
 
@@ -26,7 +27,7 @@ COMMANDS = {name: load(name) for name in ("run", "tune", "compare")}
 @pytest.mark.parametrize("name", [n for n, flag in FLAGS.items() if flag.key])
 def test_every_flag_sets_a_key_that_the_config_has(name: str) -> None:
     section, _, key = FLAGS[name].key.partition(".")
-    assert key in type(getattr(Config(), section)).model_fields
+    assert key in type(getattr(Settings(), section)).model_fields
 
 
 def test_commands_that_share_a_flag_take_the_same_type() -> None:

@@ -128,3 +128,13 @@ def test_the_count_of_allocations_sees_candidates_that_are_kept() -> None:
     with Allocations(x, deltas, candidates.base, candidates.directions) as memory:
         kept = [vector.clone() for _, vector in candidates.walk()]
     assert len(kept) == 32 and 32 <= memory.peak / 40_000 <= 35
+
+
+@pytest.mark.parametrize("n_axes", [1, 3, 5])
+def test_one_candidate_alone_has_the_bits_it_has_in_the_walk(n_axes: int) -> None:
+    rng = torch.Generator().manual_seed(n_axes)
+    x = torch.randn(50, generator=rng)
+    deltas = [torch.randn(2, 50, generator=rng) for _ in range(n_axes)]
+    made = binary_candidates(x, np.full(n_axes, 1 / n_axes), deltas, np.arange(n_axes), n_axes)
+    for s, vector in made.walk():
+        assert torch.equal(made.vector(s), vector)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -6,14 +8,15 @@ from hypothesis import strategies as st
 
 from fedtail.data import Federation, Samples, long_tail_counts, partition, split
 from fedtail.data.federation import stratified_holdout
+from fedtail.data.template import TEMPLATES, Template, load_template
 from fedtail.errors import FedtailError
 
 LABELS = np.repeat(np.arange(6), [300, 150, 80, 40, 20, 10])
 
 
-@given(st.sampled_from(["iid", "dirichlet", "per_client"]), st.integers(1, 8), st.integers(0, 50))
+@given(st.sampled_from(["iid", "dirichlet", "per_client", "labels"]), st.integers(1, 8), st.integers(0, 50))
 def test_partition_is_exact_and_preserves_class_totals(scheme: str, clients: int, seed: int) -> None:
-    parts, _ = split(LABELS, scheme, clients, alpha=0.5, seed=seed)
+    parts, _ = split(LABELS, scheme, clients, alpha=0.5, labels=6, seed=seed)
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
 
@@ -109,3 +112,68 @@ def test_from_datasets_reads_any_torch_dataset() -> None:
     data = torch.utils.data.TensorDataset(torch.randn(12, 2), torch.arange(12) % 3)
     fed = Federation.from_datasets([data, data], data, validation=0.0)
     assert fed.n_clients == 2 and fed.n_classes == 3 and len(fed.test) == 12
+
+
+@given(st.integers(3, 9), st.integers(2, 6), st.integers(0, 20))
+def test_labels_gives_every_client_that_many_classes_and_every_class_a_client(k: int, labels: int, seed: int) -> None:
+    parts, _ = split(LABELS, "labels", k, labels=labels, seed=seed)
+    held = np.stack([np.bincount(LABELS[p], minlength=6) > 0 for p in parts])
+    assert (held.sum(1) == labels).all() and held.any(0).all()
+    assert np.ptp(held.sum(0)) <= 1  # classes are spread as evenly as their number allows
+
+
+def test_too_few_labels_for_the_classes_says_what_would_do() -> None:
+    with pytest.raises(FedtailError, match="use 3 clients or 3 labels per client"):
+        split(LABELS, "labels", 2, labels=2)
+    with pytest.raises(FedtailError, match=r"labels_per_client = 7 is outside \[1, 6\]"):
+        split(LABELS, "labels", 2, labels=7)
+
+
+def samples() -> Samples:
+    y = torch.as_tensor(LABELS)
+    return Samples(torch.zeros(len(y), 2), y)
+
+
+def test_template_deals_classes_by_name_in_its_proportions(tmp_path: Path) -> None:
+    rows = ["site,f,e,d,c,b,a", "north,1,1,1,1,1,300", "south,1,3,1,0,0,100"]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    federation = partition(
+        samples(), samples(), classes="abcdef", partition="template", template=str(tmp_path / "t.csv"), validation=0.0
+    )
+    assert federation.sites == ("north", "south")
+    assert federation.label_map().tolist() == [[225, 150, 80, 20, 5, 5], [75, 0, 0, 20, 15, 5]]
+
+
+def test_template_of_other_classes_is_matched_by_rank() -> None:
+    template = Template(("a", "b"), ("rare", "common"), np.array([[1.0, 30.0], [3.0, 10.0]]))
+    shares = template.shares([f"c{i}" for i in range(4)], np.array([5, 50, 500, 1]))
+    np.testing.assert_allclose(shares, [[0.25, 0.75, 0.75, 0.25], [0.75, 0.25, 0.25, 0.75]])
+
+
+def test_named_templates_give_a_federation_of_real_skew() -> None:
+    federation = partition(samples(), samples(), partition="template", template="six-sites")
+    assert federation.n_clients == 6 and federation.label_map()[1, -1] == 0
+    assert TEMPLATES["carriers"].counts.sum() == 336_776
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("site,a,b\nx,1,two\n", "is no table of numbers"),
+        ("site,a,b\nx,1,-2\n", "'x', 'b' is -2, not a number of samples"),
+        ("site,a,b\nx,1,0\n", "no site has samples of class 'b'"),
+        ("site,a,b\nx,1,1\nx,1,1\n", "two rows name the same site"),
+        ("site\nx\n", "two class columns or more"),
+    ],
+)
+def test_a_bad_template_is_one_clear_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(FedtailError, match=words):
+        load_template(str(tmp_path / "t.csv"))
+
+
+def test_a_template_must_be_given_and_be_there() -> None:
+    with pytest.raises(FedtailError, match=r"needs data\.template"):
+        partition(samples(), samples(), partition="template")
+    with pytest.raises(FedtailError, match="neither a file nor one of carriers, six-sites"):
+        partition(samples(), samples(), partition="template", template="nowhere.csv")

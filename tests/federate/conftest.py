@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedtail.runs.config import Config, check_config
+from fedtail.runs.config import check_config
+from fedtail.settings import Settings
 
 K = 3
 
 
-def settings(**sections: dict[str, Any]) -> Config:
+def settings(**sections: dict[str, Any]) -> Settings:
     """A tiny federation: blobs, an MLP, three rounds."""
     raw: dict[str, Any] = {
         "data": {"name": "blobs", "clients": K, "n_max": 120, "n_classes": 4, "n_features": 6, "spread": 2.0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.protocol.transport import Errors, InProcess, Replies
+from fedtail.federate.protocol.transport import Errors, InProcess, Take
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
@@ -99,15 +100,20 @@ def remote(federation: Federation, transport: object = None, method: str = "fedc
 
 @pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])
 @pytest.mark.parametrize("reveal", ["totals", "classes"])
-def test_simulator_and_transport_give_the_same_bits(federation: Federation, rates: str, reveal: str) -> None:
+@pytest.mark.parametrize("spooled", [False, True])
+def test_simulator_and_transport_give_the_same_bits(
+    federation: Federation, rates: str, reveal: str, spooled: bool, tmp_path: Path
+) -> None:
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS)
-    here = run(plain, federation, "fedcgnm", strategy(rates))
-    there = run(remote(federation, reveal=reveal), federation, "fedcgnm", strategy(rates))
+    here = run(plain, federation, "fedcgnm", strategy(rates), diagnostics=("alignment",))
+    engine = remote(federation, reveal=reveal, spool=tmp_path if spooled else None)
+    there = run(engine, federation, "fedcgnm", strategy(rates), diagnostics=("alignment",))
+    assert not list(tmp_path.iterdir()), "files of updates have no name, so that none is left behind"
     assert torch.equal(here.x, there.x)
     for a, b in zip(here.history, there.history, strict=True):
         assert a["rates"] == b["rates"] and a["train_loss"] == b["train_loss"] and a["test"] == b["test"]
-        assert a.get("reward") == b.get("reward")
+        assert a.get("reward") == b.get("reward") and a["alignment"] == b["alignment"]
         assert a["validation"]["accuracy"] == b["validation"]["accuracy"]
         assert reveal == "totals" or repr(a["validation"]) == repr(b["validation"])
 
@@ -165,9 +171,10 @@ class Faulty:
         self.inner = InProcess({k: s.handle for k, s in sites(federation).items()})
         self.fault, self.rounds = fault, -1
 
-    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None, take: Take) -> Errors:
         self.rounds += phase == "train"
-        replies, errors = self.inner.exchange(phase, payloads, timeout)
+        replies: dict[int, Parts] = {}
+        errors = self.inner.exchange(phase, payloads, timeout, replies.__setitem__)
         if self.rounds == 1 and phase == "train":
             if self.fault == "dropout":
                 del replies[1]
@@ -176,16 +183,21 @@ class Faulty:
                 del replies[1]
             elif self.fault == "malformed":
                 replies[1] = {"meta": b"{", "tensor/delta": b"\x00" * 40}
+            elif self.fault == "huge":
+                replies[1] = {"meta": b"{", "tensor/delta": bytes(50_000_000)}
             elif self.fault == "truncated":
                 replies[1]["tensor/delta"] = replies[1]["tensor/delta"][:-8]
             else:
                 replies[1] = pack(globals()[self.fault](unpack(replies[1])))
-        return dict(reversed(replies.items())), errors
+        for client, parts in reversed(replies.items()):
+            take(client, parts)
+        return errors
 
     def close(self) -> None: ...
 
 
 FAULTS = {
+    "huge": "a reply of 50.0 MB, at most 16.",
     "dropout": "node 7 is gone",
     "late": "no reply",
     "malformed": "malformed message",
@@ -234,12 +246,10 @@ def identity(parcel: Parcel) -> Parcel:
 class MissesOne(Faulty):
     """Client 1 does not answer the second validation message of a round."""
 
-    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
-        replies, errors = self.inner.exchange(phase, payloads, timeout)
+    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None, take: Take) -> Errors:
         self.rounds = 0 if phase != "validate" else self.rounds + 1
-        if self.rounds == 2:
-            replies.pop(1, None)
-        return replies, errors
+        heard = {k: v for k, v in payloads.items() if self.rounds != 2 or k != 1}
+        return self.inner.exchange(phase, heard, timeout, take)
 
 
 def test_candidates_are_compared_on_the_same_samples_when_a_site_misses_a_message(federation: Federation) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.transport import InProcess
-from fedtail.federate.server import federate
+from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.site.config import load_site
 from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
@@ -157,9 +157,9 @@ class Away(InProcess):
         super().__init__(inner.sites)
         self.away = away
 
-    def exchange(self, phase: str, payloads: Any, timeout: float | None) -> Any:
-        replies, errors = super().exchange(phase, {k: v for k, v in payloads.items() if k not in self.away}, timeout)
-        return replies, {**errors, **{k: "the site is offline" for k in payloads if k in self.away}}
+    def exchange(self, phase: str, payloads: Any, timeout: float | None, take: Any) -> Any:
+        errors = super().exchange(phase, {k: v for k, v in payloads.items() if k not in self.away}, timeout, take)
+        return {**errors, **{k: "the site is offline" for k in payloads if k in self.away}}
 
     def close(self) -> None: ...
 
@@ -209,13 +209,71 @@ def test_a_run_resumed_without_a_site_goes_on_with_what_was_agreed(tables: Path)
     with pytest.raises(Killed):
         federate(settings, sites(tables, table_data(tables)), NAMES, on_round=kill)
     before = json.loads((tables / "runs" / "crash" / "federation.json").read_text())["schema"]
-    with pytest.raises(FedtailError, match=r"begun with the sites north, south, now there are south; a site that is"):
+    with pytest.raises(FedtailError, match=r"has the sites north, south, in this order, and not south"):
         federate(settings, sites(tables, table_data(tables), names=("south",)), ("south",), resume=True)
     resumed = federate(settings, Away(sites(tables, table_data(tables)), {0}), NAMES, resume=True)
     assert [r["clients"] for r in resumed.history] == [[0, 1], [0, 1], [1], [1]]
     assert resumed.folder is not None
     model = json.loads((resumed.folder / "model.json").read_text())
     assert model["preprocessing"] == before["preprocessing"], "one site alone would have other means"
+
+
+def test_a_site_that_leaves_for_good_is_not_asked_any_more_and_keeps_its_number(tables: Path) -> None:
+    listed = list(NAMES)
+    settings = config(tables, run={"rounds": 4, "name": "shrinks"})
+
+    def leave(state: Any, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 2:
+            listed.remove("north")
+
+    result = federate(settings, sites(tables, table_data(tables)), NAMES, on_round=leave, members=lambda: tuple(listed))
+    assert [r["clients"] for r in result.history] == [[0, 1], [0, 1], [1], [1]], "with a quorum of 1, and no refusals"
+    assert not any(r["refused"] for r in result.history)
+    assert roster(settings, ["south"], resume=True) == ["north", "south"]
+
+
+@pytest.mark.parametrize(
+    ("method", "rates"),
+    [("fedcgnm", "uniform"), ("climb", "uniform"), ("scaffold", "uniform"), ("fedcgnm", "fedhoo")],
+)
+def test_a_new_site_joins_a_run_with_the_next_number(tables: Path, method: str, rates: str) -> None:
+    listed = ["south"]
+    data, policy = table_data(tables), 'reveal = "classes"'
+    options = {"cold_rounds": 1} if rates == "fedhoo" else {}
+    settings = config(
+        tables, run={"rounds": 5, "name": "grows"}, method={"name": method}, rates={"name": rates, **options}
+    )
+
+    def list_another(state: Any, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 2:
+            listed.insert(0, "north")
+
+    with pytest.raises(SitesJoined):
+        federate(
+            settings,
+            sites(tables, data, policy, ("south",)),
+            roster(settings, listed),
+            on_round=list_another,
+            members=lambda: tuple(listed),
+        )
+    names = roster(settings, listed, resume=True)
+    assert names == ["south", "north"], "whatever the order of the list"
+    result = federate(
+        settings, sites(tables, data, policy, tuple(names)), names, resume=True, members=lambda: tuple(listed)
+    )
+    assert [r["clients"] for r in result.history] == [[0], [0], [0, 1], [0, 1], [0, 1]]
+    assert all(len(r["rates"]) == 2 for r in result.history) and torch.isfinite(result.x).all()
+    assert result.folder is not None
+    assert json.loads((result.folder / "clients.json").read_text())["sites"] == names
+
+
+def test_sizes_of_a_late_site_are_written_once_it_is_there(tables: Path) -> None:
+    transport = Away(sites(tables, table_data(tables)), {0})
+    settings = config(tables, run={"rounds": 3, "quorum": 0.5})
+    result = federate(settings, transport, NAMES, on_round=lambda *_: transport.away.clear())
+    assert result.folder is not None
+    about = json.loads((result.folder / "clients.json").read_text())
+    assert min(about["sizes"]) > 0 and min(about["validation_sizes"]) > 0
 
 
 def test_sites_with_image_folders_train_and_share_one_scaling(tmp_path: Path) -> None:
@@ -248,3 +306,42 @@ def test_a_mistake_in_site_toml_is_one_line(tmp_path: Path) -> None:
         sites(tmp_path, data)
     with pytest.raises(FedtailError, match=r"missing 1 required positional argument: 'schema'"):
         sites(tmp_path, dict.fromkeys(NAMES, 'kind = "table"\npath = "x.csv"'))
+
+
+def test_a_site_writes_down_what_it_was_asked_and_what_became_of_it(tables: Path) -> None:
+    federate(config(tables), sites(tables, table_data(tables)), NAMES)
+    lines = [json.loads(line) for line in (tables / "north" / "audit.jsonl").read_text().splitlines()]
+    assert {"hello", "statistics", "train", "confusion"} <= {line["phase"] for line in lines}
+    trained = [line for line in lines if line["phase"] == "train"]
+    assert [line["round"] for line in trained] == [0, 1, 2]
+    assert all(line["verdict"] == "answered" and line["bytes_out"] > 0 and line["run"] for line in trained)
+    with pytest.raises(FedtailError):
+        federate(config(tables), sites(tables, table_data(tables), 'methods = ["fedavg"]'), NAMES)
+    last = json.loads((tables / "north" / "audit.jsonl").read_text().splitlines()[-1])
+    assert last["verdict"] == "refused" and "'fedcgnm' is not allowed" in last["reason"]
+
+
+@pytest.mark.parametrize("how", ["bf16", "int8"])
+@pytest.mark.parametrize("method", ["fedcgnm", "scaffold"])
+def test_compressed_updates_train_nearly_the_same_model_in_fewer_bytes(tables: Path, how: str, method: str) -> None:
+    model = {"name": "mlp", "hidden": [64]}
+    runs = {
+        compress: federate(
+            config(tables, run={"rounds": 6}, method={"name": method}, model=model, deploy={"compress": compress}),
+            sites(tables, table_data(tables)),
+            NAMES,
+        )
+        for compress in ("none", how)
+    }
+    plain, small = runs["none"], runs[how]
+    assert float((small.x - plain.x).norm() / plain.x.norm()) < 0.02 and not torch.equal(small.x, plain.x)
+    if method == "fedcgnm":
+        ups = [r.history[1]["traffic"]["up"] for r in (small, plain)]
+        assert ups[0] < {"bf16": 0.75, "int8": 0.6}[how] * ups[1]
+    assert not any(r["refused"] for r in small.history)
+
+
+def test_compression_and_local_noise_do_not_go_together(tables: Path) -> None:
+    privacy = {"mode": "local", "noise": 0.5}
+    with pytest.raises(FedtailError, match=r"deploy.compress = 'int8': noisy updates"):
+        federate(config(tables, privacy=privacy, deploy={"compress": "int8"}), sites(tables, table_data(tables)), NAMES)

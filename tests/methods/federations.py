@@ -52,16 +52,18 @@ def problem(
     federation: Federation | None = None,
     *,
     workers: int = 1,
+    path: str = "reference",
+    metric: str = "accuracy",
     rates: RateStrategy | None = None,
     epochs: int = 3,
     wrap: Callable[[ReferenceSimulator], None] | None = None,
 ) -> Problem:
-    """A fresh problem on the reference simulator."""
+    """A fresh problem in the simulator."""
     torch.set_num_threads(1)
     federation = federation or awkward_federation()
     module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, hidden=(12,))
     strategy = rates or RATES.build("uniform", federation.n_clients, rate=0.5)
-    settings = Settings.of(epochs=epochs, batch_size=16, seed=5, path="reference", workers=workers)
+    settings = Settings.of(epochs=epochs, batch_size=16, seed=5, path=path, workers=workers, metric=metric)
     made = assemble(federation, module, method, strategy, settings)
     if wrap is not None:
         wrap(made.engine)  # type: ignore[arg-type]

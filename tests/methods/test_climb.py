@@ -16,9 +16,26 @@ losses_of_clients = st.lists(st.floats(0, 20), min_size=2, max_size=8)
 
 
 def test_golden_values() -> None:
-    dual = CLIMB().dual_step(torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    dual = CLIMB(eta=0.1, eps=0.1).dual_step(
+        torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    )
     np.testing.assert_allclose(dual, [0, 0, 0.03])
     np.testing.assert_allclose(client_weights(dual), [0.99, 0.99, 1.02])
+
+
+def test_at_the_defaults_the_constraint_acts_within_a_run() -> None:
+    # twelve dual steps, as 60 rounds have; one client of five stays 0.5 above the others, 0.4 above the mean
+    losses = torch.tensor([1.5, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    weights = {}
+    for eta, eps in ((2.0, 0.01), (0.1, 0.1)):
+        dual = torch.zeros(5, dtype=torch.float64)
+        for _ in range(12):
+            dual = CLIMB(eta=eta, eps=eps).dual_step(dual, losses)
+        weights[eta] = client_weights(dual).tolist()
+    # lambda_0 = 12 * 2 (0.4 - 0.01) / 5 = 1.872, w_0 = 1 + 1.872 * 4 / 5; the authors' other pair hardly moves
+    np.testing.assert_allclose(weights[2.0], [2.4976, 0.6256, 0.6256, 0.6256, 0.6256])
+    np.testing.assert_allclose(weights[0.1][0], 1.0576)
+    assert (CLIMB().eta, CLIMB().eps, CLIMB().clip) == (2.0, 0.01, 5.0)
 
 
 @given(losses_of_clients, st.floats(0, 3), st.floats(0, 1), st.integers(1, 5))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedtail.core.records import Tensors
 from fedtail.methods import Batch, FedGraB, LocalRun
-from fedtail.methods.fedgrab import STATE, class_thirds, classifier_prior, gain, pid_step
+from fedtail.methods.fedgrab import RESTS, STATE, class_thirds, classifier_prior, gain, pid_step, rests
 from tests.methods.federations import problem, train
 
 C, B = 3, 5
@@ -41,8 +41,14 @@ def test_golden_controller() -> None:
     assert float(pid_step(first, half, half, zero, 10.0, 0.01, 0.1)) == pytest.approx(5.010)
 
 
-def test_the_output_is_limited() -> None:
-    assert float(pid_step(torch.zeros(1), torch.tensor([1e6]), torch.zeros(1), torch.zeros(1), 10.0, 0.0, 0.0)) == 100.0
+@pytest.mark.parametrize(("limit", "low", "high"), [(1.0, 0.631373, 1.548281), (2.0, 0.392818, 2.342286)])
+def test_the_output_is_limited_and_so_are_the_weights(limit: float, low: float, high: float) -> None:
+    method = FedGraB(bypass="none", limit=limit)
+    const, state = method.start(run_of(), {})
+    for _ in range(30):  # class 0 alone: the negatives of the others' outputs pile up
+        _, state = method.loss(torch.zeros(B, C), Batch(torch.zeros(B, dtype=torch.int64), torch.ones(B)), const, state)
+    assert state["output"].abs().tolist() == [limit] * C
+    np.testing.assert_allclose(gain(torch.tensor([-limit, limit], dtype=torch.float64)), [low, high], atol=5e-7)
 
 
 class AuthorsBalancer:
@@ -79,7 +85,7 @@ class AuthorsBalancer:
 
 
 def test_gradients_over_many_steps_are_the_authors() -> None:
-    method = FedGraB(balance="all")
+    method = FedGraB(bypass="none", limit=100.0)
     authors = AuthorsBalancer(method.kp, method.ki, method.kd)
     const, state = method.start(run_of(), {})
     for logits, y in batches(12):
@@ -93,7 +99,7 @@ def test_gradients_over_many_steps_are_the_authors() -> None:
 
 
 def test_balancers_go_on_where_the_last_round_left_them() -> None:
-    method, steps = FedGraB(balance="all"), batches(6)
+    method, steps = FedGraB(bypass="none"), batches(6)
 
     def go(state: Tensors, const: Tensors, part: list[tuple[torch.Tensor, torch.Tensor]]) -> Tensors:
         for logits, y in part:
@@ -111,9 +117,9 @@ def test_balancers_go_on_where_the_last_round_left_them() -> None:
 
 
 def test_only_tail_classes_are_balanced_and_the_rest_stay_at_rest() -> None:
-    method = FedGraB()
+    method = FedGraB(balance="tail", bypass="none")
     const, state = method.start(run_of(prior=[0.6, 0.37, 0.03]), {})
-    assert const["on"].tolist() == [False, False, True]
+    assert const["on"].tolist() == [[False, False, True]]
     for logits, y in batches(3):
         _, state = method.loss(logits, Batch(y, torch.ones(B)), const, state)
     assert state["output"][:2].tolist() == [0.0, 0.0]
@@ -122,13 +128,51 @@ def test_only_tail_classes_are_balanced_and_the_rest_stay_at_rest() -> None:
     assert all(float(v.abs().sum()) == 0 for v in later.values())
 
 
+def authors_rests(n_classes: int, rng: np.random.Generator) -> list[bool]:
+    """FedGraB, util/losses.py, the global mode of the gradient hook: classes in order of frequency; the place in the
+    list of probabilities moves on only when a class was skipped."""
+    probabilities = [0.1 ** (i / (n_classes - 1.0)) for i in range(n_classes)]
+    place, out = 0, []
+    for _ in range(n_classes):
+        skip = bool(rng.random() < probabilities[place])
+        out.append(skip)
+        place += skip
+    return out
+
+
+def test_rests_are_drawn_as_the_authors_draw_them() -> None:
+    counts = np.array([50, 3, 900, 20, 7, 100, 400, 1, 200, 10])
+    order = np.argsort(-counts)
+    found = rests(counts, 20_000, np.random.default_rng(0)).mean(0)[order]
+    rng = np.random.default_rng(1)
+    want = np.mean([authors_rests(10, rng) for _ in range(20_000)], axis=0)
+    np.testing.assert_allclose(found, want, atol=0.015)
+    assert found[0] == 1.0
+    assert found[-1] == pytest.approx(0.29, abs=0.015)
+
+
+def test_a_balancer_rests_in_the_steps_that_were_drawn() -> None:
+    method = FedGraB()
+    const, state = method.start(run_of(), {})
+    assert const["on"].shape == (RESTS, C)
+    for i, (logits, y) in enumerate(batches(8)):
+        _, new = method.loss(logits, Batch(y, torch.ones(B)), const, state)
+        moved = new["positive"] + new["negative"] != state["positive"] + state["negative"]
+        assert moved.tolist() == const["on"][i].tolist()
+        state = new
+
+
+def test_what_version_0_1_wrote_is_read() -> None:
+    assert (FedGraB(bypass=False).bypass, FedGraB(bypass=True).bypass) == ("none", "round")
+
+
 def test_a_rested_balancer_keeps_its_state() -> None:
-    method = FedGraB(balance="all", bypass=True)
+    method = FedGraB(bypass="round")
     rested = 0
     kept = {key: torch.rand(C) for key in STATE}
     for client in range(20):
         const, state = method.start(run_of(client=client, prior=[0.6, 0.3, 0.1]), kept)
-        off = ~const["on"]
+        off = ~const["on"][0]
         assert bool(off[0])  # rank 0 rests with probability 1
         rested += int(off.sum())
         logits, y = batches(1)[0]
@@ -177,7 +221,7 @@ def test_equal_norms_give_a_uniform_prior_without_a_tail() -> None:
 
 
 def test_the_prior_averages_over_rounds_and_the_first_round_has_none() -> None:
-    made = problem(FedGraB())
+    made = problem(FedGraB(balance="tail"))
     state = train(made, 3)
     first, second, third = (r["method"]["prior"] for r in state.history)
     assert first == [0.0] * 4

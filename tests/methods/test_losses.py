@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fedtail.core.resampling import resampled_proportions
 from fedtail.errors import FedtailError
 from fedtail.methods import GRW, METHODS, Batch, ClassBalanced, Focal, LocalRun, LogitAdjustment, Method, WeightedCE
 from fedtail.methods.logit_adjustment import MASKED, post_hoc
+from tests.methods.federations import problem, train
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.1, 0.2, -0.3], [-4.0, 3.0, 1.0], [1.5, 1.5, 1.5]])
 LABELS = np.array([0, 2, 1, 2])
@@ -55,12 +58,49 @@ def test_weighted_ce_weights_are_scikit_learns_balanced_weights(counts: list[int
     assert (np.delete(got, present) == 0).all()
 
 
-def test_weighted_ce_takes_the_mean_of_weighted_losses_not_the_weighted_mean() -> None:
+def test_weighted_ce_is_torchs_weighted_mean_unless_told_otherwise() -> None:
     counts = [40, 8, 2]
     w = 50 / (3 * np.array(counts))
-    np.testing.assert_allclose(losses(WeightedCE(), counts), w[LABELS] * CE, rtol=1e-5)
-    torch_mean = F.cross_entropy(torch.as_tensor(LOGITS), torch.as_tensor(LABELS), weight=torch.as_tensor(w))
-    assert abs(float(torch_mean) - losses(WeightedCE(), counts).mean()) > 0.1
+    z, y, weight = torch.as_tensor(LOGITS), torch.as_tensor(LABELS), torch.as_tensor(w)
+    torch_mean = float(F.cross_entropy(z, y, weight=weight))
+    assert losses(WeightedCE(), counts).mean() == pytest.approx(torch_mean, rel=1e-5)
+    plain = losses(WeightedCE(normalize=False), counts)
+    np.testing.assert_allclose(plain, w[LABELS] * CE, rtol=1e-5)
+    assert plain.mean() == pytest.approx(float(F.cross_entropy(z, y, weight=weight, reduction="sum")) / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["weighted_ce", "class_balanced", "grw", "ratio_loss"])
+def test_normalized_losses_do_not_depend_on_the_scale_of_the_weights_or_on_padding(name: str) -> None:
+    method = METHODS.build(name)
+    const = {"class_weight": torch.tensor([0.2, 3.0, 500.0])}
+    y, z = torch.as_tensor(LABELS), torch.as_tensor(LOGITS, dtype=torch.float32)
+    out, _ = method.loss(z, Batch(y, torch.ones(4)), const, {})
+    scaled, _ = method.loss(z, Batch(y, torch.ones(4)), {"class_weight": 17 * const["class_weight"]}, {})
+    torch.testing.assert_close(scaled, out)
+    more = Batch(torch.cat([y, torch.tensor([2, 2])]), torch.tensor([1.0, 1, 1, 1, 0, 0]))
+    padded, _ = method.loss(torch.cat([z, z[:2]]), more, const, {})
+    torch.testing.assert_close(padded[:4], out)
+    assert float(out.mean()) == pytest.approx(float(F.cross_entropy(z, y, weight=const["class_weight"])), rel=1e-5)
+
+
+@dataclass(frozen=True)
+class GroupedWeightedCE(WeightedCE):
+    """Weighted cross-entropy in class groups, which no built-in method has."""
+
+    def group_count(self, n_classes: int) -> int:
+        return 2
+
+    def groups(self, resampled: np.ndarray) -> np.ndarray:
+        return np.arange(len(resampled)) % 2
+
+
+@pytest.mark.parametrize("path", ["reference", "batched", "graph"])
+def test_group_gradients_of_a_normalized_loss_add_up_to_the_batch_gradient_on_every_path(path: str) -> None:
+    whole = train(problem(WeightedCE(), path=path), 2)
+    grouped = train(problem(GroupedWeightedCE(), path=path), 2)
+    plain = train(problem(WeightedCE()), 2)
+    torch.testing.assert_close(grouped.x, whole.x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole.x, plain.x, rtol=1e-4, atol=1e-5)
 
 
 @given(st.floats(0.0, 1.0))
@@ -74,8 +114,8 @@ def test_original_counts_invert_the_imbalance_and_resampled_counts_level_it(rate
 
 
 def test_weight_counts_chooses_between_original_and_resampled() -> None:
-    original = losses(WeightedCE(), [40, 8, 2], [40, 20, 10])
-    resampled = losses(WeightedCE(weight_counts="resampled"), [40, 8, 2], [40, 20, 10])
+    original = losses(WeightedCE(normalize=False), [40, 8, 2], [40, 20, 10])
+    resampled = losses(WeightedCE(weight_counts="resampled", normalize=False), [40, 8, 2], [40, 20, 10])
     np.testing.assert_allclose(original, 50 / (3 * np.array([40, 8, 2]))[LABELS] * CE, rtol=1e-5)
     np.testing.assert_allclose(resampled, 70 / (3 * np.array([40, 20, 10]))[LABELS] * CE, rtol=1e-5)
 
@@ -142,7 +182,7 @@ def test_class_balanced_variants_are_the_authors() -> None:
         "focal": w * (modulator * sigmoid_ce).sum(axis=1),
     }
     for variant, values in want.items():
-        got = losses(ClassBalanced(variant=variant, gamma=gamma), counts)
+        got = losses(ClassBalanced(variant=variant, gamma=gamma, normalize=False), counts)
         np.testing.assert_allclose(got, values, rtol=1e-5, err_msg=variant)
     np.testing.assert_allclose(
         losses(ClassBalanced(variant="focal", gamma=0.0), counts), losses(ClassBalanced(variant="sigmoid"), counts)
@@ -165,7 +205,9 @@ def test_grw_weights_sum_to_the_classes_present_and_follow_the_power_law(counts:
 
 def test_grw_uses_resampled_counts_by_default() -> None:
     w = GRW().class_weights(np.array([40, 20, 10]))
-    np.testing.assert_allclose(losses(GRW(), [40, 8, 2], [40, 20, 10]), w[LABELS] * CE, rtol=1e-5)
+    got = losses(GRW(normalize=False), [40, 8, 2], [40, 20, 10])
+    np.testing.assert_allclose(got, w[LABELS] * CE, rtol=1e-5)
+    np.testing.assert_allclose(losses(GRW(), [40, 8, 2], [40, 20, 10]), 4 * got / w[LABELS].sum(), rtol=1e-5)
 
 
 # -- logit adjustment ----------------------------------------------------------------------------------------

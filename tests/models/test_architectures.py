@@ -38,6 +38,8 @@ def test_resnet34_has_the_published_count_with_the_large_stem() -> None:
         ("cnn_lstm", (3, 17), {"channels": [4, 8], "hidden": 5}),
         ("cnn_lstm", (8,), {}),
         ("mlp", (2, 3), {"hidden": [4]}),
+        ("residual_mlp", (2, 3), {"width": 4, "blocks": 1}),
+        ("residual_mlp", (5,), {"blocks": 0}),
         ("mlp", (7,), {"hidden": []}),
         ("auto", (9,), {}),
         ("auto", (3, 20, 20), {}),
@@ -66,9 +68,7 @@ def test_the_seed_alone_decides_the_weights() -> None:
 
 
 def test_the_automatic_choice_follows_the_shape() -> None:
-    assert choose_model((104,)) == ("mlp", {"hidden": (128, 64, 32)})
-    assert choose_model((1,)) == ("mlp", {"hidden": (16, 8, 4)})
-    assert choose_model((100_000,)) == ("mlp", {"hidden": (256, 128, 64)})
+    assert choose_model((104,)) == choose_model((1,)) == ("residual_mlp", {"width": 64, "blocks": 2})
     assert choose_model((1, 28, 28))[0] == "small_cnn"
     assert choose_model((3, 48, 300))[0] == "resnet18"
     assert "auto" in MODELS

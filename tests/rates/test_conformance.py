@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fixed": {"rates": [0.1, 0.5, 0.9, 0.3]},
     "fedhoo": {"cold_rounds": 1, "max_rounds": 4},
     "fedhoo_clusters": {"clusters": 2, "cold_rounds": 1, "max_rounds": 4},
+    "random_settle": {"cold_rounds": 1, "max_rounds": 4},
     "locally_optimal": {"cold_rounds": 1, "arms": [0.2, 0.6, 0.8]},
     "grid": {"cold_rounds": 1, "rounds": 2, "grid": [0.2, 0.6, 0.8]},
     "hoo": {"rounds": 5},
@@ -125,7 +126,7 @@ def test_it_trains_a_federation_and_resumes_to_the_same_model(name: str) -> None
     assert json.dumps(again.history) == json.dumps(end.history)
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if n not in ("fedhoo", "hoo")])
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("fedhoo", "hoo", "random_settle")])
 def test_it_works_with_half_of_the_clients(name: str) -> None:
     p = problem(build(name))
     end = train_rounds(p, Settings.of(rounds=ROUNDS, lr=0.05, participation=0.5), start(p))
@@ -138,6 +139,7 @@ def test_names_and_options_are_those_of_the_config() -> None:
         "fixed",
         "fedhoo",
         "fedhoo_clusters",
+        "random_settle",
         "hoo",
         "fast",
         "locally_optimal",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.core.candidates import binary_patterns
+from fedtail.core.random import generator
 from fedtail.errors import FedtailError
-from fedtail.rates import FedHOO, Setting
+from fedtail.rates import FedHOO, RandomSettle, Setting
 from fedtail.rates.fedhoo import additive_fit
 
 BEST = np.array([0.47, 0.63, 0.55, 0.71, 0.5])
@@ -114,13 +116,13 @@ def test_the_search_ends_at_the_round_limit_and_then_asks_for_one_probe() -> Non
 
 
 def test_the_equation_reading_explores_more_boxes_than_the_pseudocode() -> None:
-    def shallow_rounds(score: str) -> int:
+    def shallow_rounds(score: str, **more: float) -> int:
         rng = np.random.default_rng(3)
-        strategy = FedHOO(3, score=score, cold_rounds=0, stable_rounds=1000, max_rounds=30, alpha=4.0)
+        strategy = FedHOO(3, score=score, cold_rounds=0, stable_rounds=1000, max_rounds=30, **more)
         depths, _ = search(strategy, lambda r, t: quadratic(r, t) + 0.02 * rng.standard_normal(8))
         return sum(d < 5 for d in depths)
 
-    assert shallow_rounds("equation") > shallow_rounds("pseudocode")
+    assert shallow_rounds("equation", alpha=4.0) > shallow_rounds("pseudocode")
 
 
 def test_main_effects_find_the_rates_better_than_single_candidates_under_noise() -> None:
@@ -230,3 +232,70 @@ def test_wrong_rewards_are_refused() -> None:
         FedHOO(3).tell([0.1, 0.2])
     with pytest.raises(FedtailError, match="not finite"):
         FedHOO(1).tell([0.1, float("nan")])
+
+
+# -- the moving average, and the noise control -----------------------------------------------------------------
+
+
+def test_a_childs_value_is_a_moving_average_down_its_branch() -> None:
+    # the paper's implementation details, by hand: a = 0.25, two rounds on one axis
+    search = FedHOO(1, low=0.0, high=1.0, cold_rounds=0, ema=0.25)
+    search.tell([0.2, 0.6])
+    state = search.state()
+    assert state["value"] == pytest.approx([0.4, 0.2, 0.6])  # the root had no value: its children take their rewards
+    assert state["node"] == 2
+    search.tell([0.8, 0.4])
+    # children of the upper half: 0.75 * 0.6 + 0.25 * R; the path moves a quarter of the way to the round's mean, 0.6
+    assert search.state()["value"] == pytest.approx([0.45, 0.2, 0.6, 0.65, 0.55])
+    assert search.state()["node"] == 3
+
+
+def test_with_a_short_memory_the_search_goes_back_to_an_older_box() -> None:
+    def second_box(ema: float) -> float:
+        search = FedHOO(1, low=0.0, high=1.0, cold_rounds=0, ema=ema)
+        search.tell([0.58, 0.6])
+        search.tell([0.5, 0.4])  # worse than the other half was
+        return float(search.ask().mean())
+
+    assert second_box(1.0) == 0.25  # the lower half, 0.58, against 0.5
+    assert second_box(0.1) == 0.625  # 0.9 * 0.6 + 0.1 * 0.5 = 0.59 still beats it
+
+
+@pytest.mark.parametrize("option", ["tau", "alpha"])
+def test_an_option_without_effect_says_so(option: str) -> None:
+    with pytest.warns(UserWarning, match=f"rates.{option} = 3 has no effect"):
+        FedHOO(2, **{option: 3.0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FedHOO(2, tau=0.01, alpha=1.0)  # what version 0.1 wrote into every config
+        FedHOO(2, **{option: 3.0}, score="equation")
+
+
+def test_the_noise_control_does_what_fedhoo_does_with_shuffled_rewards() -> None:
+    rng, seed = np.random.default_rng(0), 3
+    control, twin = RandomSettle(3), FedHOO(3, reward="drift")
+    control.begin(Setting(60, 1.0, np.ones(3), seed=seed))
+    rewards = [1 - ((r - 0.5) ** 2).sum() + 0.001 * rng.standard_normal(8) for r in rng.random((40, 3))]
+    t = 0
+    while not control.done:
+        np.testing.assert_array_equal(control.ask(), twin.ask())
+        shuffled = generator(seed, "random_settle", round=t).permutation(rewards[t])
+        assert control.tell(rewards[t]) == twin.tell(shuffled)
+        t += 1
+    assert twin.done and control.stats() == twin.stats()
+    np.testing.assert_array_equal(control.rates, twin.rates)
+    assert control.tell(None) == 0
+
+
+def test_the_noise_control_learns_nothing_and_differs_between_seeds() -> None:
+    best, ends = np.array([0.45, 0.55, 0.65, 0.75, 0.5]), []
+    for seed in range(30):
+        control = RandomSettle(5)
+        control.begin(Setting(60, 1.0, np.ones(5), seed=seed))
+        while not control.done:
+            probes = control.ask()
+            taken = probes[np.arange(5), (np.arange(32)[:, None] >> np.arange(5)) & 1]
+            control.tell(1 - ((taken - best) ** 2).sum(1))
+        ends.append(control.rates)
+    np.testing.assert_allclose(np.mean(ends, axis=0), 0.6, atol=0.07)  # the middle of the range, wherever the best is
+    assert np.std(ends) == pytest.approx(0.4 / 12**0.5, abs=0.03)

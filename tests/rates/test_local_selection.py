@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from fedtail.errors import FedtailError
+from fedtail.methods import FedAvg
 from fedtail.rates import FAST, LocallyOptimal
+from fedtail.rounds.evaluation import judged
+from tests.methods.federations import awkward_federation, problem, train
 
 
 def gains_for(best: np.ndarray, rates: np.ndarray) -> dict[str, np.ndarray]:
@@ -114,3 +117,31 @@ def test_nobody_with_validation_samples_is_an_error() -> None:
     strategy = LocallyOptimal(2, cold_rounds=0)
     with pytest.raises(FedtailError, match="no validation data"):
         strategy.tell(reports={"local_validation": np.full((2, 5), np.nan)}, present=np.array([1, 1]))
+
+
+def test_a_client_judges_its_models_by_the_metric_of_the_run() -> None:
+    lazy, fair = np.array([[90, 0], [10, 0]]), np.array([[70, 20], [2, 8]])
+    assert judged("accuracy", None)(lazy) > judged("accuracy", None)(fair)
+    # recalls 1 and 0 against 70/90 and 8/10
+    assert judged("balanced_accuracy", None)(lazy) == 0.5
+    assert judged("balanced_accuracy", None)(fair) == pytest.approx((70 / 90 + 0.8) / 2)
+    assert judged("false_alarm_rate", 0)(fair) == pytest.approx(-20 / 90)  # higher is better
+    assert np.isnan(judged("accuracy", None)(np.zeros((2, 2), dtype=int)))
+
+
+@pytest.mark.parametrize("path", ["reference", "batched", "graph"])
+def test_reports_of_local_validation_follow_the_metric(path: str) -> None:
+    seen = {}
+    for metric in ("accuracy", "macro_f1"):
+        made = problem(
+            FedAvg(),
+            awkward_federation(validation=0.4),
+            path=path,
+            metric=metric,
+            rates=LocallyOptimal(5, cold_rounds=0),
+        )
+        tell, heard = made.rates.tell, []
+        made.rates.tell = lambda *a, heard=heard, tell=tell, **k: (heard.append(k["reports"]), tell(*a, **k))[1]  # type: ignore[method-assign]
+        train(made, 1)
+        seen[metric] = heard[0]["local_validation"][0]
+    assert not np.allclose(seen["accuracy"], seen["macro_f1"])

@@ -104,3 +104,18 @@ def test_an_optimizer_that_served_one_run_starts_the_next_anew(federation: Feder
     server = {"optimizer": "adam", "lr": 0.05}
     first, second = (ft.fit(federation, rounds=2, server=server).x for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_without_a_rate_an_adaptive_step_is_short_and_momentum_takes_the_aggregate_whole() -> None:
+    # Reddi et al., algorithm 2, first step from m = 0, v = tau^2, per unit of lr: 0.1 g / (sqrt(v) + tau)
+    g = 0.01
+    moved = {}
+    for name in OPTIMIZERS:
+        x, _ = server_step(Server(optimizer=name), torch.zeros(1), torch.full((1,), -g), {})
+        moved[name] = -float(x)
+    adam = 0.1 * g / ((0.99e-6 + 0.01 * g**2) ** 0.5 + 1e-3)
+    assert moved["adam"] == pytest.approx(0.03 * adam, rel=1e-4)
+    assert moved["adagrad"] == pytest.approx(0.1 * 0.1 * g / ((1e-6 + g**2) ** 0.5 + 1e-3), rel=1e-4)
+    assert moved["momentum"] == pytest.approx(g)
+    assert max(moved["adam"], moved["yogi"], moved["adagrad"]) < 0.02  # with a rate of 1 adam moves 0.41
+    assert Server(optimizer="adam", lr=1.0).step == 1.0

@@ -42,6 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     visits().to_csv(folder / "visits.csv", index=False)
     flags = {
         "data.name": "table", "data.path": str(folder / "visits.csv"), "data.label": "state", "data.site": "clinic",
+        "data.pieces": 0,
         "run.folder": str(folder / "runs"), "run.name": "x", "run.rounds": 5,
     }  # fmt: skip
     return folder, run(load_config(None, [], flags))

@@ -14,7 +14,7 @@ import typer
 
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import SOURCE, TRAINING, Fresh, Json, Workers, config_flags, split_arguments
-from fedtail.cli.progress import console
+from fedtail.cli.progress import Encoded, console
 from fedtail.cli.tables import print_table
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
@@ -23,7 +23,7 @@ from fedtail.report.comparison import comparisons
 from fedtail.report.ranking import ranking, write_rankings
 from fedtail.report.tables import tested
 from fedtail.report.yardsticks import verdict_of_federating
-from fedtail.runs.config import Config
+from fedtail.settings import Settings
 from fedtail.study.compare import (
     best_by_validation,
     best_lrs,
@@ -90,7 +90,7 @@ def compare_command(
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs) or default_lrs(path, overrides, flags)
     cells = comparison_cells(configs, seeds, tried)
-    check_data(cells, out, metric, own=brings_data(path, overrides, flags))
+    check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_lrs(outcomes, metric) if tried else outcomes
@@ -131,7 +131,7 @@ def compare_command(
         raise typer.Exit(1)
 
 
-def pair_name(config: Config, configs: Mapping[str, Config]) -> str:
+def pair_name(config: Settings, configs: Mapping[str, Settings]) -> str:
     """What ``--methods`` called a config."""
     pair = f"{config.method.name}+{config.rates.name}"
     return pair if pair in configs else config.method.name

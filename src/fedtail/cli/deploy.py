@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtail.cli import deploy_view
+from fedtail.cli import deploy_keep, deploy_members, deploy_view
+from fedtail.cli.deploy_view import Folder, load, need_flower
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import Stopped, console
 from fedtail.errors import FedtailError
@@ -21,13 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
 
 PORT = 9092
-Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
-
-
-def need_flower() -> None:
-    """One line instead of an import error."""
-    if importlib.util.find_spec("flwr") is None:
-        raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
+for command in (*deploy_members.COMMANDS, *deploy_keep.COMMANDS):
+    app.command()(command)
 
 
 @app.command()
@@ -39,12 +35,17 @@ def init(
     public: Annotated[str, typer.Option(help="host:port sites connect to, i.e. the proxy's.")] = "",
     port: Annotated[int, typer.Option(help="Port of the SuperLink, on loopback.")] = PORT,
     own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring tables or images of their own.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Also a Dockerfile and compose files.")] = False,
 ) -> None:
     """Write a deployment folder: CA, keys, site folders, units, proxy configuration, instructions.
 
     Without `--own-data` it is a rehearsal: sites play the clients of the config's data set.
     """
     made = make(folder, arguments, sites, local, public, port, own_data)
+    if docker:
+        from fedtail.federate.operate.docker import write_docker
+
+        write_docker(made)
     typer.echo(f"{len(made.sites)} sites in {made.folder}; next: read {made.folder / 'README.md'}")
 
 
@@ -100,12 +101,20 @@ def run(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, from its checkpoint.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
+    queue: Annotated[bool, typer.Option("--queue", help="Let it wait for its turn; see `queue`.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train over the sites that are online and write a run folder with a report. Ctrl-C ends the run, too."""
     deployment = load(folder)
+    from fedtail.federate.operate import queue as waiting
     from fedtail.federate.operate import runs
 
+    if queue:
+        if resume:
+            raise FedtailError("a run that is resumed goes on at once; leave out --queue")
+        number = waiting.put(deployment, load_config(deployment.config, overrides or []))
+        typer.echo(f"run {number} waits; work through the queue with: fedtail deploy queue {folder} --work")
+        return
     last = runs.last_config(deployment) if resume and not overrides else None
     run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
     if detach:
@@ -132,9 +141,11 @@ def stop(folder: Folder) -> None:
 
 @app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Show sites, the run's round and the last errors."""
+    """Show sites, the run's round and the last errors, and what there is to do."""
     deployment = load(folder)
     from fedtail.federate.operate import processes, runs
+    from fedtail.federate.operate import queue as waiting
+    from fedtail.federate.operate.advice import advice
     from fedtail.federate.operate.control import Control, is_healthy
 
     healthy = is_healthy(deployment)
@@ -143,12 +154,14 @@ def status(folder: Folder, as_json: Json = False) -> None:
         with Control(deployment) as control:
             sites = {node.site: node.status for node in control.nodes()}
     running = processes.find(deployment.folder)
-    about = {
+    about: dict[str, Any] = {
         "superlink": "up" if healthy else "down",
         "sites": sites,
         "processes": [{"pid": p.pid, "role": p.role, "program": p.program} for p in running],
         "run": runs.where(deployment),
+        "waiting": [number for number, _ in waiting.waiting(deployment)],
     }
+    about["advice"] = advice(deployment, about)
     if as_json:
         typer.echo(json.dumps(about))
     else:
@@ -247,13 +260,6 @@ def make(
     flags = {} if own_data else {"data.clients": len(names) or None}
     config = load_config(path, overrides, flags)
     return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own_data)
-
-
-def load(folder: Path) -> Deployment:
-    need_flower()
-    from fedtail.federate.deployment import load_deployment
-
-    return load_deployment(folder)
 
 
 __all__ = ["app"]

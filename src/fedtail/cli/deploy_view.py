@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fedtail.cli.progress import console, terminal
+from fedtail.errors import FedtailError
 from fedtail.report import load_run, write_report
 
 if TYPE_CHECKING:
     from fedtail.federate.deployment import Deployment
 
+Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1")
 LAST_FAULTS = 5
+
+
+def need_flower() -> None:
+    """One line instead of an import error."""
+    if importlib.util.find_spec("flwr") is None:
+        raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
+
+
+def load(folder: Path) -> Deployment:
+    """The deployment in a folder, on Flower."""
+    need_flower()
+    from fedtail.federate.deployment import load_deployment
+
+    return load_deployment(folder)
 
 
 def follower() -> Callable[[dict[str, Any]], None]:
@@ -72,22 +89,28 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
             state = "ended" if state != "online" else "ended; Flower will notice within a minute"
         table.add_row(name, state, str(len(here)))
     terminal().print(table)
-    run = about["run"]
+    _show_run(deployment, about["run"])
+    if about["waiting"]:
+        typer.echo(f"runs that wait: {len(about['waiting'])}")
+    for line in about["advice"]:
+        typer.echo(f"to do: {line}")
+
+
+def _show_run(deployment: Deployment, run: dict[str, Any]) -> None:
     if not run:
         typer.echo("no run yet")
         return
     age = time.time() - float(run["time"])
     typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last sign {describe_age(age)} ago")
-    if run["state"] in ("stopped", "failed") and run["round"]:
-        typer.echo(f"go on with: fedtail deploy run {deployment.shown} --resume")
     if run["state"] == "finished":
         page = Path(run["folder"]) / "report.html"
         more = f"open {page} in a browser" if page.is_file() else f"for its page: fedtail report {run['folder']}"
         typer.echo(f"run folder {run['folder']}; {more}")
     if run.get("error"):
         typer.echo(f"error: {run['error']}")
+    names = run.get("sites") or deployment.sites
     for fault in run["errors"][-LAST_FAULTS:]:
-        typer.echo(f"  round {fault['round'] + 1}, {deployment.sites[fault['client']]}: {fault['reason']}")
+        typer.echo(f"  round {fault['round'] + 1}, {names[fault['client']]}: {fault['reason']}")
 
 
 def describe_age(seconds: float) -> str:

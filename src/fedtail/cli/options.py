@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from fedtail.errors import FedtailError
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
+from fedtail.settings import Settings
 
 Command = Callable[..., None]
 
@@ -41,6 +43,16 @@ class Flag:
     panel: str = "Training"
 
 
+def of_setting(key: str, panel: str = "Training") -> Flag:
+    """The flag of a setting, with the type and the first sentence of its declaration."""
+    section, name = key.split(".")
+    field = getattr(Settings(), section).__class__.model_fields[name]
+    said = re.split(r"\.(?:\s|$)", " ".join((field.description or "").split()), maxsplit=1)[0].replace("``", "`")
+    kinds = {kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)}
+    kind = str if str in kinds or get_origin(field.annotation) is Literal else next(iter(kinds & {int, float}), str)
+    return Flag(kind, key, f"{said} ({key}).", panel)
+
+
 FLAGS = {
     "dataset": Flag(str, "", "Data set by name; see `fedtail data list`.", "Data"),
     "table": Flag(str, "", "Your own table: CSV, TSV or Parquet; needs --label or --schema.", "Data"),
@@ -49,24 +61,25 @@ FLAGS = {
     "label": Flag(str, "", "Column that holds the class.", "Data"),
     "site": Flag(str, "", "Column that names the site; one client per value.", "Data"),
     "schema": Flag(str, "", "Schema file: columns, levels, classes, label; see `fedtail data schema`.", "Data"),
-    "data_dir": Flag(str, "data.dir", "Folder of data files (data.dir).", "Data"),
-    "clients": Flag(int, "data.clients", "Number of clients (data.clients).", "Data"),
-    "partition": Flag(str, "data.partition", "iid, dirichlet, per_client or column (data.partition).", "Data"),
-    "alpha": Flag(float, "data.alpha", "Dirichlet concentration (data.alpha).", "Data"),
-    "method": Flag(str, "method.name", "Method; see `fedtail methods` (method.name)."),
+    "data_dir": of_setting("data.dir", "Data"),
+    "clients": of_setting("data.clients", "Data"),
+    "partition": of_setting("data.partition", "Data"),
+    "alpha": of_setting("data.alpha", "Data"),
+    "method": of_setting("method.name"),
     "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, or a file that `fedtail tune` wrote."),
-    "model": Flag(str, "model.name", "Model; by default the data set's own (model.name)."),
-    "rounds": Flag(int, "run.rounds", "Rounds (run.rounds)."),
-    "lr": Flag(str, "local.lr", "Learning rate, or `auto` to race a few (local.lr)."),
-    "epochs": Flag(int, "local.epochs", "Passes over a site's data in a round (local.epochs)."),
-    "seed": Flag(int, "run.seed", "Seed (run.seed)."),
-    "device": Flag(str, "engine.device", "Device: cpu, cuda, cuda:1 ... (engine.device)."),
-    "name": Flag(str, "run.name", "Name of the run folder (run.name).", "Options"),
-    "out": Flag(str, "run.folder", "Folder that holds run folders (run.folder).", "Options"),
+    "model": of_setting("model.name"),
+    "encoder": of_setting("model.encoder"),
+    "rounds": of_setting("run.rounds"),
+    "lr": of_setting("local.lr"),
+    "epochs": of_setting("local.epochs"),
+    "seed": of_setting("run.seed"),
+    "device": of_setting("engine.device"),
+    "name": of_setting("run.name", "Options"),
+    "out": of_setting("run.folder", "Options"),
 }
 SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
 """Flags that together name the data."""
-TRAINING = ("rates", "model", "rounds", "lr", "epochs")
+TRAINING = ("rates", "model", "encoder", "rounds", "lr", "epochs")
 """Flags of training that every command with runs has."""
 ONE_RUN = (*SOURCE, "data_dir", "clients", "method", *TRAINING, "seed", "device", "name", "out")
 """Flags of the commands that make one run."""
@@ -118,7 +131,7 @@ def data_flags(
     site: str | None = None,
     schema: str | None = None,
 ) -> dict[str, Any]:
-    """Config values that name the data; at most one source may be given."""
+    """Settings values that name the data; at most one source may be given."""
     given = {"--dataset": dataset, "--table": table, "--tables": tables, "--images": images}
     named = [flag for flag, value in given.items() if value is not None]
     if len(named) > 1:
@@ -183,7 +196,7 @@ def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
     return {"run.folder": str(Path(path).parent), "run.name": Path(path).name}
 
 
-def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Config:
+def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Settings:
     """The config of a command that makes one run."""
     path, overrides = split_arguments(arguments)
     return load_config(path, overrides, {**flags, **resume_flags(path, resume)}, suggest=True)

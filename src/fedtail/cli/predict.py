@@ -40,7 +40,7 @@ def predict(
     notes: list[str] = []
     kept, x, frame = _read(model, data, names_option("keep", keep), notes)
     probabilities = model.probabilities(x)
-    guess = probabilities.argmax(1)
+    guess = model.decision.answers(probabilities)
     table = pd.DataFrame(kept)
     table["prediction"] = np.array(model.classes, dtype=object)[guess]
     for c, name in enumerate(model.classes):

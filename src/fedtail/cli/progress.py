@@ -38,8 +38,26 @@ def progress_bar(**options: Any) -> Progress:
     )
 
 
+ENCODED = 1000
+"""Images between two lines of progress, where there is no terminal."""
+
+
 class Stopped(Exception):
     """Ctrl-C, with one line to print on how to go on; the command exits with code 130."""
+
+
+class Encoded:
+    """A line now and then on how far an encoder is."""
+
+    def __init__(self) -> None:
+        self.began, self.first = time.perf_counter(), -1
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.first < 0:  # what came from the cache took no time
+            self.began, self.first = time.perf_counter(), done
+        if done % ENCODED == 0 or done == total:
+            left = (time.perf_counter() - self.began) / max(done - self.first, 1) * (total - done)
+            console.print(f"encoding images  {done:,}/{total:,}  ETA {left:.0f} s", soft_wrap=True)
 
 
 class RoundProgress:
@@ -51,6 +69,7 @@ class RoundProgress:
         self.done = 0
         self.live = console.is_terminal and not quiet
         self.began, self.first = time.perf_counter(), 0
+        self._encoded = Encoded()
         self._progress = progress_bar()
         self._task = self._progress.add_task(title, total=rounds, note="")
 
@@ -67,6 +86,13 @@ class RoundProgress:
         if isinstance(error, KeyboardInterrupt) and self.folder is not None:
             said = f"{self.done} of {self.rounds} rounds are done"
             raise Stopped(f"{said}; go on with: {self.command} {self.folder} --resume") from None
+
+    def encoded(self, done: int, total: int) -> None:
+        """Images that an encoder has done; shown before the first round."""
+        if self.live:
+            self._progress.update(self._task, note=f"encoding images {done:,}/{total:,}" if done < total else "")
+        elif not self.quiet:
+            self._encoded(done, total)
 
     def start(self, folder: Path, done: int) -> None:
         """Where the run is written, and how many rounds were done before (a resumed run)."""

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedtail.cli.deploy import need_flower
-from fedtail.cli.deploy_view import describe_age
+from fedtail.cli.deploy_view import describe_age, need_flower
 from fedtail.cli.options import Json
 
 app = typer.Typer(help="What runs where the data is.", no_args_is_help=True)

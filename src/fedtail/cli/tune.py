@@ -60,7 +60,7 @@ def tune(
     config = run_config(arguments, {**flags, "run.search_only": True}, resume=resume)
     title = f"tune {config.rates.name}"
     with RoundProgress(title, config.run.rounds, "fedtail tune", resume=resume, quiet=quiet) as progress:
-        result = run(config, resume=resume, on_round=progress, on_start=progress.start)
+        result = run(config, resume=resume, on_round=progress, on_start=progress.start, on_encode=progress.encoded)
     folder, last = result.folder or Path(), result.history[-1]
     section = fixed_section(last)
     target = save or folder / "rates.toml"

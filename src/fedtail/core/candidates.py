@@ -58,6 +58,18 @@ class Candidates:
             current = self.patterns[s].copy()
             yield int(s), buffer
 
+    def vector(self, s: int) -> Tensor:
+        """(n,) candidate s with the bits it has in ``walk``, without those before it."""
+        order = self._order()
+        place = int(np.flatnonzero(order == s)[0])
+        out = self.base.clone()
+        current = np.zeros(self.patterns.shape[1], dtype=np.int64)
+        for step in order[place - place % REBUILD_EVERY : place + 1]:
+            for a in np.flatnonzero(self.patterns[step] != current):
+                out.add_(self.directions[a], alpha=float(self.patterns[step, a] - current[a]))
+            current = self.patterns[step]
+        return out
+
     def _order(self) -> np.ndarray:
         n, a = self.patterns.shape
         if n == 2**a:
@@ -78,10 +90,10 @@ def binary_candidates(
 
     An axis without clients has a zero direction.
     """
-    base = x.double().clone()
+    base = x.to(torch.float64, copy=True)
     directions = torch.zeros(n_axes, x.numel(), dtype=x.dtype, device=x.device)
     for a, delta, axis in zip(weights, deltas, axes, strict=True):
-        base += float(a) * delta[0].double()
+        base += delta[0].double().mul_(float(a))
         directions[int(axis)].add_(delta[1] - delta[0], alpha=float(a))
     return Candidates(base.to(x.dtype), directions, binary_patterns(n_axes))
 

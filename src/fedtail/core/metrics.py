@@ -15,6 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedtail.core.scores import (
+    Scores,
+    average_precision,
+    brier_score,
+    calibration_error,
+    log_loss,
+    roc_auc,
+)
 from fedtail.errors import FedtailError
 from fedtail.registry import Registry
 
@@ -32,6 +40,8 @@ class Evidence:
     """The class that means "nothing found", where the data declare one."""
     train_counts: np.ndarray | None = None
     """(C,) training samples per class, where they are known (simulation)."""
+    scores: Scores | None = None
+    """Counts of probabilities, where they were taken."""
 
     @property
     def hit(self) -> np.ndarray:
@@ -74,7 +84,7 @@ class Metric:
     """The same in a sentence; by default the title."""
     higher_is_better: bool = True
     needs: str | None = None
-    """What must be known beyond counts: ``background`` or ``train_counts``."""
+    """What must be known beyond counts: ``background``, ``train_counts`` or ``scores``."""
     totals: bool = False
     """Whether it can be told from totals, where a site reveals no counts per class."""
     headline: bool = True
@@ -102,7 +112,13 @@ def _shot_accuracy(kind: str, e: Evidence) -> np.ndarray:
     return _class_mean(e.recall, e.seen & shot_groups(np.asarray(e.train_counts))[kind])
 
 
-def _declare(name: str, title: str, function: Callable[[Evidence], np.ndarray], **more: Any) -> None:
+def _over_classes(e: Evidence, area: Callable[[np.ndarray], float]) -> np.ndarray:
+    """The mean of an area over the classes that have one."""
+    each = np.array([area(bins) for bins in e.scores.bins]) if e.scores is not None else np.empty(0)
+    return np.asarray(_mean(each[np.isfinite(each)]))
+
+
+def _declare(name: str, title: str, function: Callable[[Any], Any], **more: Any) -> None:
     METRICS.add(name)(Metric(name=name, title=title, function=function, **more))
 
 
@@ -133,6 +149,33 @@ _declare(
     lambda e: _class_mean(e.recall, e.seen & _third(e, "tail")),
     words="accuracy of the rarest third",
     needs="train_counts",
+)
+_declare(
+    "pr_auc",
+    "PR-AUC",
+    lambda e: _over_classes(e, average_precision),
+    words="mean area under the precision-recall curves",
+    needs="scores",
+)
+_declare(
+    "roc_auc",
+    "ROC-AUC",
+    lambda e: _over_classes(e, roc_auc),
+    words="mean area under the ROC curves",
+    needs="scores",
+    headline=False,
+)
+_declare("log_loss", "Log loss", lambda e: log_loss(e.scores), needs="scores", higher_is_better=False, headline=False)
+_declare(
+    "brier", "Brier score", lambda e: brier_score(e.scores), needs="scores", higher_is_better=False, headline=False
+)
+_declare(
+    "calibration_error",
+    "Cal. error",
+    lambda e: calibration_error(e.scores.cells),
+    words="expected calibration error",
+    needs="scores",
+    higher_is_better=False,
 )
 _declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="background")
 _declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", headline=False)
@@ -192,14 +235,22 @@ def metrics() -> list[Metric]:
     return [METRICS[name] for name in METRICS.named()]
 
 
-def evidence_of(confusion: ArrayLike, train_counts: ArrayLike | None = None, background: int | None = None) -> Evidence:
-    """What a confusion matrix says."""
+def evidence_of(
+    confusion: ArrayLike,
+    train_counts: ArrayLike | None = None,
+    background: int | None = None,
+    scores: Scores | None = None,
+) -> Evidence:
+    """What a confusion matrix, and counts of probabilities beside it, say."""
     n = None if train_counts is None else np.asarray(train_counts)
-    return Evidence(class_counts(np.asarray(confusion, dtype=np.float64)), background, n)
+    return Evidence(class_counts(np.asarray(confusion, dtype=np.float64)), background, n, scores)
 
 
 def summarize(
-    confusion: ArrayLike, train_counts: ArrayLike | None = None, background: int | None = None
+    confusion: ArrayLike,
+    train_counts: ArrayLike | None = None,
+    background: int | None = None,
+    scores: Scores | None = None,
 ) -> dict[str, Any]:
     """Every metric that the matrix, the training counts and the background class suffice for, and accuracy and F1 per
     class.
@@ -215,12 +266,20 @@ def summarize(
     if m.shape == (1, 2):
         totals = Evidence(np.array([[m[0, 0]], [m[0, 1]], [m[0, 1]]]))
         return {x.name: float(x(totals)) if x.totals else float("nan") for x in metrics() if x.needs is None}
-    evidence = evidence_of(m, train_counts, background)
+    evidence = evidence_of(m, train_counts, background, scores)
     out: dict[str, Any] = {x.name: float(x(evidence)) for x in metrics() if known(x, evidence)}
-    return out | {
+    out |= {
         "per_class_accuracy": [float(v) for v in evidence.recall],
         "per_class_f1": [float(v) for v in evidence.f1],
     }
+    if scores is not None:
+        out |= {
+            "per_class_precision": [float(v) for v in per_class(m)["precision"]],
+            "per_class_support": [int(v) for v in evidence.support],
+            "per_class_pr_auc": [average_precision(bins) for bins in scores.bins],
+            "per_class_roc_auc": [roc_auc(bins) for bins in scores.bins],
+        }
+    return out
 
 
 def known(metric: Metric, evidence: Evidence) -> bool:
@@ -269,6 +328,7 @@ def lacking(metric: Metric, setting: str) -> FedtailError:
     lacks = {
         "background": 'data with a class that means "nothing found" (data.background of an image folder)',
         "train_counts": "class counts of the training data, which a search does not see",
+        "scores": "probabilities, which are taken of the final model only",
     }[str(metric.needs)]
     return FedtailError(f"{setting} needs {lacks}; others: {others}")
 

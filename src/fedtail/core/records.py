@@ -4,8 +4,9 @@ what is not in ``Task`` never reaches a client, what is not in ``Update`` never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -60,6 +61,19 @@ class Update:
     """(P,) scalars requested by ``Task.reports``."""
     extras: Tensors = field(default_factory=dict)
     """(P, ...) what the method declares in ``Method.wire`` beyond FedAvg; empty for most."""
+
+
+class Deltas(Sequence[Tensor]):
+    """The deltas of updates, each asked for when it is used: one that waits on disk is in memory only meanwhile."""
+
+    def __init__(self, updates: Sequence[Update]) -> None:
+        self.updates = updates
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.updates[i].delta
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,14 @@ class About:
     input_shape: tuple[int, ...]
     sizes: np.ndarray
     """(K,) training samples."""
-    validation_sizes: tuple[int, ...]
+    validation_sizes: Sequence[int]
     transform: Transform = field(default_factory=Transform)
     preprocessing: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     test_counts: np.ndarray | None = None
     """(C,) test samples per class, where the server holds a test set."""
+    encoder: dict[str, Any] = field(default_factory=dict)
+    """The encoder whose features were trained on, as ``models.encoders.Encoding`` writes it; empty if none."""
     label_map: np.ndarray | None = None
     """(K, C) training samples per client and class; in simulation only."""
 

@@ -76,6 +76,7 @@ class Client:
     n_classes: int
     transform: Transform
     augment: str | None
+    background: int | None = None
 
     @property
     def labels(self) -> np.ndarray:
@@ -168,15 +169,28 @@ class Federation:
         return np.array([len(i) for i in self.train])
 
     def client(self, k: int) -> Client:
-        return Client(k, self.pool, self.train[k], self.validation[k], self.n_classes, self.transform, self.augment)
+        return Client(
+            index=k,
+            pool=self.pool,
+            train=self.train[k],
+            validation=self.validation[k],
+            n_classes=self.n_classes,
+            transform=self.transform,
+            augment=self.augment,
+            background=self.background,
+        )
 
     def validation_rows(self) -> np.ndarray:
         """Pool indices of the validation splits that stand for the federation's: all clients' up to ``PANEL``, beyond
         that those of a fixed random panel, so that a round costs what its own clients cost."""
+        return np.concatenate([self.validation[k] for k in self.panel()])
+
+    def panel(self) -> list[int]:
+        """The clients whose validation splits are looked at: all, or ``PANEL`` of them."""
         if self.n_clients <= PANEL:
-            return np.concatenate(self.validation)
-        panel = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
-        return np.concatenate([self.validation[k] for k in np.sort(panel)])
+            return list(range(self.n_clients))
+        picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
+        return [int(k) for k in np.sort(picked)]
 
     def label_map(self) -> np.ndarray:
         """(K, C) training samples per client and class. In a real federation nobody has this table."""
@@ -307,14 +321,15 @@ def stratified_holdout(
 def take_auxiliary(
     y: np.ndarray, parts: Sequence[np.ndarray], per_class: int, n_classes: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Take up to ``per_class`` samples of each class out of the clients' parts; never more than half a class,
-    and never a client's last sample."""
+    """Take up to ``per_class`` samples of each class out of the clients' parts: no more than a tenth of a class, or
+    five where that is no more than half of it, and never a client's last sample."""
     everything = np.concatenate(list(parts))
     order = everything[np.argsort(y[everything], kind="stable")]
     stops = np.searchsorted(y[order], np.arange(n_classes + 1))
     aux = np.zeros(len(y), dtype=bool)
     for members in (order[a:b] for a, b in pairwise(stops)):
-        aux[rng.choice(members, size=min(per_class, len(members) // 2), replace=False)] = True
+        spared = max(len(members) // 10, min(5, len(members) // 2))
+        aux[rng.choice(members, size=min(per_class, spared), replace=False)] = True
     kept = []
     for part in parts:
         mine = np.sort(np.asarray(part))

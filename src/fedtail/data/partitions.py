@@ -1,4 +1,4 @@
-"""Split pooled samples over clients: IID, per-class Dirichlet, per-client Dirichlet, by column."""
+"""Split pooled samples over clients: IID, Dirichlet per class or client, few labels each, by template, by column."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedtail.core.random import generator
 from fedtail.data.federation import Federation, Samples, Transform, assemble, with_clusters
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
+from fedtail.data.template import TEMPLATES, Template, load_template
 from fedtail.errors import FedtailError, one_of
 from fedtail.settings import Data, allowed_values, checked
 
@@ -24,6 +25,8 @@ def split(
     alpha: float = 0.5,
     column: Sequence[Any] | np.ndarray | None = None,
     min_samples: int = 10,
+    labels: int = 2,
+    shares: np.ndarray | None = None,
     seed: int = 0,
 ) -> tuple[list[np.ndarray], list[str] | None]:
     """Indices of each client, ascending and disjoint, covering ``y``; and site names for ``column``.
@@ -32,6 +35,8 @@ def split(
     - ``dirichlet``: per *class*, shares over clients ~ Dir(alpha); sizes differ, the global tail is kept exactly.
       Redrawn until every client has ``min_samples``.
     - ``per_client``: per *client*, class mix ~ Dir(alpha p); equal sizes, exhausted classes are masked.
+    - ``labels``: every client has ``labels`` classes only, each class is shared evenly by those that have it.
+    - ``template``: ``shares`` (clients, classes) of each class's samples go to each client, rounded to whole samples.
     - ``column``: one client per value of ``column``.
     """
     y = np.asarray(y)
@@ -39,6 +44,10 @@ def split(
         if column is None:
             raise FedtailError("partition 'column' needs the column that names each sample's site")
         return _by_column(column)
+    if partition == "template":
+        if shares is None:
+            raise FedtailError("partition 'template' needs shares, one row per client and one column per class")
+        return _by_shares(y, np.asarray(shares, dtype=np.float64), generator(seed, "partition/template")), None
     if n_clients < 1:
         raise FedtailError(f"clients = {n_clients} is not allowed; use 1 or more")
     if n_clients > len(y):
@@ -52,6 +61,8 @@ def split(
         return _per_class(y, n_clients, alpha, min_samples, rng), None
     if partition == "per_client":
         return _per_client(y, n_clients, alpha, rng), None
+    if partition == "labels":
+        return _few_labels(y, n_clients, labels, rng), None
     raise one_of("partition", partition, allowed_values(Data, "partition"))
 
 
@@ -72,7 +83,8 @@ def partition(
 
     Args:
         settings: those of the section ``data`` that say how to split: ``clients``, ``partition``, ``alpha``,
-            ``min_samples``, ``validation``, ``auxiliary``, ``holdout``, ``augment``, ``seed``; see docs/settings.md.
+            ``min_samples``, ``labels_per_client``, ``template``, ``validation``, ``auxiliary``, ``holdout``,
+            ``augment``, ``seed``; see docs/settings.md.
     """
     for key in settings:
         if key not in SPLITTING:
@@ -109,6 +121,8 @@ def federate(pooled: Pooled, data: Data) -> Federation:
     if how == "column" and pooled.sites is None:
         raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pooled.name!r} has none")
     seed = data.seed or 0
+    template = _template(data) if how == "template" else None
+    totals = pooled.train.counts(len(pooled.classes))
     parts, sites = split(
         pooled.train.y.numpy(),
         how,
@@ -116,8 +130,12 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         alpha=data.alpha,
         column=pooled.sites,
         min_samples=data.min_samples,
+        labels=data.labels_per_client,
+        shares=None if template is None else template.shares(pooled.classes, totals),
         seed=seed,
     )
+    if template is not None:
+        sites = list(template.sites)
     federation = assemble(
         pooled.train,
         parts,
@@ -133,9 +151,17 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         augment=augment,
         background=pooled.background,
         preprocessing=pooled.preprocessing,
-        notes=pooled.notes,
+        notes=(*pooled.notes, *_invented(pooled, how, data)),
     )
     return federation if pooled.clusters is None else with_clusters(federation, pooled.clusters)
+
+
+def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:
+    """A table without sites gets made-up ones; a reader of its results should know."""
+    if pooled.sites is not None or pooled.preprocessing.get("kind") != "table":
+        return []
+    drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how in ("dirichlet", "per_client") else "")
+    return [f"sites were invented ({drawn}), since no site column was named; name yours with --site COLUMN"]
 
 
 def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -186,6 +212,47 @@ def _per_client(y: np.ndarray, k: int, alpha: float, rng: np.random.Generator) -
             taken += take
             missing -= int(take.sum())
     return _of_owners(owner, sizes)
+
+
+def _few_labels(y: np.ndarray, k: int, labels: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Each client takes the classes that fewest have so far, ties at random; a class goes evenly to its clients."""
+    classes = np.unique(y)
+    if not 1 <= labels <= len(classes):
+        raise FedtailError(f"labels_per_client = {labels} is outside [1, {len(classes)}], the classes there are")
+    if k * labels < len(classes):
+        raise FedtailError(
+            f"{k} clients of {labels} labels cannot hold {len(classes)} classes; use {-(-len(classes) // labels)} "
+            f"clients or {-(-len(classes) // k)} labels per client"
+        )
+    holds = np.zeros((k, len(classes)), dtype=bool)
+    for row in holds:
+        row[np.lexsort((rng.random(len(classes)), holds.sum(0)))[:labels]] = True
+    owner = np.empty(len(y), dtype=np.int64)
+    for c, label in enumerate(classes):
+        members = rng.permutation(np.flatnonzero(y == label))
+        owner[members] = np.resize(rng.permutation(np.flatnonzero(holds[:, c])), len(members))
+    return _of_owners(owner, np.bincount(owner, minlength=k))
+
+
+def _by_shares(y: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """shares: (K, C), columns sum to 1. Fractions of a sample go to the largest remainders."""
+    k, owner = len(shares), np.empty(len(y), dtype=np.int64)
+    for c in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == c))
+        exact = shares[:, c] * len(members)
+        pieces = np.floor(exact + 1e-9).astype(np.int64)
+        pieces[np.argsort(pieces - exact, kind="stable")[: len(members) - pieces.sum()]] += 1
+        owner[members] = np.repeat(np.arange(k), pieces)
+    return _of_owners(owner, np.bincount(owner, minlength=k))
+
+
+def _template(data: Data) -> Template:
+    if data.template is None:
+        raise FedtailError(
+            "data.partition = 'template' needs data.template, a CSV file with a row per site and a column per class, "
+            f"or one of {', '.join(TEMPLATES)}"
+        )
+    return load_template(data.template)
 
 
 def _by_column(column: Sequence[Any] | np.ndarray) -> tuple[list[np.ndarray], list[str]]:

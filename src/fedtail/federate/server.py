@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +15,75 @@ from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.preprocess import agree_on_preprocessing
+from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
 from fedtail.methods import METHODS
-from fedtail.models import build_model
+from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.rounds.checkpoint import save_checkpoint, write_atomically
+from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
-from fedtail.rounds.state import Problem
-from fedtail.runs.config import Config
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.config import result_keys
+from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
-from fedtail.runs.folder import choose_folder, claimed
+from fedtail.runs.folder import choose_folder, claimed, write_clients
 from fedtail.runs.problem import load_pooled
-from fedtail.runs.result import Result
+from fedtail.runs.result import Result, titles_of
+from fedtail.settings import Settings
 
 AGREEMENT = "federation.json"
 """In the run folder: the sites, in the order of their numbers, what they agreed on, and the preprocessing."""
 
 
+class SitesJoined(Exception):
+    """There are new sites, and a checkpoint: the run goes on with them once it is resumed."""
+
+
+def roster(config: Settings, sites: Sequence[str], *, resume: bool = False) -> list[str]:
+    """The site behind each client's number. A number is a site's own for the whole run: one that has left keeps it, and
+    one that is new takes the next."""
+    file = choose_folder(config, resume) / AGREEMENT
+    before = json.loads(file.read_text())["sites"] if resume and file.is_file() else []
+    return [*before, *(site for site in sites if site not in before)]
+
+
 def federate(
-    config: Config,
+    config: Settings,
     transport: Transport,
     names: Sequence[str],
     *,
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    members: Callable[[], Collection[str]] | None = None,
 ) -> Result:
-    """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
+    """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k (see ``roster``).
+
+    ``members`` says which sites take part, and is asked after every round: one that has left for good is not asked any
+    more; with new ones the run ends in ``SitesJoined``.
+    """
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     deploy = config.deploy
     folder = choose_folder(config, resume)
-    everybody, quorum = range(len(names)), config.run.quorum
+    here = names if members is None else members()
+    gone = {k for k, name in enumerate(names) if name not in here}
+    everybody, quorum = [k for k in range(len(names)) if k not in gone], config.run.quorum
     before = read_agreement(folder, names) if resume else None
+    began_with = len(names) if before is None else before[2]
     if before is None:
-        hellos, missing = say_hello(transport, everybody, deploy.timeout)
+        hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
         schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
     else:
-        agreed, schema = before
+        agreed, schema, _ = before
     job, architecture = make_job(config, schema, folder.name, transport.name)
     hellos, missing = say_hello(transport, everybody, deploy.timeout, job)
     agree(hellos, missing, names, quorum, agreed)
@@ -69,13 +93,19 @@ def federate(
         """Sites that come late must agree with those that were there."""
         found, reasons = say_hello(transport, clients, deploy.timeout, job)
         reasons |= {names.index(f.subject): f.message for f in compare(found, names, agreed) if f.level == "error"}
-        return {k: hello.n_train for k, hello in found.items() if k not in reasons}, reasons
+        joined = {k: hello for k, hello in found.items() if k not in reasons}
+        for k, hello in joined.items():
+            about.sizes[k], held_out[k] = hello.n_train, hello.n_validation
+        if joined:
+            write_clients(folder, about, titles_of(problem))
+        return {k: hello.n_train for k, hello in joined.items()}, reasons
 
     engine = RemoteEngine(
         transport=transport,
         job=job,
-        sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in everybody]),
-        absent=dict(missing),
+        sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in range(len(names))]),
+        absent={**missing, **dict.fromkeys(gone, "has left")},
+        gone=gone,
         meet=meet,
         faults=[Refusal(k, 0, f"hello: {reason}") for k, reason in missing.items()],
         test=test,
@@ -83,19 +113,24 @@ def federate(
         quorum=quorum,
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
+        memory_mb=deploy.memory_mb,
     )
     method = job.build_method()
     if method.needs_auxiliary:
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
+    rates = RATES.build(config.rates.name, began_with, **config.rates.options)
     problem = Problem(
         engine=engine,
         method=method,
-        rates=racing(RATES.build(config.rates.name, len(names), **config.rates.options), method, config),
+        rates=racing(rates if began_with == len(names) else WithNewcomers(rates, len(names)), method, config),
         n_classes=job.n_classes,
         background=schema.get("background"),
+        gone=gone,
     )
-    about = describe(schema, job, names, hellos, test)
+    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
+    notes = encoder_notes(job.encoding, config.model, images=False)
+    about = describe(schema, job, names, hellos, test, held_out, notes)
 
     def amend(record: dict[str, Any]) -> None:
         record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
@@ -103,12 +138,28 @@ def federate(
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
     def begin(folder: Path, done: int) -> None:
-        said = {"sites": list(names), "agreed": agreed, "schema": plain(schema)}
+        said = {"sites": list(names), "began_with": began_with, "agreed": agreed, "schema": plain(schema)}
         write_atomically(folder / AGREEMENT, json.dumps(said))
         if on_start is not None:
             on_start(folder, done)
 
-    with claimed(config, folder, resume) as folder:
+    metrics = Metrics(folder.name, names, config.run.rounds, engine.seen)
+
+    def after(state: State, record: dict[str, Any], seconds: float) -> None:
+        metrics.round(state, record, seconds)
+        if on_round is not None:
+            on_round(state, record, seconds)
+        if members is None or state.round == config.run.rounds:
+            return
+        now = members()
+        gone.update(k for k, name in enumerate(names) if name not in now)
+        gone.difference_update([k for k, name in enumerate(names) if name in now])
+        if any(name not in names for name in now):
+            save_checkpoint(folder / "checkpoint", problem.capture(state), result_keys(config))
+            raise SitesJoined
+
+    with served(metrics, deploy.metrics_port), claimed(config, folder, resume) as folder:
+        engine.spool = folder
         return drive(
             problem,
             config,
@@ -116,47 +167,56 @@ def federate(
             about,
             architecture,
             resume=resume,
-            on_round=on_round,
+            on_round=after,
             on_start=begin,
             amend=amend,
         )
 
 
-def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What the sites agreed on when the run began, without and with the preprocessing: a site that is away now does not
-    change it. None if the run has not begun.
+def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int] | None:
+    """What the sites agreed on when the run began, without and with the preprocessing, and how many they were: a site
+    that is away now does not change it. None if the run has not begun.
 
-    ``FedtailError`` where the sites are not those of the run, since its state is kept by their numbers.
+    ``FedtailError`` where the numbers are not those of the run, since its state is kept by them.
     """
     if not (folder / AGREEMENT).is_file():
         return None
     about = json.loads((folder / AGREEMENT).read_text())
-    if about["sites"] != list(names):
+    before = about["sites"]
+    if before != list(names[: len(before)]):
         raise FedtailError(
-            f"{str(folder)!r} was begun with the sites {', '.join(about['sites'])}, now there are {', '.join(names)}; "
-            "a site that is gone may stay in deployment.toml and be offline (lower run.quorum), or start a new run"
+            f"{str(folder)!r} has the sites {', '.join(before)}, in this order, and not {', '.join(names)}; "
+            "new sites come after them, or start a new run"
         )
-    return about["agreed"], about["schema"]
+    return about["agreed"], about["schema"], int(about.get("began_with", len(before)))
 
 
-def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
+def make_job(config: Settings, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
     """The work order of a run, and the model's description for ``model.json``."""
     if config.run.metric != "accuracy" and config.deploy.reveal == "totals":
         raise FedtailError(
             f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'classes' (sites must "
             "allow it in their policy), or run.metric = 'accuracy'"
         )
+    if config.deploy.compress != "none" and config.privacy.mode == "local":
+        raise FedtailError(
+            f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
+            "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
+        )
     beside = [name for name in config.run.diagnostics if name != "alignment"]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
     name, options = config.model.name, config.model.options
-    if name == "auto":
+    encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
+    if encoding is not None:
+        name = config.model.head if name == "auto" else name
+    elif name == "auto":
         name, options = schema["model"], {**schema["model_options"], **options}
-    transform = schema["transform"]
+    transform = IDENTITY if encoding is not None else schema["transform"]
     job = Job(
         run=run,
         model=name,
-        input_shape=tuple(schema["input_shape"]),
+        input_shape=tuple(schema["input_shape"]) if encoding is None else encoding.shape,
         classes=tuple(schema["classes"]),
         method=config.method.name,
         rounds=config.run.rounds,
@@ -164,29 +224,40 @@ def make_job(config: Config, schema: dict[str, Any], run: str, engine: str) -> t
         method_options=METHODS.build(config.method.name, **config.method.options).config(),
         local=config.local,
         seed=config.run.seed,
+        metric=config.run.metric,
         transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
-        augment=schema["augment"],
+        augment=schema["augment"] if encoding is None else None,
+        encoder={} if encoding is None else encoding.to_dict(),
         preprocessing=schema["preprocessing"],
         reveal=config.deploy.reveal,
         noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
+        compress=config.deploy.compress,
         engine=engine,
     )
     return job, {"name": name, "options": options}
 
 
-def initial_model(config: Config, job: Job) -> torch.Tensor:
+def initial_model(config: Settings, job: Job) -> torch.Tensor:
     """(n,) the weights round 0 starts from: those of the simulator under the same seed."""
-    module = build_model(job.model, job.input_shape, job.n_classes, seed=config.run.seed, **job.model_options)
-    return FlatModel(module).vector
+    return FlatModel(job.build_model(config.run.seed)).vector
 
 
-def server_test(config: Config, schema: dict[str, Any]) -> Samples | None:
+def server_test(config: Settings, schema: dict[str, Any]) -> Samples | None:
     """The server's own test set: in a rehearsal that of the data set; otherwise none, sites test on theirs."""
-    return load_pooled(config).test if schema["kind"] == "slice" else None
+    if schema["kind"] != "slice":
+        return None
+    test = load_pooled(config).test
+    return encode_samples(test, Encoding.from_dict(schema["encoder"])) if schema.get("encoder") else test
 
 
 def describe(
-    schema: dict[str, Any], job: Job, names: Sequence[str], hellos: Mapping[int, Hello], test: Samples | None
+    schema: dict[str, Any],
+    job: Job,
+    names: Sequence[str],
+    hellos: Mapping[int, Hello],
+    test: Samples | None,
+    held_out: Sequence[int],
+    notes: tuple[str, ...] = (),
 ) -> About:
     """What the run folder may say of data the server has never seen; nothing of sites that are not there yet."""
     there = [hellos.get(k) for k in range(len(names))]
@@ -194,10 +265,12 @@ def describe(
         name=schema["name"],
         sites=tuple(names),
         classes=job.classes,
-        input_shape=job.input_shape,
+        input_shape=tuple(schema["input_shape"]),
         sizes=np.array([h.n_train if h else 0 for h in there]),
-        validation_sizes=tuple(h.n_validation if h else 0 for h in there),
+        validation_sizes=held_out,
         transform=job.transform,
         preprocessing=job.preprocessing,
+        encoder=job.encoder,
+        notes=notes,
         test_counts=None if test is None else test.counts(job.n_classes),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from fedtail.errors import FedtailError
 from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.loop import State
-from fedtail.runs.config import Config
+from fedtail.settings import Settings
 
 LAST_ERRORS = 20
 
@@ -36,14 +36,15 @@ def has_finished(now: Mapping[str, Any]) -> bool:
 class Status:
     """Kept up to date while a run goes on; as a context it also notes how the run failed."""
 
-    def __init__(self, path: Path | None, config: Config, run_id: int = 0) -> None:
+    def __init__(self, path: Path | None, config: Settings, run_id: int = 0) -> None:
         self.path = path
         self.now: dict[str, Any] = {"run": str(run_id), "state": "waiting for sites", "errors": []}
         self.now |= {"round": 0, "rounds": config.run.rounds}
         self.write()
 
     def start(self, folder: Path, done: int) -> None:
-        self.write(state="training", folder=str(folder), round=done)
+        sites = json.loads((folder / "clients.json").read_text())["sites"]  # by number: some may have left since
+        self.write(state="training", folder=str(folder), round=done, sites=sites)
 
     def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
         faults = [*record["refused"], *record.get("faults", [])]

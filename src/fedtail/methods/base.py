@@ -110,6 +110,9 @@ class Method:
     """Fields that enter the step as scalars, so that a search may set them per client and probe."""
     stateful_loss: ClassVar[bool] = False
     """The loss reads and updates step state, so a batch may not be split by group."""
+    whole_batch: ClassVar[bool] = False
+    """A sample's loss depends on the labels of its whole batch (weights that are divided by their mean), so a batch may
+    not be split by group. On its own logits alone it depends still."""
     needs_teacher: ClassVar[bool] = False
     """``Batch.teacher`` must hold the logits of the round's global model."""
     needs_auxiliary: ClassVar[bool] = False
@@ -231,6 +234,13 @@ def run_bound(method: Method, task: Task, client: int, probe: int, steps: int, n
 def pick(values: Tensor, y: Tensor) -> Tensor:
     """(..., B) value of each sample's class. values: (..., C); y: (..., B)."""
     return values.gather(-1, y)
+
+
+def relative(weight: Tensor, batch: Batch) -> Tensor:
+    """(..., B) weights over their mean in the batch, so that its mean loss is sum w l / sum w. weight: (..., B)."""
+    real = batch.weight
+    mean = (weight * real).sum(dim=-1, keepdim=True) / real.sum(dim=-1, keepdim=True).clamp_min(1.0)
+    return weight / torch.where(mean > 0, mean, 1.0)
 
 
 def one_hot(y: Tensor, n_classes: int) -> Tensor:

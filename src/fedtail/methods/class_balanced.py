@@ -2,8 +2,10 @@
 
     w_c = (1 - b) / (1 - b^{n_c}),  rescaled to sum to the number of classes present
 
-b = 0 weighs all classes alike, b -> 1 by inverse frequency. Three losses are weighted, as in the authors' code
-(class-balanced-loss 1d78572): softmax cross-entropy, sigmoid cross-entropy summed over outputs, and its focal form.
+b = 0 weighs all classes alike, b -> 1 by inverse frequency. A batch's loss is divided by its sum of weights, as in
+``weighted_ce``; the authors divide by the number of samples (``normalize = false``). Three losses are weighted, as in
+the authors' code (class-balanced-loss 1d78572): softmax cross-entropy, sigmoid cross-entropy summed over outputs, and
+its focal form.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 
 from fedtail.core.records import Tensors
 from fedtail.errors import check_range, one_of
-from fedtail.methods.base import Batch, cross_entropy, one_hot, pick
+from fedtail.methods.base import Batch, cross_entropy, one_hot
 from fedtail.methods.registry import METHODS
 from fedtail.methods.weighted_ce import WeightedCE
 
@@ -26,7 +28,7 @@ VARIANTS = ("softmax", "sigmoid", "focal")
 @METHODS.add("class_balanced")
 @dataclass(frozen=True)
 class ClassBalanced(WeightedCE):
-    """Weights from the client's own counts; see ``WeightedCE`` for ``weight_counts``."""
+    """Weights from the client's own counts; see ``WeightedCE`` for ``weight_counts`` and ``normalize``."""
 
     title = "Class-balanced"
     paper = "Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019"
@@ -53,7 +55,7 @@ class ClassBalanced(WeightedCE):
         return weights * (present.sum() / weights.sum()) if present.any() else weights
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        weight = pick(const["class_weight"], batch.y)
+        weight = self.sample_weights(batch, const)
         if self.variant == "softmax":
             return weight * cross_entropy(logits, batch.y), state
         target = one_hot(batch.y, logits.shape[-1]).to(logits.dtype)

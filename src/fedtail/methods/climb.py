@@ -6,6 +6,10 @@ min (1/K) sum_i f_i  s.t.  f_i - mean_j f_j <= eps, by primal-dual steps. Every 
     run the rounds with client weights w_i = 1 + lambda_i - mean lambda
     lambda_i <- clip(lambda_i + eta (l_i - mean l - eps) / K, 0, 100)
 
+The authors' scripts have (eta, eps) of (2, 0.01), (0.1, 0.1) and (1, 1), over a thousand dual steps. A run here takes
+about ten, in which the first alone lets the constraint act: of five clients, one whose loss is 0.5 above the others'
+ends with weight 2.5 after twelve steps, where (0.1, 0.1) gives it 1.06.
+
 With clients of unequal size the weights multiply p_i; they are clamped at 0, where the authors' code can go negative.
 """
 
@@ -30,19 +34,19 @@ LAMBDA_MAX = 100.0
 @METHODS.add("climb")
 @dataclass(frozen=True)
 class CLIMB(Method):
-    """Equal losses, or eps too large to matter, keep FedAvg. The authors also clip gradients at 5 (``clip``)."""
+    """Equal losses, or eps too large to matter, keep FedAvg, with gradients clipped at 5."""
 
     title = "CLIMB"
     paper = "Shen et al., An Agnostic Approach to Federated Learning with Class Imbalance, ICLR 2022"
     wire = "one scalar training loss up from every client, every primal_rounds rounds"
 
-    eta: float = 0.1
+    eta: float = 2.0
     """Dual step."""
-    eps: float = 0.1
+    eps: float = 0.01
     """Tolerance: how much a client's loss may exceed the mean."""
     primal_rounds: int = 5
-    clip: float | None = None
-    """Norm at which batch gradients are clipped; None does not clip."""
+    clip: float | None = 5.0
+    """Norm at which batch gradients are clipped, as the authors do; None does not clip."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

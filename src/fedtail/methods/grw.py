@@ -2,7 +2,9 @@
 
     w_c proportional to (1 / pi_c)^rho,  rescaled to sum to the number of classes present
 
-with pi the client's own *resampled* class proportions. rho = 0 is cross-entropy, rho = 1 inverse frequency.
+with pi the client's own *resampled* class proportions. rho = 0 is cross-entropy, rho = 1 inverse frequency. A batch's
+loss is divided by its sum of weights, as in ``weighted_ce``. The authors weigh in a second stage that trains the
+classifier alone, with rho of 0.8 or 1.2; here there is one stage.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ other class has |dW| <= 0.8 |dW_p|. With o the mean of dW over the other classes
 
     R_p = |sum of dW_p over p's positions| / |sum of o over p's positions|,     a_p = alpha + beta R_p
 
-and clients train on mean_i a_{y_i} CE_i. The authors train a copy per class; one gradient gives the same ratios up to
+and clients train on sum_i a_{y_i} CE_i / sum_i a_{y_i}: R reaches 5000 where the other classes hardly move a position,
+and without the division so does the step. (CLIMB's re-implementation divides too, the authors do not: they train with
+a learning rate of 0.001.) The authors train a copy per class; one gradient gives the same ratios up to
 the curvature of a few steps, at a fraction of the cost.
 """
 
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors, Update
 from fedtail.errors import check_range
-from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy, pick
+from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy, pick, relative
 from fedtail.methods.registry import METHODS
 
 DOMINANCE = 0.8
@@ -33,15 +35,19 @@ CAP = 5000.0
 @METHODS.add("ratio_loss")
 @dataclass(frozen=True)
 class RatioLoss(Method):
-    """``alpha = 1, beta = 0`` is FedAvg. Needs ``data.auxiliary`` samples per class (the authors use 63)."""
+    """``alpha = 1, beta = 0`` is FedAvg. Needs ``data.auxiliary`` samples per class: 63, as the authors have, where
+    that is no more than half a class."""
 
     title = "Ratio Loss"
     paper = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
     wire = "a C-vector of class weights down; the server needs a small auxiliary set of its own"
     needs_auxiliary = True
+    whole_batch = True
 
     alpha: float = 1.0
     beta: float = 0.1
+    normalize: bool = True
+    """Divide a batch's weighted loss by its sum of weights, and not by its number of samples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +60,10 @@ class RatioLoss(Method):
         return {"class_weight": run.message["class_weight"].to(run.device, torch.float32)}, {}
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        return pick(const["class_weight"], batch.y) * cross_entropy(logits, batch.y), state
+        weight = pick(const["class_weight"], batch.y)
+        if self.normalize:
+            weight = relative(weight, batch)
+        return weight * cross_entropy(logits, batch.y), state
 
     # -- server
 

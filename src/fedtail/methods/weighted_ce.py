@@ -1,9 +1,10 @@
 """Class-weighted cross-entropy (Aurelio et al., 2019).
 
-    w_c = n / (C n_c) over the C classes present,   loss_i = w_{y_i} CE_i
+    w_c = n / (C n_c) over the C classes present,   loss of a batch = sum_i w_{y_i} CE_i / sum_i w_{y_i}
 
-The batch gradient is the mean of the weighted losses; it is not divided by the sum of the weights, as library
-losses do, since that would let the batch's own class mix undo part of the weighting.
+as ``torch.nn.CrossEntropyLoss(weight=)`` has it. Divided by the number of samples instead (``normalize = false``),
+steps grow with the weights, which reach hundreds for clients with few samples of a class, and training diverges at
+learning rates that suit every other method.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.errors import one_of
-from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy, pick
+from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy, pick, relative
 from fedtail.methods.registry import METHODS
 
 WEIGHT_COUNTS = ("original", "resampled")
@@ -37,9 +38,12 @@ class WeightedCE(Method):
         "Aurelio et al., Learning from Imbalanced Data Sets with Weighted Cross-Entropy Function, "
         "Neural Processing Letters 2019"
     )
+    whole_batch = True
 
     weight_counts: str = "original"
     """``original`` or ``resampled`` class counts."""
+    normalize: bool = True
+    """Divide a batch's weighted loss by its sum of weights, as torch does, and not by its number of samples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,5 +63,10 @@ class WeightedCE(Method):
         weights = torch.as_tensor(self.class_weights(counts), dtype=torch.float32, device=run.device)
         return {"class_weight": weights}, {}
 
+    def sample_weights(self, batch: Batch, const: Tensors) -> Tensor:
+        """(..., B) factor of each sample's loss."""
+        weight = pick(const["class_weight"], batch.y)
+        return relative(weight, batch) if self.normalize else weight
+
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        return pick(const["class_weight"], batch.y) * cross_entropy(logits, batch.y), state
+        return self.sample_weights(batch, const) * cross_entropy(logits, batch.y), state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import nn
@@ -17,17 +16,15 @@ def choose_model(input_shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
     """Model name and options for samples of a shape.
 
     - images (channels, height, width): ``small_cnn`` below 48 pixels, ``resnet18`` from there on;
-    - anything else: an ``mlp`` whose first layer is as wide as the features are many (a power of two, 16 to 256).
+    - anything else: a ``residual_mlp`` of width 64 and two blocks; wider ones did no better on tables and cost more.
     """
     if len(input_shape) == 3:
         return ("resnet18" if min(input_shape[1:]) >= RESNET_SIDE else "small_cnn"), {}
-    features = max(math.prod(input_shape), 1)
-    width = 2 ** min(max(round(math.log2(features)), 4), 8)
-    return "mlp", {"hidden": (width, width // 2, width // 4)}
+    return "residual_mlp", {"width": 64, "blocks": 2}
 
 
 @MODELS.add("auto")
 def auto(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    """An MLP sized by features, a small CNN or a ResNet-18-GN by image size."""
+    """A residual MLP for tables, a small CNN or a ResNet-18-GN by image size."""
     name, options = choose_model(input_shape)
     return MODELS.build(name, input_shape, n_classes, **options)

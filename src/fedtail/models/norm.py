@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
@@ -67,6 +68,37 @@ def treat_batchnorm(module: nn.Module, batchnorm: str) -> nn.Module:
     if batchnorm not in BATCHNORM:
         raise one_of("model.batchnorm", batchnorm, BATCHNORM)
     return to_groupnorm(module) if batchnorm == "groupnorm" else module
+
+
+class ChannelAffine(nn.Module):
+    """A factor and an offset per channel: what BatchNorm with fixed statistics is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1,) + (1,) * (x.ndim - 2)
+        return x * self.weight.view(shape) + self.bias.view(shape)
+
+
+def fix_batchnorm(module: nn.Module) -> nn.Module:
+    """Replace every BatchNorm layer, in place, by what it computes in evaluation; returns the module.
+
+    For pretrained networks: their statistics are worth keeping, and samples of a batch no longer influence each other.
+    """
+    if isinstance(module, _BatchNorm):
+        if module.running_mean is None or module.running_var is None:
+            raise FedtailError("a BatchNorm layer without running statistics depends on its batch, so it cannot encode")
+        with torch.no_grad():
+            factor = torch.rsqrt(module.running_var + module.eps)
+            factor = factor * module.weight if module.weight is not None else factor
+            offset = -module.running_mean * factor
+            offset = offset + module.bias if module.bias is not None else offset
+        return ChannelAffine(factor, offset)
+    for name, child in list(module.named_children()):
+        setattr(module, name, fix_batchnorm(child))
+    return module
 
 
 def _convert(layer: _BatchNorm, groups: int) -> nn.GroupNorm:

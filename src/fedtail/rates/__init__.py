@@ -8,6 +8,7 @@ from fedtail.rates.fixed import Fixed
 from fedtail.rates.grid import Grid
 from fedtail.rates.hoo import HOO
 from fedtail.rates.locally_optimal import LocallyOptimal
+from fedtail.rates.random_settle import RandomSettle
 from fedtail.rates.registry import RATES
 from fedtail.rates.schedule import Schedule
 from fedtail.rates.uniform import Uniform
@@ -21,6 +22,7 @@ __all__ = [
     "Fixed",
     "Grid",
     "LocallyOptimal",
+    "RandomSettle",
     "RateStrategy",
     "Schedule",
     "Setting",

@@ -33,6 +33,8 @@ class Setting:
     """(K,) training samples per client."""
     labels: tuple[str, ...] = ()
     """A label per client that the user's data names (region, machine type ...); empty if none."""
+    seed: int = 0
+    """The run's."""
 
 
 class RateStrategy:
@@ -165,3 +167,13 @@ def base_rates(rate: float | Sequence[float], n_clients: int) -> np.ndarray:
     for r in rates:
         check_rate("rates.base_rate", float(r))
     return np.broadcast_to(rates, n_clients).copy()
+
+
+def few_rates(key: str, rates: Sequence[float]) -> np.ndarray:
+    """(P,) the rates that a strategy chooses from, ascending and distinct; ``key`` is the option that lists them."""
+    values = np.unique(np.atleast_1d(np.asarray(rates, dtype=np.float64)))
+    if values.size == 0:
+        raise FedtailError(f"{key} is empty; give at least one rate, e.g. [0.4, 0.6, 0.8]")
+    for value in values:
+        check_range(key, float(value), 0.0)
+    return np.asarray(values)

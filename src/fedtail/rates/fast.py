@@ -16,8 +16,7 @@ import numpy as np
 
 from fedtail.core.random import generator
 from fedtail.errors import check_range
-from fedtail.rates.arms import check_arms
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import RateStrategy, few_rates
 from fedtail.rates.registry import RATES
 
 
@@ -41,7 +40,7 @@ class FAST(RateStrategy):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._arms = check_arms(self.arms)
+        self._arms = few_rates("rates.arms", self.arms)
         check_range("rates.discount", self.discount, 0.0, 1.0, open_low=True)
         shape = (self.n_clients, len(self._arms))
         self._plays, self._total = np.zeros(shape), np.zeros(shape)

@@ -5,7 +5,11 @@ the server all 2^K combinations, and one round evaluates the 2^K children of the
 
 1. select the leaf with the highest score, and probe each client at (3L+U)/4 and (L+3U)/4;
 2. validate all candidates; the best, s*, becomes the global model and its probes the rates in force;
-3. halve the box along every axis; update the boxes on the path to the root.
+3. halve the box along every axis, and value each child by a moving average down its branch,
+   V(child) = (1 - a) V(parent) + a R (the paper's implementation details: rewards of different rounds compare fairly);
+   update the boxes on the path to the root.
+
+The search ends on pure noise too, after as many rounds, so "it settles" says nothing: ``random_settle`` is the control.
 
 Where the paper is silent or contradicts itself, the decision is written where it is made.
 """
@@ -29,6 +33,9 @@ from fedtail.rates.tree import BoxTree
 WARN_AXES, MAX_AXES = 6, 12
 NO_EFFECT = 1e-12
 """Main effects below this are rounding, not a preference."""
+TAU, ALPHA = 0.01, 1.0
+"""Of the bonus of boxes on the path. In the pseudocode only the leaf at the depth cap ever competes with one, and it
+stays selected whatever these are."""
 
 
 @RATES.add("fedhoo")
@@ -68,10 +75,13 @@ class FedHOO(RateStrategy):
     stable_rounds: int = 5
     max_rounds: int = 30
     """Rounds with two probes, cold start included; then the rates are fixed whatever was found."""
-    tau: float = 0.01
-    alpha: float = 1.0
+    tau: float = TAU
+    """With ``score = "equation"``: bonus of the root for its width, halved with each halving of a box."""
+    alpha: float = ALPHA
+    """With ``score = "equation"``: exploration, in units of the rewards' variance."""
     ema: float = 0.5
-    """Weight of a new mean reward in the running value of a box."""
+    """Weight a of a new reward in the moving average that values a box; 1 forgets what the boxes around it were
+    worth."""
 
     def __post_init__(self) -> None:
         for option, value, allowed in (
@@ -92,6 +102,11 @@ class FedHOO(RateStrategy):
         check_range("rates.tau", self.tau, 0.0)
         check_range("rates.alpha", self.alpha, 0.0)
         check_range("rates.ema", self.ema, 0.0, 1.0, open_low=True)
+        for bonus, given, default in (("tau", self.tau, TAU), ("alpha", self.alpha, ALPHA)):
+            if self.score == "pseudocode" and given != default:
+                warnings.warn(
+                    f"rates.{bonus} = {given:g} has no effect: it belongs to rates.score = 'equation'", stacklevel=3
+                )
         self.base_rates = base_rates(self.base_rate, self.n_clients)
         check_axes(self.n_axes, self.n_clients)
         self._reset()
@@ -250,33 +265,35 @@ class FedHOO(RateStrategy):
         if axes.size:
             tree.split(node, axes)
             value = _marginal(r, axes, self.n_axes) + shift
+            if self._visits[node]:  # the root has no value yet when it is split first
+                value = (1 - self.ema) * self._value[node] + self.ema * value
             self._value = np.concatenate([self._value, value])
             self._visits = np.concatenate([self._visits, np.ones(len(value))])
             self._score = np.concatenate([self._score, value])
         n_rounds = self._round - self.cold_rounds + 1
         self._variance += (float(r.var()) - self._variance) / n_rounds
         for box in tree.path(node):
-            # The pseudocode has a running mean, the text an exponential one. A leaf's value is its
-            # reward; boxes on the path move towards the round's mean by ``ema``, the first time all the way.
+            # The pseudocode has a running mean, the text an exponential one, which is taken for all boxes: those on
+            # the path move towards the round's mean by ``ema``, the first time all the way.
             rate = self.ema if self._visits[box] else 1.0
             self._value[box] += rate * (mean + shift - self._value[box])
             self._visits[box] += 2.0 ** here.sum()
-            self._score[box] = self._value[box] + self._bonus(np.array([box]), self.alpha)[0]
+            self._score[box] = self._value[box] + self._bonus(np.array([box]), TAU, ALPHA)[0]
 
-    def _bonus(self, boxes: np.ndarray, alpha: float) -> np.ndarray:
+    def _bonus(self, boxes: np.ndarray, tau: float, alpha: float) -> np.ndarray:
         """tau 2^-depth + sqrt(alpha ln(t+1) / N).
 
         The paper's tau diam^depth vanishes below depth 1 (.2, .01, 1e-4 ...), and its loop uses the
         selected node's diameter for every ancestor. This is HOO's nu rho^depth of each box's own depth.
         """
         depth = self._tree.level[boxes].min(axis=1)
-        width = self.tau * 2.0**-depth
+        width = tau * 2.0**-depth
         return np.asarray(width + np.sqrt(alpha * math.log(self._round + 1) / np.maximum(self._visits[boxes], 1)))
 
     def _best_leaf(self) -> int:
         """The leaf to probe next; ties go to the older one.
 
-        In the pseudocode a new leaf's score is its reward, and only the selected box and its
+        In the pseudocode a new leaf's score is its value, and only the selected box and its
         ancestors get a bonus. That is a greedy descent in which the leaf at the depth cap stays selected: the
         only reading under which the stop rule fires and rates settle as reported, hence the default.
         ``equation`` gives every leaf its bonus, anew each round. With alpha = 1 it would dwarf
@@ -285,7 +302,7 @@ class FedHOO(RateStrategy):
         score = self._score
         if self.score == "equation":
             boxes = np.arange(len(self._tree))
-            score = self._value + self._bonus(boxes, self.alpha * self._variance)
+            score = self._value + self._bonus(boxes, self.tau, self.alpha * self._variance)
             score[self._visits == 0] = np.inf
         return int(np.argmax(np.where(self._tree.is_leaf(), score, -np.inf)))
 

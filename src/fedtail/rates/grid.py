@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.arms import check_arms
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import RateStrategy, few_rates
 from fedtail.rates.registry import RATES
 
 
@@ -38,7 +37,7 @@ class Grid(RateStrategy):
     def __post_init__(self) -> None:
         check_range("rates.rounds", self.rounds, 1)
         check_range("rates.cold_rounds", self.cold_rounds, 0)
-        self._grid = check_arms(self.grid)
+        self._grid = few_rates("rates.grid", self.grid)
         self._round = 0
         self._advantage = np.zeros(len(self._grid))
         self._choice = 0

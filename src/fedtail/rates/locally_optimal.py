@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.arms import check_arms
-from fedtail.rates.base import RateStrategy
+from fedtail.rates.base import RateStrategy, few_rates
 from fedtail.rates.registry import RATES
 
 
@@ -40,7 +39,7 @@ class LocallyOptimal(RateStrategy):
     def __post_init__(self) -> None:
         check_range("rates.cold_rounds", self.cold_rounds, 0)
         check_range("rates.max_rounds", self.max_rounds, self.cold_rounds + 1)
-        self._arms = check_arms(self.arms)
+        self._arms = few_rates("rates.arms", self.arms)
         self._round = 0
         self._best = np.full(self.n_clients, -1)
         self._choice = np.zeros(self.n_clients, dtype=np.int64)

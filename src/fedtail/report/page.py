@@ -96,6 +96,7 @@ def _facts(found: Sequence[Comparison]) -> str:
     facts = [found[0].title] if len(found) == 1 else [f"{len(found)} problems"]
     models = sorted({str(m) for r in runs if (m := r.setting("model", "name")) not in (None, "auto")})
     facts += [", ".join(models)] if models else []
+    facts += [", ".join(encoders)] if (encoders := sorted({r.encoder for r in runs if r.encoder})) else []
     one = f"{rounds[0]} round{'s' if rounds[0] != 1 else ''}"
     facts.append(one if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds")
     facts.append(f"{len(runs)} run{'s' if len(runs) != 1 else ''}, {seeds} seed{'s' if seeds != 1 else ''}")

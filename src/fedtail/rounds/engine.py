@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.scores import Scores
 from fedtail.models.flat import FlatModel
 
 
@@ -36,6 +38,12 @@ class Engine(Protocol):
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         """(C, C) pooled confusion matrix of a model on ``test`` or ``validation``."""
+        ...
+
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+        """Counts of a model's probabilities: for ``validation`` of each client on its private split, for ``test`` of
+        each client that has test samples of its own, or, under the number -1, of the server on the common test set.
+        Answers are those of ``decision``."""
         ...
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:

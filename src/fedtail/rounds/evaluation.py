@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import class_counts, confusion_matrix
+from fedtail.core.decisions import Decision
+from fedtail.core.metrics import class_counts, confusion_matrix, score
 from fedtail.core.records import DIVERGED, Task
+from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.models.flat import FlatModel
 
@@ -65,6 +67,15 @@ def federation_split(federation: Federation, name: str) -> Split:
     return Split(federation.test, federation.transform, federation.n_classes)
 
 
+def score_splits(federation: Federation, name: str) -> Iterator[tuple[int, Split]]:
+    """The common test set as client -1, or the private split of each client (of a panel, where there are very many)."""
+    if name == "test":
+        yield -1, federation_split(federation, name)
+        return
+    for k in federation.panel():
+        yield k, Split.of(federation, federation.validation[k])
+
+
 @torch.no_grad()
 def model_logits(model: FlatModel, x: Tensor, batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
     """(B, C) logits of the model ``x``, and labels, batch by batch."""
@@ -86,6 +97,16 @@ def confusion_on(model: FlatModel, split: Split) -> Callable[[Tensor], np.ndarra
     return confusion
 
 
+def scores_on(logits: Iterable[tuple[Tensor, Tensor]], n_classes: int, decision: Decision | None = None) -> Scores:
+    """Counts of a model's probabilities and answers, from its (B, C) logits and labels batch by batch."""
+    rule = decision or Decision()
+    total = Scores.of(np.empty((0, n_classes)), np.empty(0, dtype=np.int64))
+    for z, y in logits:
+        p = rule.probabilities(torch.softmax(z.double(), -1).cpu().numpy())
+        total = total + Scores.of(p, y.cpu().numpy(), rule.answers(p))
+    return total
+
+
 def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> np.ndarray:
     """(N, 3, C) correct, true and predicted samples per class of every candidate.
 
@@ -101,29 +122,32 @@ def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> 
 def run_reports(
     task: Task,
     delta: Tensor,
+    judge: Callable[[np.ndarray], float],
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
     confusions: Callable[[Tensor], Iterable[np.ndarray]],
     failed: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
     """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
 
-    mean_losses: models (m, n) -> (m,) mean loss on the client's training samples; confusions: models (m, n) -> m
-    confusion matrices on its validation samples; failed: runs that diverged.
+    judge: what a confusion matrix is worth, higher is better, see ``judged``; mean_losses: models (m, n) -> (m,) mean
+    loss on the client's training samples; confusions: models (m, n) -> m confusion matrices on its validation samples;
+    failed: runs that diverged.
     """
     reports, x = {}, task.x.to(delta.device)
     if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
         before, *after = mean_losses(torch.cat([x.unsqueeze(0), x + delta]))
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
-        reports["local_validation"] = np.array([accuracy(m) for m in confusions(x + delta)])
+        reports["local_validation"] = np.array([judge(m) for m in confusions(x + delta)])
     if DIVERGED in task.reports:
         reports[DIVERGED] = np.isin(np.arange(len(delta)), failed).astype(np.float64)
     return reports
 
 
-def accuracy(confusion: np.ndarray) -> float:
-    """Share of the diagonal; NaN without samples: a client that cannot compare must not seem to have a tie."""
-    return float(np.diag(confusion).sum() / confusion.sum()) if confusion.sum() else float("nan")
+def judged(metric: str, background: int | None) -> Callable[[np.ndarray], float]:
+    """Confusion matrix -> its score by a metric; NaN without samples: a client that cannot compare must not seem to
+    have a tie."""
+    return lambda m: float(score(class_counts(m), metric, background)) if m.sum() else float("nan")
 
 
 def measurement(client: Client, losses: Tensor, what: str) -> Tensor:

@@ -24,7 +24,7 @@ from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import Split, confusion_on, measurement, model_logits, run_reports
+from fedtail.rounds.evaluation import Split, confusion_on, judged, measurement, model_logits, run_reports
 from fedtail.settings import Settings
 
 
@@ -191,8 +191,9 @@ def group_gradients(
     """(H, d) group gradients, the batch's mean loss, and the step state.
 
     ``split`` runs forward and backward per group on its own samples, which costs what one plain step costs and
-    is valid as long as samples do not influence each other. Otherwise (BatchNorm, stateful losses) one forward
-    and H masked backward passes. Default: split unless the model or the method forbids it.
+    is valid as long as samples do not influence each other. Otherwise (BatchNorm, losses that are stateful or depend
+    on the whole batch) one forward and H masked backward passes. Default: split unless the model or the method
+    forbids it.
     """
     member = groups[batch.y]
     size = batch.y.shape[0]
@@ -200,7 +201,8 @@ def group_gradients(
     def share(h: int) -> int:
         return size if scale == "batch" else max(int((member == h).sum()), 1)
 
-    if n_groups == 1 or split is False or method.stateful_loss or has_batchnorm(model.module):
+    coupled = method.stateful_loss or method.whole_batch or has_batchnorm(model.module)
+    if n_groups == 1 or split is False or coupled:
         losses, state = method.loss(model.module(x), batch, const, state)
         grads = torch.stack(
             [
@@ -306,6 +308,7 @@ def train_client(
     reports = run_reports(
         task,
         delta,
+        judged(settings.run.metric, client.background),
         lambda models: [float(client_losses(model, client, x).mean()) for x in models],
         lambda models: map(confusion_on(model, Split.of(client, client.validation)), models),
         failed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtail.core.metrics import METRICS, Evidence, check_known, gram_alignment
 from fedtail.core.random import generator
-from fedtail.core.records import Task, Update
+from fedtail.core.records import Deltas, Task, Update
 from fedtail.core.schedule import round_rate
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
@@ -27,6 +27,8 @@ from fedtail.settings import Local, Run, Settings
 
 PIECES = 256
 """Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
+STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
+"""So many values of all updates are stacked in float64 at once; of more, only so many at a time."""
 RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
 
@@ -50,7 +52,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
-        clients = sample_clients(engine.n_clients, run.participation, run.seed, t)
+        clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
         task = Task(
             round=t,
             x=state.x,
@@ -65,7 +67,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         present = np.array([u.client for u in updates])
         p = rates.weights(p_all, present)
         weights = method.weights(p, updates, state.method)
-        rates.observe(present, [u.delta for u in updates])
+        rates.observe(present, Deltas(updates))
 
         candidates = candidate_models(rates, state.x, weights, updates, present)
         rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
@@ -128,7 +130,14 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     if run.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, settings.privacy)
-    rates.begin(Setting(run.rounds, run.participation, np.asarray(problem.engine.sizes), problem.labels))
+    setting = Setting(
+        rounds=run.rounds,
+        participation=run.participation,
+        sizes=np.asarray(problem.engine.sizes),
+        labels=problem.labels,
+        seed=run.seed,
+    )
+    rates.begin(setting)
 
 
 def starting_lr(rates: RateStrategy, local: Local) -> float:
@@ -136,20 +145,23 @@ def starting_lr(rates: RateStrategy, local: Local) -> float:
     return float(local.lr) if rates.lr is None else rates.lr
 
 
-def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:
-    """The clients of round t, ascending."""
+def sample_clients(
+    n_clients: int, participation: float, seed: int, t: int, gone: Collection[int] = ()
+) -> tuple[int, ...]:
+    """The clients of round t, ascending, without those that have left for good."""
+    there = [k for k in range(n_clients) if k not in gone] if gone else range(n_clients)
     if participation >= 1:
-        return tuple(range(n_clients))
-    n = max(1, round(participation * n_clients))
-    picked = generator(seed, "participation", round=t).choice(n_clients, size=n, replace=False)
-    return tuple(int(k) for k in np.sort(picked))
+        return tuple(there)
+    n = max(1, round(participation * len(there)))
+    picked = generator(seed, "participation", round=t).choice(len(there), size=n, replace=False)
+    return tuple(there[int(i)] for i in np.sort(picked))
 
 
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
     """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
-    total = x.double()
+    total = x.to(torch.float64, copy=True)
     for a, u, c in zip(weights, updates, choice, strict=True):
-        total = total + float(a) * u.delta[int(c)].double()
+        total += u.delta[int(c)].double().mul_(float(a))
     return total.to(x.dtype)
 
 
@@ -214,6 +226,22 @@ def _mask(n: int, index: np.ndarray) -> np.ndarray:
 
 
 def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
-    u = torch.stack([u.delta[int(c)] for u, c in zip(updates, choice, strict=True)]).double()
-    pieces = torch.nn.functional.pad(u, (0, -u.shape[1] % PIECES)).view(len(u), PIECES, -1).transpose(0, 1)
-    return gram_alignment((pieces @ pieces.mT).sum(0).cpu().numpy(), p)
+    return gram_alignment(_inner_products(Deltas(updates), choice).cpu().numpy(), p)
+
+
+def _inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
+    """(S, S) in float64. Large updates are taken a few pieces at a time, which may change the last bits."""
+    first_one, n_clients = deltas[0], len(deltas)
+    n, device = first_one.shape[-1], first_one.device
+    width = -(-n // PIECES)
+    at_once = PIECES if n * n_clients <= STACKED else max(1, STACKED_OF_MORE // (width * n_clients))
+    done = []
+    for first in range(0, PIECES, at_once):
+        count = min(at_once, PIECES - first)
+        rows = torch.zeros(n_clients, count * width, dtype=torch.float64, device=device)
+        for row, delta, c in zip(rows, deltas, choice, strict=True):
+            part = delta[int(c), first * width : (first + count) * width]
+            row[: len(part)] = part
+        pieces = rows.view(n_clients, count, width).transpose(0, 1)
+        done.append(pieces @ pieces.mT)
+    return torch.cat(done).sum(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.metrics import score
-from fedtail.core.records import Update
+from fedtail.core.records import Deltas, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
@@ -54,7 +54,7 @@ def candidate_models(
     wanted = rates.patterns()
     if wanted is None:
         return None
-    deltas = [u.delta for u in updates]
+    deltas = Deltas(updates)
     if wanted == "uniform":
         return uniform_candidates(x, weights, deltas)
     return binary_candidates(x, weights, deltas, rates.axes[present], rates.n_axes)

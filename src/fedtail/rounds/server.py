@@ -36,7 +36,7 @@ def server_step(
         m = server.beta1 * m + (1 - server.beta1) * gradient
         v = _second_moment(server, state.get("v", torch.full_like(gradient, server.tau**2)), gradient**2)
         move, state = m / (v.sqrt() + server.tau), {"m": m, "v": v}
-    return torch.cat([x[:d] - server.lr * move, aggregate[d:]]), state
+    return torch.cat([x[:d] - server.step * move, aggregate[d:]]), state
 
 
 def _second_moment(server: Server, v: Tensor, square: Tensor) -> Tensor:

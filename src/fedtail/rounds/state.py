@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import summarize
 from fedtail.core.records import Task, Tensors
+from fedtail.core.scores import Scores
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.engine import Engine
+from fedtail.rounds.growth import grown_history, grown_tensors
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Problem:
     """Candidates -> (N, 3, C) per-class counts on the server's hold-out set, where it has one."""
     labels: tuple[str, ...] = ()
     """A label per client that the data names, for strategies that search over clusters of clients."""
+    gone: Collection[int] = ()
+    """Clients that have left for good and are not asked any more; may change between rounds."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
 
@@ -81,9 +85,9 @@ class Problem:
         """The model's shape and layers; its weights are scratch space."""
         return self.engine.model
 
-    def metrics(self, confusion: np.ndarray) -> dict[str, Any]:
-        """Everything reported of a confusion matrix."""
-        return summarize(confusion, self.train_counts, self.background)
+    def metrics(self, confusion: np.ndarray, scores: Scores | None = None) -> dict[str, Any]:
+        """Everything reported of a confusion matrix, and of probabilities where they were counted."""
+        return summarize(confusion, self.train_counts, self.background, scores)
 
     def begin(self) -> State:
         """Round 0 from the model's own initial weights."""
@@ -96,7 +100,10 @@ class Problem:
         return state
 
     def restore(self, state: State) -> State:
-        """Hand a checkpoint's state back to strategy and clients."""
+        """Hand a checkpoint's state back to strategy and clients, of which there may be more than when it was made."""
+        fresh = self.method.init_server(self.engine.n_clients, self.n_classes, self.model.n_params)
+        state.method = grown_tensors(state.method, fresh)
+        state.history = grown_history(state.history, self.engine.n_clients)
         self.rates.load_state(state.rates)
         self.engine.load_state(state.clients)
         return state

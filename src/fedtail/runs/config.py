@@ -17,7 +17,6 @@ from fedtail.registry import Registry
 from fedtail.settings import Named, Settings, checked, flatten, is_free
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
-Config = Settings
 MOVED = {
     "deploy.validate_every": "run.validate_every",
     "rates.groups": "rates.labels",

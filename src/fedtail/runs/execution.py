@@ -10,24 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtail.data.about import About, describe
+from fedtail.data.about import About
 from fedtail.data.federation import Federation
+from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, writing
 from fedtail.methods import METHODS, Method
 from fedtail.models import build_model
 from fedtail.models.custom import check_output
+from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys
+from fedtail.runs.decide import check_decision
+from fedtail.runs.encoding import build_encoded
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled
+from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.runs.result import Result, conclude, titles_of
 from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
 from fedtail.settings import KEYWORDS, WHOLE_SECTIONS, Data, Rates, Settings
 from fedtail.settings import Method as MethodSection
-from fedtail.settings import Model as ModelSection
 from fedtail.simulate.sharded import rank
 
 ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
@@ -36,7 +39,7 @@ ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
 
 def fit(
     federation: Federation,
-    model: nn.Module | str = "mlp",
+    model: nn.Module | str | None = None,
     method: Method | str = "fedcgnm",
     rates: RateStrategy | str | float | Sequence[float] = 0.6,
     *,
@@ -47,19 +50,23 @@ def fit(
 
     Args:
         federation: see ``fedtail.partition``, ``Federation.from_tables``, ``from_images`` and ``from_arrays``.
-        model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name.
+        model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; by default an
+            ``mlp``, or with an encoder its ``head``. With an encoder, the model of its features.
         method: a ``Method`` or its name.
         rates: a strategy (a new one for every run: a search remembers), its name, one rate for all clients, or one
             for each.
         on_round: called after every round with the state, the round's record and its seconds.
-        settings: any setting of the sections ``local``, ``run`` and ``engine`` by its name, and ``server`` and
-            ``privacy`` as dictionaries; see docs/settings.md.
+        settings: any setting of the sections ``model``, ``local``, ``run`` and ``engine`` by its name, and ``server``
+            and ``privacy`` as dictionaries; see docs/settings.md.
     """
     for key in ON_DISK:
         if key in settings:
             raise FedtailError(f"{key} has no effect in fit(), which leaves the disk alone; use result.save(folder)")
     chosen = Settings.of(**settings)
-    module, named = _module(model, federation, chosen.run.seed)
+    name = model if isinstance(model, str) else "auto" if model is None else "own"
+    chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": name})})
+    federation, about, encoding = prepare(federation, chosen)
+    module, named = _module(model, federation, chosen, encoding)
     built = METHODS.build(method) if isinstance(method, str) else method
     if not isinstance(built, Method):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
@@ -67,11 +74,12 @@ def fit(
     chosen = chosen.model_copy(
         update={
             "data": Data(name=federation.name, clients=federation.n_clients),
-            "model": ModelSection(name=named["name"] or "auto"),
+            "model": chosen.model.model_copy(update={"name": named["name"] or "auto"}),
             "method": MethodSection(name=built.name, **built.config()),
             "rates": Rates(name=strategy.name),
         }
     )
+    check_decision(chosen.decision, federation.classes)
     problem = assemble(federation, module, built, strategy, chosen)
     seconds: list[float] = []
 
@@ -81,7 +89,7 @@ def fit(
             on_round(state, record, took)
 
     state = train_rounds(problem, chosen, problem.begin(), after)
-    result = conclude(problem, state, describe(federation), chosen, seconds)
+    result = conclude(problem, state, about, chosen, seconds)
     result.architecture = named
     return result
 
@@ -108,13 +116,21 @@ def _signature() -> inspect.Signature:
 fit.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _module(model: nn.Module | str, federation: Federation, seed: int) -> tuple[nn.Module, dict[str, Any]]:
+def _module(
+    model: nn.Module | str | None, federation: Federation, settings: Settings, encoding: Encoding | None
+) -> tuple[nn.Module, dict[str, Any]]:
+    if encoding is not None and model in (None, "auto"):
+        model = settings.model.head
+    if model is None:
+        model = "mlp"
     if isinstance(model, nn.Module):
         check_output(model, federation.input_shape, federation.n_classes, "the model")
         return model, {"name": "", "options": {}}
     if isinstance(model, str):
-        built = build_model(model, federation.input_shape, federation.n_classes, seed=seed)
-        return built, {"name": model, "options": {}}
+        shape, n_classes, seed = federation.input_shape, federation.n_classes, settings.run.seed
+        if encoding is not None:
+            return build_encoded(encoding, model, n_classes, seed=seed), {"name": model, "options": {}}
+        return build_model(model, shape, n_classes, seed=seed), {"name": model, "options": {}}
     raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
 
 
@@ -134,11 +150,13 @@ def run(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    on_encode: Progress | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
-    ``trackers`` are listeners of the caller's own, beside those that ``run.trackers`` names.
+    ``on_encode`` is called with the images done and all of them while an encoder is at work. ``trackers`` are
+    listeners of the caller's own, beside those that ``run.trackers`` names.
     """
     check_trackers(settings.run.trackers)
     if rank():  # every process runs the whole loop; the first one's folder is the result
@@ -146,8 +164,8 @@ def run(
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(settings, resume)
     pooled = load_pooled(settings)
-    federation = build_federation(settings, pooled)
-    module, architecture = build_module(settings, federation, pooled)
+    federation, about, encoding = prepare(build_federation(settings, pooled), settings, on_encode)
+    module, architecture = build_module(settings, federation, pooled, encoding)
     method = METHODS.build(settings.method.name, **settings.method.options)
     strategy = RATES.build(settings.rates.name, federation.n_clients, **settings.rates.options)
     problem = assemble(federation, module, method, strategy, settings)
@@ -156,7 +174,7 @@ def run(
             problem,
             settings,
             folder,
-            describe(federation),
+            about,
             architecture,
             resume=resume,
             on_round=on_round,
@@ -182,11 +200,13 @@ def drive(
 
     ``amend`` may add to a round's record before it is written.
     """
-    keys, every = result_keys(settings), settings.run.checkpoint_every
+    every = settings.run.checkpoint_every
+    keys = {**result_keys(settings), "encoder": about.encoder.get("digest", "none")}
     history = read_history(folder) if resume else []
     state = load_checkpoint(folder / "checkpoint", problem.model.vector, history, keys) if resume else None
     state = problem.begin() if state is None else problem.restore(state)
     begin_search(problem, settings, state.round)
+    check_decision(settings.decision, about.classes)
     with writing(folder):
         begin_folder(folder, settings, about, titles_of(problem), state.history)
     if on_start is not None:

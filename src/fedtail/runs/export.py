@@ -13,11 +13,14 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtail.errors import FedtailError, writing
+from fedtail.models.encoders import use_encoder
+from fedtail.models.encoders.base import Pixels, Pool
 from fedtail.runs.saved import SavedModel
 
 
@@ -29,7 +32,8 @@ class Classifier(nn.Module):
 
     def __init__(self, model: SavedModel) -> None:
         super().__init__()
-        self.module = model.module
+        self.module, self.temperature = model.module, model.decision.temperature
+        self.front = model.front or nn.Identity()
         transform = model.transform
         shape = (len(transform.mean),) + (1,) * (len(model.input_shape) - 1)
         self.scale = transform.scale
@@ -37,16 +41,20 @@ class Classifier(nn.Module):
         self.register_buffer("std", torch.tensor(transform.std).view(shape) if transform.mean else torch.ones(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled = (x * self.scale - self.mean) / self.std
-        return torch.softmax(self.module(scaled), dim=-1)
+        scaled = (self.front(x) * self.scale - self.mean) / self.std
+        return torch.softmax(self.module(scaled) / self.temperature, dim=-1)
 
 
 def export_torch(model: SavedModel, path: str | Path) -> Path:
     """Write a ``torch.export`` program with a free batch size; ``torch.export.load(path).module()`` runs it."""
     path = _target(path, ".pt2")
+    if model.encoding is not None and model.encoding.name.endswith(".onnx"):
+        raise FedtailError("torch cannot hold an encoder that is an ONNX file; export with --onnx")
     content = io.BytesIO()
     with _quiet():
-        torch.export.save(_program(model), content, extra_files={"model.json": _description(model)})
+        torch.export.save(
+            _program(Classifier(model), model.input_shape), content, extra_files={"model.json": _description(model)}
+        )
     _write(path, content.getvalue())
     return path
 
@@ -59,12 +67,10 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
         import onnxscript  # noqa: F401  torch's exporter needs it
     except ImportError:
         raise FedtailError("ONNX export needs extra packages: pip install 'fedtail[onnx]'") from None
-    with _quiet():
-        program = torch.onnx.export(
-            _program(model), dynamo=True, input_names=["x"], output_names=["probabilities"], verbose=False
-        )
-    assert program is not None
-    proto = program.model_proto
+    if model.encoding is not None and model.encoding.name.endswith(".onnx"):
+        proto = _around(model)
+    else:
+        proto = _graph(_program(Classifier(model), model.input_shape), "x", "probabilities")
     entry = proto.metadata_props.add()
     entry.key, entry.value = "fedtail", _description(model)
     onnx.checker.check_model(proto)
@@ -72,11 +78,53 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
     return path
 
 
-def _program(model: SavedModel) -> torch.export.ExportedProgram:
-    classifier = Classifier(model).to("cpu").eval()
-    x = torch.zeros(2, *model.input_shape)
+def _program(module: nn.Module, input_shape: tuple[int, ...]) -> torch.export.ExportedProgram:
+    x = torch.zeros(2, *input_shape)
     batch = torch.export.Dim("batch", min=1)
-    return torch.export.export(classifier, (x,), dynamic_shapes={"x": {0: batch}})
+    return torch.export.export(module.to("cpu").eval(), (x,), dynamic_shapes={"x": {0: batch}})
+
+
+def _graph(program: torch.export.ExportedProgram, takes: str, gives: str) -> Any:
+    with _quiet():
+        made = torch.onnx.export(program, dynamo=True, input_names=[takes], output_names=[gives], verbose=False)
+    assert made is not None
+    return made.model_proto
+
+
+def _around(model: SavedModel) -> Any:
+    """An encoder that is an ONNX file itself, with graphs before and behind it. Its own batch size stays."""
+    import onnx
+    from onnx import compose, version_converter
+
+    assert model.encoding is not None
+    encoder = use_encoder(model.encoding)
+    before = _graph(_program(Pixels(encoder.size, encoder.mean, encoder.std), model.input_shape), "x", "pixels")
+    opset = next(entry.version for entry in before.opset_import if not entry.domain)
+    try:
+        given = onnx.load(model.encoding.name)
+        given = version_converter.convert_version(given, opset)
+        shape = tuple(d.dim_value for d in given.graph.output[0].type.tensor_type.shape.dim)[1:]
+        behind = _graph(_program(_Behind(model.module), shape), "features", "probabilities")
+        parts = [before, given, behind]
+        for part, prefix in zip(parts, ("before/", "encoder/", "behind/"), strict=True):
+            part.ir_version = before.ir_version
+            compose.add_prefix(part, prefix, rename_inputs=False, rename_outputs=False, inplace=True)
+        whole = compose.merge_models(before, given, [("pixels", given.graph.input[0].name)])
+        return compose.merge_models(whole, behind, [(given.graph.output[0].name, "features")])
+    except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise FedtailError(f"encoder {model.encoding.name!r} cannot be joined with the head: {first}") from None
+
+
+class _Behind(nn.Module):
+    """What an encoder gives, features or maps -> probabilities."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Pool(), module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.layers(x), dim=-1)
 
 
 def _description(model: SavedModel) -> str:
@@ -85,6 +133,7 @@ def _description(model: SavedModel) -> str:
         "input_shape": list(model.input_shape),
         "preprocessing": model.preprocessing,
         "data": model.name,
+        **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
     }
     return json.dumps(about)
 

@@ -111,6 +111,11 @@ def begin_folder(
     write_atomically(folder / "history.jsonl", history_text(history))
     kept = read_timings(folder)[: len(history)]
     write_atomically(folder / "timings.csv", "round,seconds\n" + "".join(f"{i},{s:.4f}\n" for i, s in enumerate(kept)))
+    write_clients(folder, about, titles)
+
+
+def write_clients(folder: Path, about: About, titles: Mapping[str, Any]) -> None:
+    """``clients.json``: sites, classes and sizes, as they are known now."""
     clients: dict[str, Any] = {
         "sites": about.sites,
         "classes": about.classes,
@@ -119,6 +124,7 @@ def begin_folder(
         "test_size": 0 if about.test_counts is None else int(about.test_counts.sum()),
         "notes": about.notes,
         "titles": titles,
+        **({"encoder": about.encoder} if about.encoder else {}),
     }
     if about.label_map is not None:
         clients |= {"train_counts": about.label_map.sum(0), "label_map": about.label_map}

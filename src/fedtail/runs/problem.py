@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
 from torch import nn
 
 from fedtail.core.candidates import Candidates
+from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation
+from fedtail.data.images.features import Progress
 from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.models import FlatModel, build_model, choose_model
+from fedtail.models.encoders import Encoding
 from fedtail.rates import RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
@@ -23,10 +26,11 @@ from fedtail.rounds.evaluation import Split, count_candidates
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem
+from fedtail.runs.encoding import build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 
-AUXILIARY = 5
+AUXILIARY = 63
 """Auxiliary samples per class where a method needs them and the settings do not say."""
 
 
@@ -47,6 +51,25 @@ def build_federation(settings: Settings, pooled: Pooled | None = None) -> Federa
     return federate(load_pooled(settings) if pooled is None else pooled, data)
 
 
+def is_images(preprocessing: Mapping[str, Any]) -> bool:
+    """Whether data are pictures that came as files, or stand for such: what an encoder is chosen for by itself."""
+    return preprocessing.get("kind") == "images"
+
+
+def prepare(
+    federation: Federation, settings: Settings, progress: Progress | None = None
+) -> tuple[Federation, About, Encoding | None]:
+    """What is trained on, which is features where the run has an encoder, what the run folder says of the data, and the
+    encoder."""
+    images = is_images(federation.preprocessing)
+    encoding = choose_encoding(settings.model, federation.input_shape, images=images)
+    about = with_encoding(describe(federation), encoding, encoder_notes(encoding, settings.model, images=images))
+    if encoding is not None:
+        cache = bool(settings.data.options.get("cache", True))
+        federation = encode_federation(federation, encoding, cache=cache, progress=progress)
+    return federation, about, encoding
+
+
 def auxiliary_size(settings: Settings) -> int:
     """Auxiliary samples per class: as set, else what the method needs."""
     if settings.data.auxiliary is not None:
@@ -54,9 +77,15 @@ def auxiliary_size(settings: Settings) -> int:
     return AUXILIARY if getattr(METHODS[settings.method.name], "needs_auxiliary", False) else 0
 
 
-def build_module(settings: Settings, federation: Federation, pooled: Pooled) -> tuple[nn.Module, dict[str, Any]]:
+def build_module(
+    settings: Settings, federation: Federation, pooled: Pooled, encoding: Encoding | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
     """The model that the settings name, freshly initialised, and its description (name and options)."""
     name, options = settings.model.name, settings.model.options
+    if encoding is not None:
+        name = settings.model.head if name == "auto" else name
+        module = build_encoded(encoding, name, federation.n_classes, seed=settings.run.seed, **options)
+        return module, {"name": name, "options": options}
     if name == "auto":
         name, options = pooled.model, {**pooled.model_options, **options}
     if name == "auto":  # the data has no model of its own; settled here, so that the run folder names it

@@ -57,6 +57,17 @@ class RunRecord:
         return str(self._titles.get("rates", self.rates))
 
     @property
+    def encoder(self) -> str:
+        """Whose features were trained on, in words; empty if a whole model was."""
+        used = self.clients.get("encoder")
+        if not used:
+            return ""
+        name = self.setting("model", "name", "auto")
+        head = self.setting("model", "head", "linear") if name == "auto" else name
+        frozen = f"last {used['unfreeze']} blocks trained" if used.get("unfreeze") else "frozen"
+        return f"encoder {used['name']} ({frozen}), {head} head"
+
+    @property
     def seed(self) -> int:
         return int(self.setting("run", "seed", 0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import METRICS, majority_floor, metrics
+from fedtail.core.scores import Scores
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.state import Problem, State
+from fedtail.runs.decide import choose_decision, describe_decision, total
 from fedtail.runs.folder import append_round, begin_folder, end_folder
 from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
 from fedtail.runs.saved import SavedModel
@@ -22,6 +26,8 @@ from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
 PLOTS = ("curves", "classes")
+MOST_COLUMNS = 6
+"""Metrics beyond which a printed result leaves out those that say little beside the others."""
 
 
 @dataclass
@@ -34,6 +40,11 @@ class Result:
     """(n,) the same as a vector."""
     test: dict[str, Any]
     confusion: np.ndarray
+    before: dict[str, Any] | None
+    """Test metrics of the plain argmax, where a decision was asked for."""
+    decision: Decision
+    sites: list[dict[str, Any]]
+    """Every metric of every site, on its private validation split and, where it has one, its own test set."""
     floor: dict[str, float]
     """Metrics of always answering the majority class."""
     rates: np.ndarray
@@ -53,6 +64,7 @@ class Result:
 
     def __repr__(self) -> str:
         known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
+        known = [m for m in known if m.name not in ("balanced_accuracy", "weighted_f1") or len(known) <= MOST_COLUMNS]
         rows = [["", *(m.title for m in known)], ["model", *(f"{self.test[m.name]:.3f}" for m in known)]]
         if self.floor:
             floor = (self.floor.get(m.name, np.nan) for m in known)
@@ -70,7 +82,9 @@ class Result:
 
     def model(self) -> SavedModel:
         """The model with everything between raw data and class names."""
-        return SavedModel.of_run(self.module, self.about, self.architecture)
+        saved = SavedModel.of_run(self.module, self.about, self.architecture)
+        saved.decision = self.decision
+        return saved
 
     def save(self, folder: str | Path) -> Path:
         """Write a run folder: what ``fedtail report``, ``fedtail predict`` and ``load_model`` read."""
@@ -95,11 +109,16 @@ class Result:
             "titles": self.titles,
             "test": self.test,
             "confusion": self.confusion,
+            "sites": self.sites,
+            **({} if self.before is None else {"decision": self._decided(), "before": self.before}),
             "floor": self.floor,
             "rates": self.rates,
             **self.summary,
             **({} if self.verdict is None else {"verdict": self.verdict.record(self.folder)}),
         }
+
+    def _decided(self) -> dict[str, Any]:
+        return describe_decision(self.decision, self.about.classes)
 
     def report(self, path: str | Path | None = None) -> Path:
         """One self-contained HTML page; in the run folder unless ``path`` says otherwise."""
@@ -152,6 +171,20 @@ class Result:
         ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
 
 
+def site_results(
+    problem: Problem, x: Tensor, names: Sequence[str], tested: Mapping[int, Scores], decision: Decision | None = None
+) -> list[dict[str, Any]]:
+    """The metrics of each site; empty where sites keep them to themselves."""
+    out = []
+    for k, found in problem.engine.scores(x, "validation", decision):
+        row: dict[str, Any] = {"site": names[k]}
+        for split, scores in (("validation", found), ("test", tested.get(k))):
+            if scores is not None and scores.n:
+                row[split] = problem.metrics(scores.confusion, scores)
+        out.append(row)
+    return out
+
+
 def titles_of(problem: Problem) -> dict[str, Any]:
     """How tables and reports call what a run is made of."""
     own = {m.name: m.title for m in metrics() if is_own(m.name)}
@@ -162,7 +195,12 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     """The chosen model and its test metrics."""
     best = state.best if settings.run.select == "best" else None
     x = state.x if best is None else best.x
-    confusion = problem.engine.confusion(x, "test")
+    decision = choose_decision(problem, x, settings.decision, about.classes)
+    plain_scores = dict(problem.engine.scores(x, "test"))
+    tested = plain_scores if decision.plain else dict(problem.engine.scores(x, "test", decision))
+    scores, before = total(tested), total(plain_scores)
+    confusion = problem.engine.confusion(x, "test") if scores is None or decision.plain else scores.confusion
+    sites = site_results(problem, x, about.sites, tested, decision)
     problem.model.load(x)
     problem.model.module.eval()
     last, rates = state.history[-1] if state.history else {}, problem.rates
@@ -180,11 +218,14 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),
     }
-    test = problem.metrics(confusion)
+    test = problem.metrics(confusion, scores)
     return Result(
         module=problem.model.module,
         x=x,
         test=test,
+        before=None if decision.plain or before is None else problem.metrics(before.confusion, before),
+        decision=decision,
+        sites=sites,
         confusion=confusion,
         floor=floor,
         rates=rates.rates if rates.searches == "rate" else rates.base_rates,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedtail.core.decisions import Decision
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
+from fedtail.data.images.features import encode_images
 from fedtail.data.inputs import prepare_inputs
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.models.device import check_device
+from fedtail.models.encoders import Encoding, is_code, use_encoder
 from fedtail.registry import is_own
 from fedtail.rounds.history import plain
+from fedtail.runs.encoding import build_encoded
 
 FORMAT = 1
 
@@ -40,6 +45,10 @@ class SavedModel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     architecture: dict[str, Any] = field(default_factory=dict)
     """Registered name and options, by which ``load_model`` builds the module again."""
+    decision: Decision = field(default_factory=Decision)
+    """How probabilities are calibrated and become answers."""
+    encoding: Encoding | None = None
+    """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
     @classmethod
     def of(cls, module: nn.Module, federation: Federation, architecture: dict[str, Any] | None = None) -> SavedModel:
@@ -58,7 +67,13 @@ class SavedModel:
             name=about.name,
             device=next(module.parameters()).device,
             architecture=plain(architecture or {}),
+            encoding=Encoding.from_dict(about.encoder) if about.encoder else None,
         )
+
+    @cached_property
+    def front(self) -> nn.Module | None:
+        """The encoder: stored pixels -> features; None if the model has none."""
+        return None if self.encoding is None else use_encoder(self.encoding).front(self.encoding.unfreeze)
 
     def save(self, folder: str | Path) -> Path:
         """Write ``model.safetensors`` and ``model.json`` for ``load_model``."""
@@ -73,6 +88,8 @@ class SavedModel:
             "transform": asdict(self.transform),
             "preprocessing": self.preprocessing,
             "data": self.name,
+            **({} if self.encoding is None else {"encoder": self.encoding.to_dict()}),
+            **({} if self.decision.plain else {"decision": self.decision.to_json()}),
         }
         for name, content in (
             ("model.safetensors", save(weights)),
@@ -89,7 +106,11 @@ class SavedModel:
         ``data``: a DataFrame, a list of dicts, a path to a table, image, folder of images or ``.npy`` file, a list of
         image paths or PIL images, or an array of samples as they were stored for training.
         """
-        return np.array(self.classes, dtype=object)[self.predict_proba(data, batch_size).argmax(1)]
+        return self.answers(self.predict_proba(data, batch_size))
+
+    def answers(self, probabilities: np.ndarray) -> np.ndarray:
+        """(N,) class names from (N, C) probabilities, by the model's decision."""
+        return np.array(self.classes, dtype=object)[self.decision.answers(probabilities)]
 
     def predict_proba(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 class probabilities, in the order of ``classes``."""
@@ -107,12 +128,15 @@ class SavedModel:
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 from stored samples. Batches change at most the last bits."""
         self.module.eval()
+        if self.encoding is not None:
+            assert self.front is not None
+            x = encode_images(x, self.front, self.encoding.shape, "")
         with torch.no_grad():
             parts = [
                 torch.softmax(self.module(self.transform(part.to(self.device))), dim=-1).cpu()
                 for part in x.split(max(1, batch_size))
             ]
-        return torch.cat(parts).numpy()
+        return self.decision.probabilities(torch.cat(parts).numpy()).astype(np.float32)
 
 
 def load_model(
@@ -134,19 +158,25 @@ def load_model(
             float(scaling.get("scale", 1.0)), tuple(scaling.get("mean", ())), tuple(scaling.get("std", ()))
         )
         preprocessing = dict(about.get("preprocessing", {}))
+        encoding = Encoding.from_dict(about["encoder"]) if about.get("encoder") else None
+        decision = Decision.from_json(about.get("decision", {}))
     except (TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
+    if encoding is not None and is_code(encoding.name) and not allow_code:
+        raise _own_code(where, encoding.name)
     if module is None:
         if not architecture.get("name"):
             raise FedtailError(f"{where!r} does not say how its model is built; pass load_model(..., module=...)")
         name = str(architecture["name"])
         if is_own(name) and not allow_code:
-            raise FedtailError(
-                f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)"
-            )
+            raise _own_code(where, name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what BatchNorm means for training is no news here
-            module = build_model(name, shape, len(classes), **architecture.get("options", {}))
+            options = architecture.get("options", {})
+            if encoding is None:
+                module = build_model(name, shape, len(classes), **options)
+            else:
+                module = build_encoded(encoding, name, len(classes), **options)
     _load_weights(module, folder / "model.safetensors")
     return SavedModel(
         module=module.to(device).eval(),
@@ -157,7 +187,13 @@ def load_model(
         name=str(about.get("data", "model")),
         device=torch.device(device),
         architecture=architecture,
+        encoding=encoding,
+        decision=decision,
     )
+
+
+def _own_code(where: str, name: str) -> FedtailError:
+    return FedtailError(f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)")
 
 
 def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.engine import Engine
@@ -109,6 +111,9 @@ class ShardedSimulator:
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         return self.inner.confusion(x, split)
+
+    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+        return self.inner.scores(x, split, decision)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         return self.inner.measure(x, what)

@@ -22,8 +22,9 @@ from typing import Any
 
 from fedtail.data.sources import SOURCES, locate
 from fedtail.errors import FedtailError, writing
-from fedtail.runs.config import Config, changed, check_config, result_keys
+from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
+from fedtail.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Cell:
     """One run of a grid. ``label`` is for people; the digest of its settings identifies it."""
 
     label: str
-    config: Config
+    config: Settings
 
     @property
     def digest(self) -> str:
@@ -55,7 +56,7 @@ class Outcome:
     error: str | None = None
 
 
-def seeds_of(config: Config, label: str, seeds: Iterable[int]) -> list[Cell]:
+def seeds_of(config: Settings, label: str, seeds: Iterable[int]) -> list[Cell]:
     """The same config under several seeds."""
     return [Cell(f"{label}-s{seed}", changed(config, {"run.seed": seed})) for seed in seeds]
 

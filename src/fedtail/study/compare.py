@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.metrics import METRICS, lacking
+from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
 from fedtail.runs.folder import read_history
-from fedtail.runs.problem import build_federation
+from fedtail.runs.problem import build_federation, prepare
+from fedtail.settings import Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 from fedtail.study.paper.recipes import load_recipes
 
@@ -66,7 +68,7 @@ def method_configs(
     path: str | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Config]:
+) -> dict[str, Settings]:
     """One checked config per method, or per method and rate strategy (``fedcgnm+fedhoo``).
 
     ``method.key=value`` and ``rates.key=value`` go to every one that has the option, ``fedprox.mu=0.1`` to that method
@@ -89,7 +91,7 @@ def method_configs(
     return out
 
 
-def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
+def comparison_cells(configs: Mapping[str, Settings], seeds: int, lrs: Sequence[float] = ()) -> list[Cell]:
     """Every method under every seed and, if given, every learning rate."""
     cells = []
     for name, config in configs.items():
@@ -101,13 +103,16 @@ def comparison_cells(configs: Mapping[str, Config], seeds: int, lrs: Sequence[fl
     return cells
 
 
-def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool) -> None:
-    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run."""
+def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool, progress: Progress | None = None) -> None:
+    """Build the caller's own data before the first run, so that what is wrong with it is said once and not per run, and
+    images are encoded once and not by every run at the same time."""
     pending = own and not all(finished(cell.folder(base)) for cell in cells)
     if pending or metric == "defect_score":
         federation = build_federation(cells[0].config)
         if metric == "defect_score" and federation.background is None:
             raise lacking(METRICS[metric], f"--metric {metric}")
+        if pending:
+            prepare(federation, cells[0].config, progress)
 
 
 def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
@@ -163,7 +168,7 @@ def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, 
     general = []
     for item in overrides:
         section, dot, rest = item.partition(".")
-        if dot and section in METHODS and section not in Config.model_fields:
+        if dot and section in METHODS and section not in Settings.model_fields:
             if section not in methods:
                 raise FedtailError(f"override {item!r} is for a method that is not compared; add it to --methods")
             own.setdefault(section, []).append(f"method.{rest}")

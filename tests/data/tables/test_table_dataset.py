@@ -53,15 +53,15 @@ def test_a_csv_becomes_samples_sites_and_a_description(csv: Path) -> None:
     assert len(pool.train) + len(pool.test) == 600
     columns = {c["name"]: c["kind"] for c in pool.preprocessing["columns"]}
     assert columns == {"speed": "numeric", "road": "category", "part": "hashed"}
-    assert pool.train.x.shape[1] == 2 + 3 + 64 == pool.test.x.shape[1]
+    assert pool.train.x.shape[1] == 2 + 16 + 3 + 64 == pool.test.x.shape[1]
     text = " | ".join(pool.notes)
-    assert "600 rows; 69 features from 1 numeric, 1 category, 1 hashed column(s)" in text
+    assert "600 rows; 85 features from 1 numeric, 1 category, 1 hashed column(s)" in text
     assert "'case' (an id" in text and "'when' (dates)" in text and "'note' (free text)" in text
     assert "'part' (100 levels)" in text
 
 
 def test_the_test_split_is_stratified_and_scaling_is_fitted_on_training_rows_only(csv: Path) -> None:
-    pool = load(csv, site="state", test_fraction=0.25)
+    pool = load(csv, site="state", test_fraction=0.25, pieces=0)
     shares = pool.test.counts(3) / (pool.test.counts(3) + pool.train.counts(3))
     assert np.allclose(shares, 0.25, atol=0.06)
     speed, missing = pool.train.x[:, 0].double(), pool.train.x[:, 1]
@@ -142,7 +142,7 @@ def test_a_declared_schema_fixes_columns_and_levels(csv: Path, tmp_path: Path) -
         '[[columns]]\nname = "speed"\nkind = "numeric"\n'
     )
     pool = load(csv, schema=str(schema))
-    assert pool.classes == ("minor", "serious", "fatal") and pool.train.x.shape[1] == 4 + 2
+    assert pool.classes == ("minor", "serious", "fatal") and pool.train.x.shape[1] == 4 + 2 + 16
 
 
 @pytest.mark.parametrize(
@@ -206,5 +206,5 @@ def test_columns_may_be_named_with_the_spaces_they_have_in_the_file(tmp_path: Pa
 
 
 def test_a_table_without_rows_to_test_says_so() -> None:
-    frame = crashes().assign(state=lambda f: f["case"])  # one row per site: none can be held out
+    frame = crashes(50).assign(state=lambda f: f["case"])  # one row per site: none can be held out
     assert any("no rows to test with" in n for n in table_from_frame(frame, "severity", "state").notes)

@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,27 +28,28 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.operate import local, processes, runs
+from fedtail.federate.operate import local, membership, processes, runs
 from fedtail.federate.operate.certificates import make_ca, make_site_key
 from fedtail.federate.operate.commands import flower_environment, supernode_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
+from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.operate.ports import find_nginx, free_port
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
 from fedtail.report import load_run, write_report
-from fedtail.runs.config import Config
+from fedtail.runs.config import changed
 from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history
+from fedtail.settings import Settings
 from tests.federate.conftest import settings
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 
-def start(deployment: Deployment, config: Config, **options: Any) -> int:
-    config.run.folder = str(deployment.runs)
-    deployment.config.write_text(config.to_toml())
+def start(deployment: Deployment, config: Settings, **options: Any) -> int:
+    deployment.config.write_text(changed(config, {"run.folder": str(deployment.runs)}).to_toml())
     return runs.start(deployment, **options)
 
 
@@ -58,10 +60,9 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.2)
 
 
-def assert_simulators_model(folder: Path, config: Config, tmp_path: Path) -> None:
+def assert_simulators_model(folder: Path, config: Settings, tmp_path: Path) -> None:
     """Bit by bit the model the reference simulator trains, and the same history."""
-    config.run.folder, config.engine.path = str(tmp_path), "reference"
-    here = run(config).folder
+    here = run(changed(config, {"run.folder": str(tmp_path), "engine.path": "reference"})).folder
     assert here is not None
     ours, theirs = load_file(here / "model.safetensors"), load_file(folder / "model.safetensors")
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -255,7 +256,7 @@ def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deplo
 def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str = "") -> subprocess.Popen[bytes]:
     """A SuperNode at the folder in ``tmp_path`` that gives up at once when refused."""
     address = f"{deployment.host}:{deployment.port}"
-    command = supernode_command(local.PROGRAMS, tmp_path, address, free_port())
+    command = supernode_command(sys.executable, tmp_path, address, free_port())
     if drop:
         at = command.index(drop)
         del command[at : at + 2]
@@ -340,3 +341,31 @@ def test_doctor_asks_the_sites_and_is_content(flower_deployment: Deployment) -> 
 def test_a_second_federation_on_the_same_port_is_refused(flower_deployment: Deployment) -> None:
     with pytest.raises(FedtailError, match="is running"):
         local.up(flower_deployment)
+
+
+@pytest.mark.faults
+def test_sites_leave_and_join_while_a_run_goes_on_and_a_revoked_key_opens_nothing(tmp_path: Path) -> None:
+    names = ("north", "east", "south")
+    deployment = create_deployment(tmp_path / "fed", names, settings(), port=free_port())
+    config = settings(run={"name": "elastic", "rounds": 14, "quorum": 0.3, "checkpoint_every": 100})
+    folder = deployment.runs / "elastic"
+    try:
+        local.up(deployment)
+        run_id = start(deployment, config)
+        until(lambda: len(read_history(folder)) >= 1, 150, "round 0")
+        rest = membership.remove_site(deployment, "east")
+        processes.stop(rest.folder, "site:east")
+        until(lambda: read_history(folder)[-1]["clients"] == [0, 2], 90, "a round without east")
+        grown = membership.add_site(rest, "west")
+        local.start_site(grown, "west")
+        done = runs.wait(grown, run_id)
+        records = read_history(folder)
+        assert [r["round"] for r in records] == list(range(14)) and done["state"] == "finished"
+        assert records[0]["clients"] == [0, 1, 2] and records[-1]["clients"] == [0, 2, 3]
+        assert json.loads((folder / "federation.json").read_text())["sites"] == [*names, "west"]
+        membership.revoke_site(grown, "north")
+        with Control(grown) as control:
+            assert {n.site: n.status for n in control.nodes()}["north"] == "revoked"
+            assert sum(n.status == "online" for n in control._nodes()) == 2
+    finally:
+        local.down(deployment)

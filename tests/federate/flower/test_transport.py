@@ -58,7 +58,13 @@ class Grid:
 
 def exchange(grid: Grid, timeout: float | None = 5.0) -> tuple[dict[int, Any], dict[int, str]]:
     payloads = {k: {"meta": f"to {k}".encode()} for k in NODES}
-    return FlowerTransport(grid, NODES, poll=0.01).exchange("train", payloads, timeout)
+    return ask(FlowerTransport(grid, NODES, poll=0.01), payloads, timeout)
+
+
+def ask(transport: FlowerTransport, payloads: dict[int, Any], timeout: float | None) -> tuple[Any, Any]:
+    replies: dict[int, Any] = {}
+    errors = transport.exchange("train", payloads, timeout, replies.__setitem__)
+    return replies, errors
 
 
 def test_duplicate_replies_are_ignored() -> None:
@@ -116,9 +122,9 @@ def test_a_quorum_of_sites_is_enough_and_one_that_comes_later_is_found_by_its_ke
         wait_for_nodes(grid, keys, 3, 0.0, 0.01, names=("north", "east", "south"), quorum=0.7)
     transport = FlowerTransport(grid, found, poll=0.01, keys=keys)
     assert transport.n_clients == 3
-    _, errors = transport.exchange("train", {k: {"meta": b""} for k in keys}, 5.0)
+    _, errors = ask(transport, {k: {"meta": b""} for k in keys}, 5.0)
     assert errors == {2: "the site is offline"}
     nodes.append(SimpleNamespace(public_key=b"c", node_id=33, name=""))
     grid.online = (11, 22, 33)
-    replies, errors = transport.exchange("train", {k: {"meta": b""} for k in keys}, 5.0)
+    replies, errors = ask(transport, {k: {"meta": b""} for k in keys}, 5.0)
     assert sorted(replies) == [0, 1, 2] and errors == {}

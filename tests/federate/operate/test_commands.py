@@ -45,7 +45,7 @@ def given_to_flower(words: list[str]) -> dict[str, object]:
 
 @pytest.mark.parametrize("folder", PATHS)
 def test_flower_gets_the_sites_path_from_argv_systemd_and_bash(folder: str, tmp_path: Path) -> None:
-    command = supernode_command("/opt/fedtail/venv/bin", Path(folder), "fed.example.org:443")
+    command = supernode_command("/opt/fedtail/venv/bin/python", Path(folder), "fed.example.org:443")
     wanted = {"site": f"{folder}/site.toml"}
     assert given_to_flower(command) == wanted
     assert through_systemd(systemd_line(command)) == command

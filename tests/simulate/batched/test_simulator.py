@@ -46,6 +46,8 @@ def make_module(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "mlp":
         return build_model("mlp", (12,), CLASSES, hidden=(16, 8), norm_groups=2)
+    if kind == "residual_mlp":
+        return build_model("residual_mlp", (12,), CLASSES, width=8, norm_groups=2)
     if kind == "cnn":
         return build_model("small_cnn", (2, 6, 6), CLASSES, channels=(4, 6), norm_groups=2)
     return Residual()
@@ -129,7 +131,7 @@ def assert_same_round(reference: ReferenceSimulator, fast: BatchedSimulator, tas
             torch.testing.assert_close(value, fast.state()[k][name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "residual"])
+@pytest.mark.parametrize("kind", ["mlp", "residual_mlp", "cnn", "residual"])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_two_rounds_equal_the_reference_for_every_method(name: str, kind: str) -> None:
     method = METHODS.build(name)
@@ -140,7 +142,7 @@ def test_two_rounds_equal_the_reference_for_every_method(name: str, kind: str) -
     assert "fallbacks" not in fast.info()
 
 
-@pytest.mark.parametrize("kind", ["mlp", "residual"])
+@pytest.mark.parametrize("kind", ["mlp", "residual_mlp", "residual"])
 @pytest.mark.parametrize("scale", ["batch", "group"])
 @pytest.mark.parametrize("n_groups", [1, 2, 3, None])
 def test_every_number_of_groups_and_both_scales_equal_the_reference(
@@ -171,7 +173,14 @@ def test_searched_quantities_are_taken_per_client_and_probe() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("fedavg", "mlp"), ("fedcgnm", "mlp"), ("fedgrab", "mlp"), ("fednoro", "mlp"), ("fedcgnm", "residual")],
+    [
+        ("fedavg", "mlp"),
+        ("fedcgnm", "mlp"),
+        ("fedgrab", "mlp"),
+        ("fednoro", "mlp"),
+        ("fedcgnm", "residual_mlp"),
+        ("fedcgnm", "residual"),
+    ],
 )
 def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> None:
     method = METHODS.build(name)
@@ -197,7 +206,7 @@ def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: p
     assert_same_round(reference, fast, make_task(method, reference))
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "residual"])
+@pytest.mark.parametrize("kind", ["mlp", "residual_mlp", "cnn", "residual"])
 def test_validation_confusion_and_measurements_equal_the_reference(kind: str) -> None:
     method = METHODS.build("fedavg")
     reference, fast = both(kind, method, Settings.of(batch_size=8))
@@ -252,10 +261,10 @@ def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(m
 
 
 def test_auto_takes_small_models_and_says_why() -> None:
-    for kind in ("mlp", "cnn", "residual"):
+    for kind, kernel in (("mlp", "Network"), ("residual_mlp", "Network"), ("residual", "FunctionalKernel")):
         engine = simulator(make_federation(kind), make_module(kind), METHODS.build("fedcgnm"), Settings.of())
         assert engine.info()["path"] == "batched"
-        assert "small model" in engine.info()["reason"]
+        assert "small model" in engine.info()["reason"] and engine.info()["kernel"] == kernel
 
 
 def test_asking_for_the_batched_path_where_it_does_not_work_is_one_clear_line() -> None:

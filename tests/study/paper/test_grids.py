@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 
 from fedtail.errors import FedtailError
-from fedtail.runs.config import Config, check_config, load_config
+from fedtail.runs.config import check_config, load_config
 from fedtail.runs.execution import run
+from fedtail.settings import Settings
 from fedtail.study.cells import Cell, run_cells, seeds_of
 from fedtail.study.paper.convergence import run_point
 from fedtail.study.paper.declared import GridFile, grid_names, load_grid
@@ -130,7 +131,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_error_nobody_foresaw_is_its_own_cells_too(tmp_path: Path, monkeypatch) -> None:
-    def fail_once(config: Config, **options: object) -> object:
+    def fail_once(config: Settings, **options: object) -> object:
         if config.run.seed == 1:
             raise RuntimeError("out of memory\nand a page about it")
         return run(config, **options)

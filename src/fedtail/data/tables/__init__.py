@@ -5,7 +5,16 @@ from fedtail.data.tables.moments import column_moments, fit_schema, merge_moment
 from fedtail.data.tables.pooled import table, table_from_frame
 from fedtail.data.tables.read import Table, read_table
 from fedtail.data.tables.schema import Column, TableSchema, load_schema, schema_text
-from fedtail.data.tables.sites import SiteTable, encode_site, propose_schema, read_site, site_moments, site_tables
+from fedtail.data.tables.sites import (
+    SiteTable,
+    encode_site,
+    propose_schema,
+    read_site,
+    site_moments,
+    site_sketch,
+    site_tables,
+)
+from fedtail.data.tables.sketch import column_sketch, fit_cuts, merge_sketches, pack_sketch, unpack_sketch
 
 __all__ = [
     "Column",
@@ -13,17 +22,23 @@ __all__ = [
     "Table",
     "TableSchema",
     "column_moments",
+    "column_sketch",
     "encode_site",
+    "fit_cuts",
     "fit_schema",
     "frame_columns",
     "load_schema",
     "merge_moments",
+    "merge_sketches",
+    "pack_sketch",
     "propose_schema",
     "read_site",
     "read_table",
     "schema_text",
     "site_moments",
+    "site_sketch",
     "site_tables",
     "table",
     "table_from_frame",
+    "unpack_sketch",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Numbers:
     """Fields of another kind that became NaN."""
     comma: bool = False
     """Written with a decimal comma."""
+    marks: tuple[float, ...] = ()
+    """Values that meant "missing" and have become NaN."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,13 @@ def as_numbers(column: Levels, numbers: np.ndarray, comma: bool) -> Numbers:
     table = np.append(numbers, np.nan)
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(numbers))
     return clean_numbers(table[column.codes], int(counts[np.isnan(numbers)].sum()), comma)
+
+
+def without_marks(column: Numbers, marks: tuple[float, ...]) -> Numbers:
+    """The column with the values that mean "missing" as NaN."""
+    if not marks or column.marks == marks:
+        return column
+    return replace(column, values=np.where(np.isin(column.values, marks), np.nan, column.values), marks=marks)
 
 
 def as_levels(column: Numbers) -> Levels:

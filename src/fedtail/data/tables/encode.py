@@ -8,7 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from fedtail.data.tables.columns import Levels, Numbers, as_levels, as_numbers, level_numbers, parse_column
+from fedtail.data.tables.columns import (
+    Levels,
+    Numbers,
+    as_levels,
+    as_numbers,
+    level_name,
+    level_numbers,
+    parse_column,
+    without_marks,
+)
 from fedtail.data.tables.kinds import MOSTLY
 from fedtail.data.tables.read import listing
 from fedtail.data.tables.schema import Column, TableSchema
@@ -70,7 +79,7 @@ def coerce(column: Column, data: Numbers | Levels, where: str) -> Numbers | Leve
     if column.kind != "numeric":
         return as_levels(data) if isinstance(data, Numbers) else data
     if isinstance(data, Numbers):
-        return data
+        return without_marks(data, column.marks)
     if data.dates:
         raise FedtailError(f"{where}: column {column.name!r} holds dates, the schema says numbers")
     read = level_numbers(data.levels, column.comma)
@@ -82,7 +91,7 @@ def coerce(column: Column, data: Numbers | Levels, where: str) -> Numbers | Leve
             f"{where}: column {column.name!r} should be numbers, but {numbers.not_numbers} of {known} fields are not "
             f"(first: {strange[:40]!r})"
         )
-    return numbers
+    return without_marks(numbers, column.marks)
 
 
 def hash_bucket(level: str, buckets: int) -> int:
@@ -92,8 +101,7 @@ def hash_bucket(level: str, buckets: int) -> int:
 
 def _writer(column: Column, data: Numbers | Levels, clip: float, index: np.ndarray | None, notes: list[str]) -> Writer:
     if isinstance(data, Numbers):
-        assert column.mean is not None and column.std is not None
-        return _number_writer(data.values, column.mean, column.std, clip, column.missing)
+        return _number_writer(data.values, column, clip)
     codes = data.codes
     target = _targets(column, data.levels)
     _report_unseen(column, data.levels, codes if index is None else codes[index], target, notes)
@@ -106,14 +114,23 @@ def _writer(column: Column, data: Numbers | Levels, clip: float, index: np.ndarr
     return write
 
 
-def _number_writer(values: np.ndarray, mean: float, std: float, clip: float, missing: bool) -> Writer:
+def _number_writer(values: np.ndarray, column: Column, clip: float) -> Writer:
+    assert column.mean is not None and column.std is not None
+    mean, std, missing, end = column.mean, column.std, column.missing, 1 + column.pieces
+    low = np.array(column.cuts[:-1])
+    length = np.diff(np.array(column.cuts))
+
     def write(block: np.ndarray, at: int, rows: Rows) -> None:
-        part = (values[rows] - mean) / std
+        given = values[rows]
+        part = (given - mean) / std
         gone = np.isnan(part)
         part[gone] = 0.0
         block[:, at] = np.clip(part, -clip, clip)
+        if end > 1:
+            along = (np.where(gone, low[0], given)[:, None] - low) / length
+            block[:, at + 1 : at + end] = np.clip(along, 0.0, 1.0, out=along)
         if missing:
-            block[:, at + 1] = gone
+            block[:, at + end] = gone
 
     return write
 
@@ -125,9 +142,17 @@ def _targets(column: Column, levels: list[str]) -> np.ndarray:
         end = column.buckets
     else:
         place = {v: i for i, v in enumerate(column.levels)}
-        own = [place.get(v, -1) for v in levels]
+        own = [place.get(v, place.get(_plain(v), -1)) for v in levels]
         end = len(column.levels)
     return np.array([*own, end if column.missing else -1], dtype=np.int64)
+
+
+def _plain(level: str) -> str:
+    """``1.0`` as ``1``: codes are read as text where a column is known to be one, and as numbers where it is not."""
+    try:
+        return level_name(float(level))
+    except ValueError:
+        return level
 
 
 def _report_unseen(column: Column, levels: list[str], codes: np.ndarray, target: np.ndarray, notes: list[str]) -> None:

@@ -47,8 +47,10 @@ def _values(data: Numbers | Levels, sample: np.ndarray) -> np.ndarray:
     known = values[~np.isnan(values)]
     if not len(known):
         return np.zeros(len(sample), dtype=np.int64)
-    distinct = np.unique(known)
-    edges = distinct[1:] if len(distinct) <= BINS else np.unique(np.quantile(known, np.linspace(0, 1, BINS + 1)[1:-1]))
+    known.sort()
+    new = np.flatnonzero(np.diff(known)) + 1
+    ranks = np.linspace(0, len(known) - 1, BINS + 1)[1:-1].astype(np.int64)
+    edges = known[new] if len(new) < BINS else np.unique(known[ranks])
     return np.where(np.isnan(values), 0, np.searchsorted(edges, values, side="right") + 1)
 
 

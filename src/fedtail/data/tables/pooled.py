@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Levels, Numbers, as_levels, parse_column
+from fedtail.data.tables.columns import Levels, Numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, name_codes, natural_order, need_column
@@ -23,8 +24,13 @@ from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
 from fedtail.data.tables.schema import KINDS, NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
+from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid
 from fedtail.errors import FedtailError, check_range
 
+MANY_SITES = 100
+"""From this many sites on, a column that gives half of them one row is refused."""
+NAMED = 40
+"""Most columns that a note names."""
 REASONS = {
     "date": "dates",
     "text": "free text",
@@ -45,9 +51,11 @@ def table(
     test_fraction: float = 0.2,
     exclude: Sequence[str] | str = (),
     categories: Sequence[str] | str = (),
+    numbers: Sequence[str] | str = (),
     schema: str | None = None,
     max_levels: int = 64,
     hash_buckets: int = 64,
+    pieces: int | None = None,
     bad_rows: str = "error",
     delimiter: str | None = None,
     encoding: str | None = None,
@@ -59,10 +67,12 @@ def table(
     ``cluster``: a column that puts sites together (region, machine type), for rate searches over clusters; it stays an
     input.
     ``test``: a second file for testing; without it a stratified ``test_fraction`` is held out. ``exclude``: columns
-    not to use; ``categories``: columns of codes that look like numbers; ``schema``: a schema file that declares
-    kinds and levels. Categories of more than ``max_levels`` levels are hashed into ``hash_buckets`` features.
+    not to use; ``categories``: columns of codes that look like numbers; ``numbers``: columns of numbers that look like
+    codes; ``schema``: a schema file that declares kinds and levels. Categories of more than ``max_levels`` levels are
+    hashed into ``hash_buckets`` features; a number is cut into ``pieces`` (0 for none).
     """
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
+    numbers = names_option("numbers", numbers)
     declared = load_schema(schema) if schema else None
     label, site = agreed_label(label.strip(), declared), site and site.strip()
     reading: dict[str, Any] = {
@@ -82,9 +92,11 @@ def table(
         test_fraction=test_fraction,
         exclude=exclude,
         categories=categories,
+        numbers=numbers,
         schema=declared,
         max_levels=max_levels,
         hash_buckets=hash_buckets,
+        pieces=pieces,
         seed=seed,
     )
     return pooled
@@ -98,30 +110,42 @@ def table_from_frame(
     cluster: Hashable = None,
     test: pd.DataFrame | Table | None = None,
     test_fraction: float = 0.2,
+    classes: Sequence[str] | None = None,
     exclude: Sequence[str] | str = (),
     categories: Sequence[str] | str = (),
+    numbers: Sequence[str] | str = (),
     schema: TableSchema | None = None,
     max_levels: int = 64,
     hash_buckets: int = 64,
+    pieces: int | None = None,
     seed: int = 0,
 ) -> Pooled:
-    """A DataFrame as a data set; see ``table`` for the options. The frame is not changed."""
+    """A DataFrame as a data set; see ``table`` for the options. The frame is not changed.
+
+    ``classes``: their order, where it shall not be that of their names.
+    """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
     check_range("data.max_levels", max_levels, 2)
     check_range("data.hash_buckets", hash_buckets, 2)
+    check_range("data.pieces", 0 if pieces is None else pieces, 0, 256)
     source = frame if isinstance(frame, Table) else from_frame(frame)
     where, notes = f"table {source.name!r}", list(source.notes)
     data = source.frame.copy(deep=False)
     label = "" if label is None else str(label).strip()  # columns of a DataFrame may be numbers
     site, cluster = (None if name is None else str(name).strip() for name in (site, cluster))
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
-    _check_columns(source.columns, label, site, exclude, categories, where)
+    numbers = names_option("numbers", numbers)
+    _check_columns(
+        source.columns, label, site, {"exclude": exclude, "categories": categories, "numbers": numbers}, where
+    )
     if cluster is not None:
         need_column("cluster", cluster, list(data.columns), where)
     labels = None if cluster is None else data[cluster].astype(str).to_numpy()
-    y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else None)
+    y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else classes)
     sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
     keep = _labelled_rows(y, sites, label, site, notes)
+    if site:
+        check_sites(np.bincount(sites[keep], minlength=len(site_names)), site, source.frame, label, where)
 
     tested = None if test is None else (test if isinstance(test, Table) else from_frame(test, "test table"))
     train, held = keep, np.empty(0, dtype=np.int64)
@@ -129,16 +153,17 @@ def table_from_frame(
         train, held = _split(y, sites, keep, test_fraction, seed)
     kinds = {}
     for name in list(data.columns):
-        column = parse_column(data.pop(name))
+        column = parse_column(data[name])
         if name in exclude:
             kinds[name] = Kind("excluded", column)
             continue
-        if name in categories and isinstance(column, Numbers):
-            column = as_levels(column)
-        kinds[name] = infer_kind(name, column, max_levels=max_levels, category=name in categories)
+        kinds[name] = infer_kind(
+            name, column, max_levels=max_levels, category=name in categories, number=name in numbers
+        )
     notes += [k.note for k in kinds.values() if k.note]
     if schema is None:
         schema = infer_schema(kinds, train, label, classes, site, max_levels, hash_buckets, where)
+        schema = replace(schema, pieces=pieces)
         columns = {c.name: kinds[c.name].data for c in schema.columns}
     else:
         columns = frame_columns(schema, source.frame, where)
@@ -190,7 +215,7 @@ def infer_schema(
 
 def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int) -> Column:
     if isinstance(data, Numbers):
-        return Column(name, "numeric", comma=data.comma)
+        return Column(name, "numeric", comma=data.comma, marks=data.marks)
     codes = data.codes[train]
     missing = bool((codes < 0).any())
     counts = np.bincount(codes[codes >= 0], minlength=len(data.levels))
@@ -201,13 +226,19 @@ def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels
 
 
 def fit(schema: TableSchema, columns: dict[str, Numbers | Levels], train: np.ndarray) -> TableSchema:
-    """Means and deviations of training rows only."""
-    rows = []
-    for column in schema.numeric:
-        data = columns[column.name]
-        assert isinstance(data, Numbers)
-        rows.append(column_moments(data.values[train]))
-    return fit_schema(schema, np.array(rows).reshape(-1, 4))
+    """Means, deviations and cuts of training rows only."""
+    values = [numbers_of(columns, column)[train] for column in schema.numeric]
+    scaled = fit_schema(schema, np.array([column_moments(v) for v in values]).reshape(-1, 4))
+    edges = [grid(c.mean or 0.0, c.std or 1.0) for c in scaled.numeric]
+    counts = np.array([column_sketch(v, e) for v, e in zip(values, edges, strict=True)]).reshape(-1, BINS)
+    return fit_cuts(scaled, counts)
+
+
+def numbers_of(columns: dict[str, Numbers | Levels], column: Column) -> np.ndarray:
+    """(N,) the values of a numeric column."""
+    data = columns[column.name]
+    assert isinstance(data, Numbers)
+    return data.values
 
 
 def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Samples:
@@ -222,10 +253,16 @@ def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Sample
 
 
 def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str]:
-    """What was used and what was not, in two lines."""
+    """What was used and as what, and what was not: column by column, by name."""
     count = Counter(c.kind for c in schema.columns)
     parts = ", ".join(f"{count[kind]} {kind}" for kind in KINDS if count[kind])
     notes = [f"{rows:,} rows; {schema.width:,} features from {parts} column(s)"]
+    numeric = [repr(c.name) + _marks(c) for c in schema.numeric]
+    names = [f"{c.name!r} ({len(c.levels)} levels)" for c in schema.columns if c.kind == "category"]
+    codes = [f"{n!r} ({k.code})" for n, k in kinds.items() if k.code]
+    notes += [f"{what}: {listing(who, NAMED)}" for what, who in (("numbers", numeric), ("categories", names)) if who]
+    if codes:
+        notes.append(f"codes, taken as categories: {listing(codes, NAMED)}; data.numbers=NAME,NAME makes them numbers")
     hashed = [c.name for c in schema.columns if c.kind == "hashed"]
     if hashed:
         most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)
@@ -233,6 +270,10 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
     if schema.left_out:
         notes.append(f"left out: {_left_out(schema.left_out)}")
     return notes
+
+
+def _marks(column: Column) -> str:
+    return f" ({listing((f'{m:g}' for m in column.marks), 4)} as missing)" if column.marks else ""
 
 
 def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str) -> str:
@@ -253,7 +294,7 @@ def names_option(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _check_columns(
-    names: list[str], label: str, site: str | None, exclude: Sequence[str], categories: Sequence[str], where: str
+    names: list[str], label: str, site: str | None, named: dict[str, tuple[str, ...]], where: str
 ) -> None:
     if not label:
         raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
@@ -265,10 +306,12 @@ def _check_columns(
     twice = [n for n in names if n.startswith(f"{label} (") and n.endswith(")") and n[len(label) + 2 : -1].isdigit()]
     if twice:
         raise FedtailError(f"{where} has more than one column called {label!r}; rename all but the label")
-    for name in categories:
-        need_column("categories", name, names, where)
-    for name in exclude:  # a misspelt one would stay an input, unseen
-        need_column("exclude", name, names, where)
+    for option, columns in named.items():  # a misspelt one would stay as it is, unseen
+        for name in columns:
+            need_column(option, name, names, where)
+    both = next((n for n in named["categories"] if n in named["numbers"]), None)
+    if both is not None:
+        raise FedtailError(f"{where}: column {both!r} is in data.categories and in data.numbers; name it once")
 
 
 def _labelled_rows(y: np.ndarray, sites: np.ndarray, label: str, site: str | None, notes: list[str]) -> np.ndarray:
@@ -282,6 +325,26 @@ def _labelled_rows(y: np.ndarray, sites: np.ndarray, label: str, site: str | Non
     if len(np.unique(y[keep])) < 2:
         raise FedtailError(f"fewer than two classes are left after rows without {label} or {site} are left out")
     return keep
+
+
+def check_sites(sizes: np.ndarray, site: str, frame: pd.DataFrame, label: str, where: str) -> None:
+    """Raise where a site column names rows rather than places: a model of one-row sites is scored on next to nothing.
+
+    sizes: (K,) rows of each site.
+    """
+    lone = int((sizes == 1).sum())
+    if len(sizes) < MANY_SITES or lone < 0.5 * len(sizes):
+        return
+    better = []
+    for name in sorted(frame.columns, key=lambda n: pd.api.types.is_numeric_dtype(frame[n])):  # names first
+        counts = frame[name].value_counts() if name not in (site, label) else pd.Series(dtype=int)
+        if 2 <= len(counts) < MANY_SITES and counts.iloc[-1] >= 20:
+            better.append(f"{name!r} ({len(counts)} values)")
+    instead = f"Columns that could be sites: {listing(better, 4)}" if better else "No other column looks like sites"
+    raise FedtailError(
+        f"{where}: column {site!r} makes {len(sizes):,} sites, {lone:,} of them of one row; a site has many rows. "
+        f"{instead}; without --site, sites are invented"
+    )
 
 
 def _split(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedtail.data.tables.source import Source, broken, inspect_source, open_bytes, records
+from fedtail.data.tables.source import Source, broken, has_padded_fields, inspect_source, open_bytes, records
 from fedtail.errors import FedtailError, one_of
 
 MISSING = (
@@ -93,6 +93,8 @@ def read_table(
             else:
                 with open_bytes(path) as raw:
                     frame = pd.read_csv(raw, header=0, encoding=source.encoding, **options)
+            padded = _padded_codes(source, frame, options)
+            frame[padded.columns] = padded
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
         raise FedtailError(f"{str(path)!r} cannot be parsed: {_one_line(error)}") from error
     except (OSError, EOFError) as error:
@@ -212,6 +214,27 @@ def from_frame(frame: pd.DataFrame, name: str = "table") -> Table:
     if changed:
         notes.append("columns renamed: " + listing(f"{old or 'no name'!r} to {new!r}" for old, new in changed))
     return Table(frame.set_axis(names, axis=1), notes, name)
+
+
+def _padded_codes(source: Source, frame: pd.DataFrame, options: dict[str, Any]) -> pd.DataFrame:
+    """The columns that were read as numbers though fields are padded with zeros (``0042``), read as text."""
+    whole = [n for n in frame.columns if pd.api.types.is_integer_dtype(frame[n]) or _whole_floats(frame[n])]
+    if not whole or source.ragged or not has_padded_fields(source):
+        return frame[[]]
+    text = {**options, "usecols": whole, "dtype": str}
+    text["na_values"] = {n: v for n, v in options["na_values"].items() if n in whole}
+    with open_bytes(source.path) as raw:
+        fields = pd.read_csv(raw, header=0, encoding=source.encoding, **text)
+    padded = [n for n in whole if any(re.fullmatch(r"0\d+", str(v).strip()) for v in fields[n].unique())]
+    return fields[padded]
+
+
+def _whole_floats(column: pd.Series[Any]) -> bool:
+    """Floats because of gaps alone."""
+    if not pd.api.types.is_float_dtype(column) or not column.hasnans:
+        return False
+    known = column.dropna()
+    return bool((known == known.round()).all())
 
 
 def _one_line(error: Exception) -> str:

@@ -7,9 +7,11 @@ turn raw rows into model input, at a site or in prediction.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +40,24 @@ class Column:
     """``numeric``: scaling; None until it is fitted."""
     comma: bool = False
     """``numeric``: written with a decimal comma."""
+    cuts: tuple[float, ...] = ()
+    """``numeric``: one more feature between each two of these says how far along the value is, 0 to 1."""
+    marks: tuple[float, ...] = ()
+    """``numeric``: values that mean "missing", such as 999."""
 
     @property
     def width(self) -> int:
-        own = {"numeric": 1, "category": len(self.levels), "hashed": self.buckets}[self.kind]
+        own = {"numeric": 1 + self.pieces, "category": len(self.levels), "hashed": self.buckets}[self.kind]
         return own + self.missing
+
+    @property
+    def pieces(self) -> int:
+        return max(len(self.cuts) - 1, 0)
 
     def features(self) -> list[str]:
         """Names of the features, in order."""
         own = {
-            "numeric": [self.name],
+            "numeric": [self.name, *(f"{self.name} {a:g} to {b:g}" for a, b in pairwise(self.cuts))],
             "category": [f"{self.name} = {v}" for v in self.levels],
             "hashed": [f"{self.name} # {b}" for b in range(self.buckets)],
         }[self.kind]
@@ -66,6 +76,8 @@ class TableSchema:
     """Columns not used, and why: ``date``, ``text``, ``id``, ``constant``, ``empty``, ``excluded``."""
     clip: float = 10.0
     """Standardized numbers are limited to +- this many deviations."""
+    pieces: int | None = None
+    """Pieces between the cuts of a numeric column, 0 for none; None leaves it to the number of columns."""
 
     @property
     def width(self) -> int:
@@ -88,6 +100,8 @@ class TableSchema:
         if self.site is not None:
             out["site"] = self.site
         out["clip"] = self.clip
+        if self.pieces is not None:
+            out["pieces"] = self.pieces
         if self.left_out:
             out["left_out"] = dict(self.left_out)
         out["columns"] = [_column_dict(c) for c in self.columns]
@@ -123,13 +137,22 @@ class TableSchema:
         clip = raw.get("clip", 10.0)
         if isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0:
             raise FedtailError(f"{where}: clip = {clip!r} must be a number above 0")
+        pieces = raw.get("pieces")
+        if pieces is not None and (isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 0):
+            raise FedtailError(f"{where}: pieces = {pieces!r} must be a whole number from 0 on")
         return cls(
-            label, tuple(str(c) for c in classes), parsed, raw.get("site"), dict(raw.get("left_out", {})), float(clip)
+            label=label,
+            classes=tuple(str(c) for c in classes),
+            columns=parsed,
+            site=raw.get("site"),
+            left_out=dict(raw.get("left_out", {})),
+            clip=float(clip),
+            pieces=pieces,
         )
 
     def unfitted(self) -> TableSchema:
-        """The same schema without means and deviations: what sites may agree on beforehand."""
-        return replace(self, columns=tuple(replace(c, mean=None, std=None) for c in self.columns))
+        """The same schema without means, deviations and cuts: what sites may agree on beforehand."""
+        return replace(self, columns=tuple(replace(c, mean=None, std=None, cuts=()) for c in self.columns))
 
 
 def load_schema(path: str | Path) -> TableSchema:
@@ -172,8 +195,12 @@ def _column_dict(column: Column) -> dict[str, Any]:
         out["missing"] = True
     if column.comma:
         out["comma"] = True
+    if column.marks:
+        out["marks"] = list(column.marks)
     if column.mean is not None and column.std is not None:
         out |= {"mean": column.mean, "std": column.std}
+    if column.cuts:
+        out["cuts"] = list(column.cuts)
     return out
 
 
@@ -205,4 +232,25 @@ def _column(raw: Any, where: str) -> Column:
         scale.append(None if value is None else float(value))
     if scale[1] is not None and not scale[1] > 0:
         raise FedtailError(f"{where}: std = {scale[1]!r} must be above 0")
-    return Column(name, kind, levels, buckets, bool(raw.get("missing")), scale[0], scale[1], bool(raw.get("comma")))
+    cuts, marks = (_numbers(raw.get(key, ()), f"{where}: {key}") for key in ("cuts", "marks"))
+    if len(cuts) == 1 or any(a >= b for a, b in pairwise(cuts)):
+        raise FedtailError(f"{where}: cuts must be two numbers or more, each above the last")
+    return Column(
+        name=name,
+        kind=kind,
+        levels=levels,
+        buckets=buckets,
+        missing=bool(raw.get("missing")),
+        mean=scale[0],
+        std=scale[1],
+        comma=bool(raw.get("comma")),
+        cuts=cuts,
+        marks=marks,
+    )
+
+
+def _numbers(raw: Any, where: str) -> tuple[float, ...]:
+    numbers = isinstance(raw, list | tuple) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in raw)
+    if not numbers or not all(math.isfinite(v) for v in raw):
+        raise FedtailError(f"{where} must be a list of numbers, got {raw!r}")
+    return tuple(float(v) for v in raw)

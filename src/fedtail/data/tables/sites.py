@@ -20,14 +20,15 @@ import torch
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Levels, Numbers, as_levels, parse_column
+from fedtail.data.tables.columns import Levels, Numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, need_column
 from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
-from fedtail.data.tables.pooled import describe, infer_schema, is_table, names_option
+from fedtail.data.tables.pooled import describe, infer_schema, is_table, names_option, numbers_of
 from fedtail.data.tables.read import Table, listing, read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
+from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid, merge_sketches
 from fedtail.errors import FedtailError, check_range
 
 MIN_COUNT = 5
@@ -68,11 +69,21 @@ def site_moments(
     """(numeric columns, 4): all that a site tells of its training rows (``index``) before training."""
     rows = []
     for column in schema.numeric:
-        data = site.columns[column.name]
-        assert isinstance(data, Numbers)
-        values = data.values if index is None else data.values[index]
-        rows.append(column_moments(values, min_count=min_count))
+        values = numbers_of(site.columns, column)
+        rows.append(column_moments(values if index is None else values[index], min_count=min_count))
     return np.array(rows).reshape(-1, 4)
+
+
+def site_sketch(
+    site: SiteTable, scaled: TableSchema, index: np.ndarray | None = None, *, min_count: int = MIN_COUNT
+) -> np.ndarray:
+    """(numeric columns, BINS): counts of a site's training rows (``index``) in the bins of the merged scaling."""
+    rows = []
+    for column in scaled.numeric:
+        values = numbers_of(site.columns, column)
+        edges = grid(column.mean or 0.0, column.std or 1.0)
+        rows.append(column_sketch(values if index is None else values[index], edges, min_count=min_count))
+    return np.array(rows, dtype=np.int64).reshape(-1, BINS)
 
 
 def encode_site(site: SiteTable, fitted: TableSchema, index: np.ndarray | None = None) -> Samples:
@@ -88,6 +99,7 @@ def propose_schema(
     site: str | None = None,
     exclude: Sequence[str] = (),
     categories: Sequence[str] = (),
+    numbers: Sequence[str] = (),
     max_levels: int = 64,
     hash_buckets: int = 64,
     **reading: Any,
@@ -99,10 +111,12 @@ def propose_schema(
     source = read_table(path, text=set(categories), plain=plain, exclude=set(exclude) - plain, **reading)
     where = f"table {source.name!r}"
     named = [("label", label), *([("site", site)] if site else [])]
-    for role, name in [*named, *(("categories", c) for c in categories), *(("exclude", c) for c in exclude)]:
+    for role, names in (("categories", categories), ("numbers", numbers), ("exclude", exclude)):
+        named += [(role, name) for name in names]
+    for role, name in named:
         need_column(role, str(name), source.columns, where)
     y, classes = label_codes(source.frame[label], label, where)
-    kinds = _kinds(source, {label, site}, categories, max_levels)
+    kinds = _kinds(source, {label, site}, categories, numbers, max_levels)
     schema = infer_schema(kinds, np.flatnonzero(y >= 0), label, classes, site, max_levels, hash_buckets, where)
     columns = tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
     schema = replace(schema, columns=columns)
@@ -136,8 +150,10 @@ def site_tables(
     test_fraction: float = 0.2,
     exclude: Sequence[str] | str = (),
     categories: Sequence[str] | str = (),
+    numbers: Sequence[str] | str = (),
     max_levels: int = 64,
     hash_buckets: int = 64,
+    pieces: int | None = None,
     min_count: int = MIN_COUNT,
     bad_rows: str = "error",
     delimiter: str | None = None,
@@ -160,7 +176,7 @@ def site_tables(
     else:
         agreed, notes = _first_site_schema(
             files, label, exclude=names_option("exclude", exclude), categories=names_option("categories", categories),
-            max_levels=max_levels, hash_buckets=hash_buckets, **reading,
+            numbers=names_option("numbers", numbers), max_levels=max_levels, hash_buckets=hash_buckets, **reading,
         )  # fmt: skip
     sites = [read_site(file, agreed, name=name, **reading) for name, file in files.items()]
     splits = [
@@ -168,7 +184,9 @@ def site_tables(
         for k, s in enumerate(sites)
     ]
     moments = [site_moments(s, agreed, train, min_count=min_count) for s, (train, _) in zip(sites, splits, strict=True)]
-    fitted = fit_schema(agreed, merge_moments(moments))
+    scaled = fit_schema(agreed if pieces is None else replace(agreed, pieces=pieces), merge_moments(moments))
+    sketches = [site_sketch(s, scaled, train, min_count=min_count) for s, (train, _) in zip(sites, splits, strict=True)]
+    fitted = fit_cuts(scaled, merge_sketches(sketches, len(scaled.numeric)))
     train = [encode_site(s, fitted, index) for s, (index, _) in zip(sites, splits, strict=True)]
     test = [encode_site(s, fitted, index) for s, (_, index) in zip(sites, splits, strict=True)]
     notes += [f"site {s.name!r}: {note}" for s in sites for note in dict.fromkeys(s.notes)]
@@ -196,19 +214,26 @@ def _first_site_schema(files: dict[str, Path], label: str, **options: Any) -> tu
         raise FedtailError(f"table {name!r} {NEEDS_LABEL}")
     agreed, notes = propose_schema(file, label, **options)
     first = f"columns, levels and classes were taken from the first site, {name!r}; declare them with data.schema"
-    return agreed, [first, *(n for n in notes if n.startswith(("left out", "hashed")))]
+    return agreed, [
+        first,
+        *(n for n in notes if n.startswith(("left out", "hashed", "numbers", "categories", "codes"))),
+    ]
 
 
-def _kinds(source: Table, skip: set[Any], categories: Sequence[str], max_levels: int) -> dict[str, Kind]:
-    kinds = {}
-    for name in source.frame.columns:
-        if name in skip:
-            continue
-        column = parse_column(source.frame[name])
-        if name in categories and isinstance(column, Numbers):
-            column = as_levels(column)
-        kinds[name] = infer_kind(name, column, max_levels=max_levels, category=name in categories)
-    return kinds
+def _kinds(
+    source: Table, skip: set[Any], categories: Sequence[str], numbers: Sequence[str], max_levels: int
+) -> dict[str, Kind]:
+    return {
+        name: infer_kind(
+            name,
+            parse_column(source.frame[name]),
+            max_levels=max_levels,
+            category=name in categories,
+            number=name in numbers,
+        )
+        for name in source.frame.columns
+        if name not in skip
+    }
 
 
 def _concat(parts: Sequence[Samples]) -> Samples:

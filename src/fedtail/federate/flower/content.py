@@ -1,20 +1,35 @@
-"""fedtail's messages as Flower's records. It travels in the app bundle: the standard library and Flower only."""
+"""fedtail's messages as Flower's records. It travels in the app bundle: the standard library and Flower only.
+
+Flower sends a message as a tree of objects, each with a request of its own that costs its server some 20 ms, and an
+array is two of them. So what is small travels together, in one object, and only what is large as arrays, which Flower
+cuts into chunks and stores once for all messages that have it.
+"""
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-RECORD = "fedtail"
+RECORD, SMALL = "fedtail", "fedtail.small"
 ACTION = "fedtail"
 """All messages are Flower's ``query.fedtail``; what is asked travels inside, as fedtail's ``phase``."""
+LARGE_BYTES = 1 << 18
 
 
 def to_content(parts: dict[str, bytes]) -> RecordDict:
-    """Parts as Flower arrays of bytes; Flower stores equal parts of different messages once."""
-    arrays = {name: Array("uint8", (len(data),), "fedtail.bytes", data) for name, data in parts.items()}
-    return RecordDict({RECORD: ArrayRecord(arrays)})
+    """Parts as Flower's records: arrays of bytes for large ones."""
+    small = {name: data for name, data in parts.items() if len(data) < LARGE_BYTES}
+    large = {
+        name: Array("uint8", (len(data),), "fedtail.bytes", data) for name, data in parts.items() if name not in small
+    }
+    content = RecordDict({SMALL: ConfigRecord({**small})})
+    if large:
+        content[RECORD] = ArrayRecord(large)
+    return content
 
 
 def from_content(content: RecordDict) -> dict[str, bytes]:
     """Inverse of ``to_content``; ``KeyError`` if the message is not one of ours."""
-    return {name: array.data for name, array in content.array_records[RECORD].items()}
+    small = {name: bytes(data) for name, data in content.config_records[SMALL].items()}  # type: ignore[arg-type]
+    if RECORD not in content.array_records:
+        return small
+    return {**small, **{name: array.data for name, array in content.array_records[RECORD].items()}}

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from flwr.serverapp import Grid, ServerApp
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
 from fedtail.federate.flower.keys import public_key_bytes
-from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
+from fedtail.federate.flower.transport import FlowerTransport, by_key, wait_for_nodes
 from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
-from fedtail.federate.server import federate
+from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.status import Status
 from fedtail.rounds.checkpoint import write_atomically
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
+from fedtail.runs.result import Result
+from fedtail.settings import Settings
 
 app = ServerApp()
 
@@ -41,14 +43,47 @@ def main(grid: Grid, context: Context) -> None:
         )
         return
     with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
-        if deployment is not None:
-            names, transport = list(deployment.sites), connect(grid, deployment, config, config.run.quorum)
-        else:
-            names, transport = meet(grid, int(settings["sites"]), config)
-        result = federate(
-            config, transport, names, resume=bool(settings["resume"]), on_round=status.round, on_start=status.start
-        )
+        resume = bool(settings["resume"])
+        while True:
+            try:
+                result = train(grid, deployment, config, status, resume, int(settings["sites"]))
+                break
+            except SitesJoined:
+                resume = True
         status.finish(result.folder)
+
+
+def train(
+    grid: Grid, deployment: Deployment | None, config: Settings, status: Status, resume: bool, n_sites: int
+) -> Result:
+    """The rounds, until they are done or, with ``SitesJoined``, until there are new sites."""
+    if deployment is None:
+        names, transport = meet(grid, n_sites, config)
+        return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
+    folder = deployment.folder
+    names = roster(config, load_deployment(folder).sites, resume=resume)
+    return federate(
+        config,
+        connect(grid, load_deployment(folder), config, config.run.quorum, names),
+        names,
+        resume=resume,
+        on_round=status.round,
+        on_start=status.start,
+        members=lambda: members(grid, load_deployment(folder), names),
+    )
+
+
+def members(grid: Grid, deployment: Deployment, known: Sequence[str]) -> list[str]:
+    """The deployment's sites as they are listed now; a new one counts once it is online."""
+    new = {k: name for k, name in enumerate(deployment.sites) if name not in known}
+    online = by_key(grid.get_nodes(), keys_of(deployment, new)) if new else {}
+    return [name for k, name in enumerate(deployment.sites) if k not in new or k in online]
+
+
+def keys_of(deployment: Deployment, names: Mapping[int, str]) -> dict[int, bytes]:
+    """Client -> public key of its site, for those that have one: a revoked site has none."""
+    files = {k: deployment.site(name) / "site.pub" for k, name in names.items()}
+    return {k: public_key_bytes(file) for k, file in files.items() if file.is_file()}
 
 
 def path_of_status(deployment: Deployment | None) -> Path | None:
@@ -74,14 +109,19 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
         yield
 
 
-def connect(grid: Grid, deployment: Deployment, config: Config, quorum: float = 1.0) -> FlowerTransport:
-    """The transport to the deployment's sites, each known by the key it authenticates with, once a quorum is online."""
-    keys = {k: public_key_bytes(deployment.site(name) / "site.pub") for k, name in enumerate(deployment.sites)}
-    names, wait = deployment.sites, config.deploy.wait
+def connect(
+    grid: Grid, deployment: Deployment, config: Settings, quorum: float = 1.0, names: Sequence[str] = ()
+) -> FlowerTransport:
+    """The transport to the deployment's sites, each known by the key it authenticates with, once a quorum is online.
+
+    ``names[k]`` is the site behind client k, by default in the order of the deployment; one that has left has no key.
+    """
+    names, wait = names or deployment.sites, config.deploy.wait
+    keys = keys_of(deployment, {k: name for k, name in enumerate(names) if name in deployment.sites})
     return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), wait, names=names, quorum=quorum), keys=keys)
 
 
-def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport]:
+def meet(grid: Grid, n: int, config: Settings) -> tuple[list[str], FlowerTransport]:
     """On a federation that is not our deployment: take ``n`` nodes and let them say who they are."""
     if n < 1:
         raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
@@ -95,11 +135,13 @@ def meet(grid: Grid, n: int, config: Config) -> tuple[list[str], FlowerTransport
     return names, FlowerTransport(grid, {k: strangers.nodes[hello.client] for k, hello in enumerate(ordered)})
 
 
-def ask(grid: Grid, deployment: Deployment, config: Config) -> list[Finding]:
+def ask(grid: Grid, deployment: Deployment, config: Settings) -> list[Finding]:
     """The handshake on its own, for ``doctor``."""
     names = deployment.sites
     try:
-        hellos, missing = say_hello(connect(grid, deployment, config), range(len(names)), config.deploy.timeout)
+        hellos, missing = say_hello(
+            connect(grid, deployment, config), range(len(names)), config.deploy.timeout, model=config.model
+        )
     except FedtailError as error:
         return [Finding("error", "sites", str(error))]
     out = [Finding("error", names[k], reason) for k, reason in missing.items()]

@@ -15,10 +15,13 @@ from flwr.app import Message
 from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import ACTION, from_content, to_content
 from fedtail.federate.protocol.handshake import least
-from fedtail.federate.protocol.transport import Errors, Replies, with_phase
-from fedtail.federate.protocol.wire import Parts
+from fedtail.federate.protocol.transport import Errors, Take, with_phase
+from fedtail.federate.protocol.wire import Parts, size_of
 
 POLL_SECONDS = 0.25
+PULLED_BYTES, PULLED_MESSAGES = 1 << 26, 16
+"""Replies are fetched in groups of about so many bytes (taking a reply to be as large as its question), and at most so
+many at a time: Flower puts a whole group into memory."""
 ERRORS = {
     1: "the site's app cannot be loaded",
     2: "the site's app raised",
@@ -45,8 +48,7 @@ class FlowerTransport:
         self.n_clients = len(keys or nodes)
         self._count = 0
 
-    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
-        replies: Replies = {}
+    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
         if any(k not in self.nodes for k in payloads):
             self.nodes |= by_key(self.grid.get_nodes(), self.keys)
         online = set(self.grid.get_node_ids())
@@ -62,25 +64,35 @@ class FlowerTransport:
                 errors[client] = "Flower did not take the message"
             else:
                 pending[identity] = client
+        largest = max(map(size_of, payloads.values()), default=0)
+        group = max(1, min(PULLED_MESSAGES, PULLED_BYTES // max(largest, 1)))
         while pending:
-            for reply in self.grid.pull_messages(list(pending)):
-                # An error reply names node 1 as its source, so clients are known by the message replied to.
-                client = pending.pop(reply.metadata.reply_to_message_id, -1)
-                if client < 0:
-                    continue  # a duplicate
-                if reply.has_error():
-                    errors[client] = describe(reply.error.code, reply.error.reason)
-                    continue
-                try:
-                    replies[client] = from_content(reply.content)
-                except (KeyError, AttributeError) as error:
-                    errors[client] = f"malformed reply: {type(error).__name__} {error}"
+            waiting = list(pending)
+            for i in range(0, len(waiting), group):
+                self._pull(waiting[i : i + group], pending, errors, take)
             if pending and deadline is not None and time.monotonic() > deadline:
                 break
             if pending:
                 time.sleep(self.poll)
         errors |= dict.fromkeys(pending.values(), f"no reply within {timeout or 0:g} s")
-        return replies, errors
+        return errors
+
+    def _pull(self, waiting: list[str], pending: dict[str, int], errors: Errors, take: Take) -> None:
+        """Fetch the replies to some messages; those that are there are no longer pending."""
+        for reply in self.grid.pull_messages(waiting):
+            # An error reply names node 1 as its source, so clients are known by the message replied to.
+            client = pending.pop(reply.metadata.reply_to_message_id, -1)
+            if client < 0:
+                continue  # a duplicate
+            if reply.has_error():
+                errors[client] = describe(reply.error.code, reply.error.reason)
+                continue
+            try:
+                parts = from_content(reply.content)
+            except (KeyError, AttributeError) as error:
+                errors[client] = f"malformed reply: {type(error).__name__} {error}"
+                continue
+            take(client, parts)
 
     def close(self) -> None:
         """The grid belongs to Flower, which closes it."""
@@ -131,7 +143,7 @@ def wait_for_nodes(
             break
         time.sleep(poll)
     if len(found) < least(quorum, n):
-        missing = [names[k] if names else f"client {k}" for k in range(n) if k not in found]
+        missing = [names[k] if names else f"client {k}" for k in (wanted or range(n)) if k not in found]
         needed = f", {least(quorum, n)} are needed" if quorum < 1 else ""
         raise FedtailError(
             f"{len(found)} of {n} sites are online after {timeout:g} s{needed}; missing: {', '.join(missing)}; "

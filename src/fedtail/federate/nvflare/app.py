@@ -19,7 +19,7 @@ from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
 from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import error_parts
-from fedtail.federate.server import federate
+from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
 from fedtail.federate.status import Status
@@ -39,11 +39,17 @@ class FedtailController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         config = load_config(self.config)
         status = Status(Path(self.status_file) if self.status_file else None, config)
-        transport = NVFlareTransport(self, fl_ctx, abort_signal, self.sites)
         try:
             with status:
+                names = roster(config, self.sites, resume=self.resume)
                 result = federate(
-                    config, transport, self.sites, resume=self.resume, on_round=status.round, on_start=status.start
+                    config,
+                    NVFlareTransport(self, fl_ctx, abort_signal, names),
+                    names,
+                    resume=self.resume,
+                    on_round=status.round,
+                    on_start=status.start,
+                    members=lambda: self.sites,
                 )
                 status.finish(result.folder)
         except FedtailError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.flower import supernode
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -35,9 +36,9 @@ def superlink_command(programs: str | Path, deployment: Deployment) -> list[str]
     ]  # fmt: skip
 
 
-def supernode_command(programs: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
+def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
     """Flower's client at a site."""
-    return [str(Path(programs) / "flower-supernode"), *supernode_arguments(site, superlink, port)]
+    return [str(python), "-P", str(supernode.__file__), *supernode_arguments(site, superlink, port)]
 
 
 def supernode_arguments(site: Path, superlink: str, port: int) -> list[str]:

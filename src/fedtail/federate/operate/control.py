@@ -24,6 +24,7 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
+    UnregisterNodeRequest,
 )
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -65,22 +66,33 @@ class Control:
         self.client.close()
 
     def register(self, site: str) -> bool:
-        """Make a site's public key known; False if it was already."""
+        """Make a site's public key known; False if it was already, or if the site has none."""
+        if not (self.deployment.site(site) / "site.pub").is_file():
+            return False
         key = public_key_bytes(self.deployment.site(site) / "site.pub")
         if any(bytes(n.public_key) == key and n.status != "unregistered" for n in self._nodes()):
             return False
         self._call("RegisterNode", RegisterNodeRequest(public_key=key, name=site))
         return True
 
+    def unregister(self, key: bytes) -> bool:
+        """Let nobody in with this public key any more; False if it was not known."""
+        found = [n for n in self._nodes() if bytes(n.public_key) == key and n.status != "unregistered"]
+        for node in found:
+            self._call("UnregisterNode", UnregisterNodeRequest(node_id=node.node_id))
+        return bool(found)
+
     def nodes(self) -> list[Node]:
         """Our sites in the order of the deployment, with Flower's status: online, offline or missing."""
-        keys = {public_key_bytes(self.deployment.site(s) / "site.pub"): s for s in self.deployment.sites}
+        files = {s: self.deployment.site(s) / "site.pub" for s in self.deployment.sites}
+        keys = {public_key_bytes(file): s for s, file in files.items() if file.is_file()}
         found = {
             keys[bytes(n.public_key)]: Node(keys[bytes(n.public_key)], n.node_id, n.status)
             for n in self._nodes()
             if bytes(n.public_key) in keys and n.status != "unregistered"
         }
-        return [found.get(s, Node(s, 0, "not registered")) for s in self.deployment.sites]
+        away = {s: "not registered" if file.is_file() else "revoked" for s, file in files.items()}
+        return [found.get(s, Node(s, 0, away[s])) for s in self.deployment.sites]
 
     def start_run(self, **overrides: Any) -> int:
         """Send the app bundle, as this version of fedtail has it, and start a run; returns Flower's run id."""

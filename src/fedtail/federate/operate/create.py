@@ -22,8 +22,7 @@ from fedtail.federate.operate.commands import (
     systemd_line,
     systemd_path,
 )
-from fedtail.runs.config import Config
-from fedtail.settings import Data
+from fedtail.settings import Data, Settings
 
 INSTALLED = Path("/opt/fedtail")
 """Where a site's operator is told to put the folder and the virtual environment."""
@@ -32,7 +31,7 @@ INSTALLED = Path("/opt/fedtail")
 def create_deployment(
     folder: Path,
     sites: tuple[str, ...],
-    config: Config,
+    config: Settings,
     *,
     public: str = "",
     port: int = 9092,
@@ -68,8 +67,8 @@ def create_deployment(
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
     for client, name in enumerate(sites):
-        _write_site(deployment, client, name, rehearsal)
-    _write_server(deployment)
+        write_site(deployment, name, client if rehearsal else None)
+    write_server(deployment)
     return deployment
 
 
@@ -82,18 +81,19 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
         site = moved.site(name) / "site.toml"
         site.write_text(site.read_text().replace(f'server = "{deployment.public}"', f'server = "{moved.public}"'))
         _write_unit(moved, name)
-    _write_server(moved)
+    write_server(moved)
     return moved
 
 
-def _write_site(deployment: Deployment, client: int, name: str, rehearsal: bool) -> None:
+def write_site(deployment: Deployment, name: str, client: int | None = None) -> None:
+    """All that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
     folder = deployment.site(name)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "flwr").mkdir()
     make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
     data = templates.TABLE_DATA
-    if rehearsal:
+    if client is not None:
         data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
     text = templates.SITE_TOML.format(name=name, data=data, server=deployment.public)
     (folder / "site.toml").write_text(text)
@@ -146,7 +146,8 @@ def superlink_unit(deployment: Deployment, programs: Path) -> str:
     )
 
 
-def _write_server(deployment: Deployment) -> None:
+def write_server(deployment: Deployment) -> None:
+    """Unit, proxy and instructions of the server, for the place where its folder is."""
     unit = superlink_unit(deployment, Path(sys.executable).parent)
     (deployment.server / "fedtail-superlink.service").write_text(unit)
     listen = str(deployment.proxy_port)

@@ -122,7 +122,7 @@ def check_certificate(deployment: Deployment) -> list[Finding]:
 def check_key(folder: Path, name: str) -> list[Finding]:
     """A site's key pair: there, matching, private. The server may have deleted its copy of the private half."""
     if not (folder / "site.pub").is_file():
-        return [Finding("error", name, f"{folder}/site.pub is missing")]
+        return [Finding("error", name, f"{folder}/site.pub is missing; `fedtail deploy renew --site` makes a key")]
     if not (folder / "site.key").is_file():
         return []
     if not key_matches(folder):

@@ -72,7 +72,8 @@ def start_proxy(deployment: Deployment, seconds: float = 10.0) -> int:
 def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
     """Start one site; its worker starts with the first message."""
     folder = deployment.site(site)
-    command = supernode_command(PROGRAMS, folder, superlink or f"{deployment.host}:{deployment.port}", free_port())
+    address = superlink or f"{deployment.host}:{deployment.port}"
+    command = supernode_command(sys.executable, folder, address, free_port())
     environment = flower_environment(folder / "flwr", PROGRAMS)
     return processes.start(deployment.folder, f"site:{site}", command, folder / "supernode.log", environment)
 

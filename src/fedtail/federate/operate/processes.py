@@ -36,7 +36,8 @@ class Process:
         names = [Path(w).name for w in words[:3]]
         if " ".join(WORKER) in self.command:
             return "worker"
-        return next((n for n in names if not n.startswith("python")), names[0] if names else "?")
+        known = next((n for n in names if not n.startswith(("python", "-"))), names[0] if names else "?")
+        return f"flower-{known.removesuffix('.py')}" if known in ("supernode.py", "superexec.py") else known
 
 
 def start(folder: Path, role: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:

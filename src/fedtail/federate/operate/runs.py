@@ -12,7 +12,8 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.status import has_finished
-from fedtail.runs.config import Config, load_config
+from fedtail.runs.config import load_config
+from fedtail.settings import Settings
 
 LAST_CONFIG = "run.toml"
 ENDED = ("finished", "failed", "stopped")
@@ -20,7 +21,7 @@ OVER = ("finished", "unknown")
 """How Flower's word for a run that is over begins; it forgets runs with its database."""
 
 
-def start(deployment: Deployment, config: Config | None = None, *, resume: bool = False) -> int:
+def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
     """Start a run over the sites that are online; returns Flower's run id. By default the deployment's own config."""
     path = deployment.config
     with connect(deployment) as control:
@@ -35,7 +36,7 @@ def start(deployment: Deployment, config: Config | None = None, *, resume: bool 
     return run_id
 
 
-def with_the_sites_data(deployment: Deployment, config: Config) -> Config:
+def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
     """The config of a run, on the data the sites know: overrides of it would reach the server only."""
     theirs = load_config(deployment.config)
     if config.data != theirs.data:

@@ -28,7 +28,7 @@ from types import FrameType
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import supernode
-from fedtail.federate.operate.commands import flower_environment, supernode_arguments
+from fedtail.federate.operate.commands import flower_environment, supernode_command
 from fedtail.federate.operate.ports import free_port
 from fedtail.federate.site.config import load_site
 from fedtail.rounds.checkpoint import write_atomically
@@ -124,9 +124,8 @@ class SiteService:
         """A new SuperNode."""
         programs = Path(sys.executable).parent
         environment = {**flower_environment(self.folder / "flwr", programs), supernode.CONTACT: str(self.contact)}
-        script = [sys.executable, "-P", str(supernode.__file__)]
         process = subprocess.Popen(
-            [*script, *supernode_arguments(self.folder, self.address, free_port())],
+            supernode_command(sys.executable, self.folder, self.address, free_port()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

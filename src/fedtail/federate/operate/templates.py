@@ -14,6 +14,7 @@ server = "{server}"
 [policy]
 # methods = ["fedcgnm", "fedavg"]   # allowed methods; without this line, all
 # code = ["my_net:Net"]             # models of your own that a server may have imported here; without this line, none
+# encoders = ["efficientnet_lite0"] # encoders of images; without this line, those of installed packages
 reveal = "totals"                   # the most validation may send: "totals", or "classes" (counts per class)
 min_class_count = 0                 # refuse to train while a class here has fewer samples
 max_rounds_per_day = 0              # training rounds in 24 hours; 0 is no limit
@@ -148,12 +149,13 @@ server knows you. Your data stays where it is; what leaves this machine is liste
 
 You open no port: the site connects to `{public}` over TLS and asks for work. The service finds its way back by itself
 after a disturbance, a new certificate or a restart of the server. `site.log` says how the connection is, `worker.log`
-what was asked and done.
+what the worker does, and `audit.jsonl` what was asked, by which run, in which round, and what became of it.
 
 What leaves: model updates, with their number of steps and mean training loss; the number of your training and
 validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail
 methods` lists it) or a search of rates asks for. Before the first round: column names and class names, and sums over
-the columns of a table or the pixels of images. With `policy.reveal = "classes"` also counts per class. Nothing else.
+the columns of a table or the pixels of images; with a pretrained encoder its hash instead of pixel sums. With
+`policy.reveal = "classes"` also counts per class. Nothing else.
 
 To leave, stop the service. A run goes on without you, and takes you back when you return.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel, WireError, pack, size_of, unpack
+from fedtail.federate.protocol.wire import Parcel, Parts, WireError, pack, size_of, unpack
 
 T = TypeVar("T")
 
@@ -30,19 +30,28 @@ def exchange(
     parcels: Mapping[int, Parcel],
     read: Callable[[int, Parcel], T],
     timeout: float | None,
+    most: float = float("inf"),
 ) -> Answers[T]:
-    """Send the parcels and have ``read(client, reply)`` make of each reply what it should; a ``WireError``, or a field
-    that is missing or of the wrong kind, makes it a reason."""
-    payloads = {k: pack(parcel) for k, parcel in parcels.items()}
-    replies, errors = transport.exchange(phase, payloads, timeout)
+    """Send the parcels and have ``read(client, reply)`` make of each reply what it should, as soon as it is there.
+
+    A ``WireError``, or a field that is missing or of the wrong kind, makes it a reason; so do more than ``most`` bytes,
+    before they are looked at.
+    """
+    packed: dict[int, bytes] = {}
+    payloads = {k: pack(parcel, packed) for k, parcel in parcels.items()}
     good: dict[int, T] = {}
     reasons: dict[int, str] = {}
-    for client in sorted(parcels):
-        if client not in replies:
-            reasons[client] = errors.get(client, "no reply")
-            continue
+    up = 0
+
+    def take(client: int, parts: Parts) -> None:
+        nonlocal up
+        size = size_of(parts)
+        up += size
+        if size > most:
+            reasons[client] = f"a reply of {size / 1e6:.1f} MB, at most {most / 1e6:.1f} MB are possible"
+            return
         try:
-            parcel = unpack(replies[client])
+            parcel = unpack(parts)
             if "error" in parcel.meta:
                 reasons[client] = str(parcel.meta["error"])
             else:
@@ -51,5 +60,10 @@ def exchange(
             reasons[client] = str(error)
         except (KeyError, TypeError, ValueError) as error:
             reasons[client] = f"malformed {phase} reply: {type(error).__name__} {error}"
-    down, up = (sum(map(size_of, messages.values())) for messages in (payloads, replies))
-    return Answers(good, reasons, down, up)
+
+    errors = transport.exchange(phase, payloads, timeout, take)
+    for client in parcels:
+        if client not in good:
+            reasons.setdefault(client, errors.get(client, "no reply"))
+    down = sum(map(size_of, payloads.values()))
+    return Answers(dict(sorted(good.items())), dict(sorted(reasons.items())), down, up)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel
+from fedtail.models.encoders import Encoding
+from fedtail.settings import Model
 
 CLOCK_SECONDS = 120.0
 """Signed requests and certificates need clocks that agree about this well."""
@@ -52,10 +55,19 @@ def versions() -> dict[str, str]:
 
 
 def say_hello(
-    transport: Transport, clients: Iterable[int], timeout: float, job: Job | None = None
+    transport: Transport,
+    clients: Iterable[int],
+    timeout: float,
+    job: Job | None = None,
+    model: Model | None = None,
 ) -> tuple[dict[int, Hello], dict[int, str]]:
-    """Ask sites who they are; with a job, also whether they take part and how many samples they have."""
+    """Ask sites who they are; with a job, also whether they take part and how many samples they have.
+
+    Without a job, the ``model`` that is wished for lets sites with images say which encoder they would use.
+    """
     meta: dict[str, Any] = {} if job is None else {"job": job.to_json()}
+    if model is not None:
+        meta["model"] = model.model_dump()
     parcels = {k: Parcel({**meta, "client": k}) for k in clients}
     began = time.time()
 
@@ -97,9 +109,7 @@ def compare(
             out.append(
                 Finding("error", name, f"its site.toml says it is {hello.site!r}; give each site its own folder")
             )
-        mine, theirs = here["fedtail"], hello.versions.get("fedtail", "?")
-        if mine != theirs:
-            out.append(Finding("error", name, f"runs fedtail {theirs}, the server {mine}; install the same version"))
+        out += compare_versions(name, here["fedtail"], hello.versions.get("fedtail", "?"))
         if here["torch"].split("+")[0] != hello.versions.get("torch", "?").split("+")[0]:
             out.append(
                 Finding("warning", name, f"runs torch {hello.versions.get('torch')}, the server {here['torch']}")
@@ -113,16 +123,41 @@ def compare(
     return out
 
 
+def compare_versions(name: str, mine: str, theirs: str) -> list[Finding]:
+    """Server and sites may be one minor version apart, so that they need not all be updated at once; what an older one
+    does not know, it refuses."""
+    if mine == theirs:
+        return []
+    (major, minor), (other_major, other_minor) = _minor(mine), _minor(theirs)
+    if major != other_major or abs(minor - other_minor) > 1:
+        said = f"runs fedtail {theirs}, the server {mine}; they may be one minor version apart, update the older one"
+        return [Finding("error", name, said)]
+    return [Finding("warning", name, f"runs fedtail {theirs}, the server {mine}; update the older one when you can")]
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """Major and minor; of what is no version, one that is far from all."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (-9, -9)
+
+
 def describe_schema(schema: Mapping[str, Any]) -> str:
     """What the sites agreed on, in a few words."""
     columns, shape, classes = schema.get("columns"), schema.get("input_shape"), [str(c) for c in schema["classes"]]
     what = f"{len(columns)} columns" if columns else f"inputs of shape {'x'.join(map(str, shape))}" if shape else ""
     named = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
-    return f"{schema['name']}, {what}, {len(classes)} classes ({named})"
+    encoder = f", encoder {Encoding.from_dict(schema['encoder'])}" if schema.get("encoder") else ""
+    return f"{schema['name']}, {what}, {len(classes)} classes ({named}){encoder}"
 
 
 def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
     """One line that names what a site disagrees about with ``whose`` schema."""
+    if key == "encoder":
+        named = [f"{e['name']} ({str(e['digest'])[:12]})" if isinstance(e, dict) else "none" for e in (other, ours)]
+        return (
+            f"its encoder is {named[0]}, at {whose} it is {named[1]}; install the same one (fedtail[pretrained]), or "
+            "set model.encoder = 'none'"
+        )
     if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
         mine = {str(c["name"]): c for c in ours.get("columns", [])}
         differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]
@@ -152,10 +187,10 @@ def agree(
 ) -> dict[str, Any]:
     """The common schema, which is ``agreed`` where a run has one; ``FedtailError`` with every reason why there is none.
 
-    Sites may be missing down to the quorum; those that are there must agree.
+    Sites may be missing down to the quorum; those that are there must agree. Who was not asked does not count.
     """
     problems = [f"{f.subject}: {f.message}" for f in compare(hellos, names, agreed) if f.level == "error"]
-    if len(hellos) < least(quorum, len(names)):
+    if len(hellos) < least(quorum, len(hellos) + len(missing)):
         problems = [*(f"{names[k]}: {reason}" for k, reason in sorted(missing.items())), *problems]
     if problems:
         raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")

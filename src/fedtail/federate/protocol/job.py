@@ -6,7 +6,8 @@ its worker at any time without the server noticing more than a slower reply.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from importlib.metadata import version
 from typing import Any, get_args
 
 from torch import nn
@@ -16,6 +17,8 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models import build_model
+from fedtail.models.encoders import Encoding
+from fedtail.runs.encoding import build_encoded
 from fedtail.settings import Local, Reveal, Run, Settings, checked
 
 
@@ -34,14 +37,20 @@ class Job:
     local: Local = field(default_factory=Local)
     seed: int = 0
     """Every draw of the run is keyed by it."""
+    metric: str = "accuracy"
+    """What a client compares its own models by."""
     transform: Transform = field(default_factory=Transform)
     augment: str | None = None
+    encoder: dict[str, Any] = field(default_factory=dict)
+    """The encoder by which sites turn their images into features, as ``Encoding`` writes it; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How sites turn raw columns into features; agreed before round 0, from federated sums."""
     reveal: str = "totals"
     """What validation sends back: ``totals`` (correct, samples) or ``classes`` (the same per class)."""
     noise: float = 0.0
     """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
+    compress: str = "none"
+    """How updates travel; see ``protocol.compress``."""
     engine: str = ""
     """Which federation runs it; for the sites' logs."""
 
@@ -52,30 +61,54 @@ class Job:
     @property
     def settings(self) -> Settings:
         """What a client's part of a round reads."""
-        return Settings(local=self.local, run=Run(seed=self.seed))
+        return Settings(local=self.local, run=Run(seed=self.seed, metric=self.metric))
 
     @property
     def n_classes(self) -> int:
         return len(self.classes)
 
-    def build_model(self) -> nn.Module:
-        """The architecture; its weights come with every task."""
-        return build_model(self.model, self.input_shape, self.n_classes, **self.model_options)
+    @property
+    def encoding(self) -> Encoding | None:
+        return Encoding.from_dict(self.encoder) if self.encoder else None
+
+    def build_model(self, seed: int = 0) -> nn.Module:
+        """What is trained and sent; its weights come with every task."""
+        if self.encoding is not None:
+            return build_encoded(self.encoding, self.model, self.n_classes, seed=seed, **self.model_options)
+        return build_model(self.model, self.input_shape, self.n_classes, seed=seed, **self.model_options)
 
     def build_method(self) -> Method:
         return METHODS.build(self.method, **self.method_options)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(replace(self, local=None)), "local": self.local.model_dump()}  # type: ignore[arg-type]
+        """With the names of what is at its default: a site that is a version behind may not know it, and need not."""
+        plain = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(self)}
+        usual = [name for name, value in plain.items() if name != "local" and getattr(self, name) == value]
+        local = self.local.model_dump()
+        usual += [f"local.{name}" for name, value in Local().model_dump().items() if local[name] == value]
+        return {**asdict(replace(self, local=None)), "local": local, "usual": usual}  # type: ignore[arg-type]
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Job:
+    def from_json(cls, told: dict[str, Any]) -> Job:
         """Inverse of ``to_json`` after a trip through JSON, which knows no tuples."""
         try:
-            given = dict(fields)
-            local, transform = checked(Local, given.pop("local")), given.pop("transform")
+            given = dict(told)
+            usual = set(given.pop("usual", ()))
+            given = _known(given, {f.name for f in fields(cls)}, usual, "")
+            local = checked(Local, _known(given.pop("local"), set(Local.model_fields), usual, "local."))
+            transform = given.pop("transform")
             made = Transform(float(transform["scale"]), tuple(transform["mean"]), tuple(transform["std"]))
             shape, classes = tuple(given.pop("input_shape")), tuple(given.pop("classes"))
             return cls(local=local, transform=made, input_shape=shape, classes=classes, **given)
         except (KeyError, TypeError, ValueError) as error:
             raise FedtailError(f"malformed job: {type(error).__name__} {error}") from error
+
+
+def _known(told: dict[str, Any], known: set[str], usual: set[str], prefix: str) -> dict[str, Any]:
+    """What this version knows of a newer server's settings; ``FedtailError`` if one that it does not know is used."""
+    for name in told:
+        if name not in known and f"{prefix}{name}" not in usual:
+            raise FedtailError(
+                f"the server uses {prefix + name!r}, which fedtail {version('fedtail')} here does not know; update it"
+            )
+    return {name: value for name, value in told.items() if name in known}

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import Job
+from fedtail.models.encoders import is_registered
 from fedtail.registry import is_own
 from fedtail.settings import Reveal, Section
 
@@ -27,6 +28,9 @@ class Policy(Section):
     code: tuple[str, ...] = ()
     """Models and methods of the user's own (``module:Name``, ``file.py:Name``) that a server may have imported here;
     registered ones need no permission."""
+    encoders: tuple[str, ...] = ()
+    """Encoders that may encode the images here. Empty allows those that come with an installed package; a file, a
+    download (``timm:NAME``) or code (``module:callable``) must be named."""
     reveal: Reveal = "totals"
     """The most that validation may send: ``totals`` or ``classes``."""
     min_class_count: int = Field(0, ge=0)
@@ -48,6 +52,8 @@ class Policy(Section):
                     f"site policy: the {kind} {name!r} is code that the server would have imported here; if you trust "
                     "it, add it to policy.code"
                 )
+        if job.encoding is not None:
+            self.check_encoder(job.encoding.name)
         if job.reveal == "classes" and self.reveal != "classes":
             raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
         if self.reveal != "classes" and job.build_method().reveals_classes:
@@ -57,6 +63,16 @@ class Policy(Section):
             )
         if job.noise < self.min_noise:
             raise PolicyError(f"site policy: local noise {job.noise:g} is below the least allowed {self.min_noise:g}")
+
+    def check_encoder(self, name: str) -> None:
+        """Raise ``PolicyError`` for an encoder that may not be opened here."""
+        if name in self.encoders or (not self.encoders and is_registered(name)):
+            return
+        allowed = ", ".join(self.encoders) or "those of installed packages"
+        raise PolicyError(
+            f"site policy: encoder {name!r} is not allowed (allowed: {allowed}); if you trust it, add it to "
+            "policy.encoders"
+        )
 
     def check_data(self, counts: np.ndarray) -> None:
         """Raise if a class is too rare to train on. counts: (C,)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.data.tables import TableSchema, fit_schema, merge_moments
+from fedtail.data.tables import TableSchema, fit_cuts, fit_schema, merge_moments, merge_sketches, unpack_sketch
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.transport import Phase, Transport
@@ -25,20 +25,35 @@ def agree_on_preprocessing(
     """
     if schema["kind"] == "slice":
         return schema
+    if schema.get("encoder"):  # scales pixels itself, as it was trained
+        channels, height, width = schema["input_shape"]
+        images = {"kind": "images", "size": [height, width], "channels": channels}
+        return {**schema, "model_options": {}, "transform": IDENTITY, "preprocessing": images}
     answers = _ask(transport, sites, seed, timeout)
     try:
-        found = from_moments(schema, answers) if schema["kind"] == "table" else from_pixel_sums(schema, answers)
-    except (KeyError, TypeError, ValueError) as error:
+        if schema["kind"] == "table":
+            scaled = from_moments(schema, answers)
+            found = from_sketches(scaled, _ask(transport, sites, seed, timeout, scaling=scaled.to_dict()))
+        else:
+            found = from_pixel_sums(schema, answers)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FedtailError(f"a site sent statistics that cannot be read: {type(error).__name__} {error}") from None
     return {"augment": None, "model_options": {}, "transform": IDENTITY, "preprocessing": {}, **schema, **found}
 
 
-def from_moments(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Tables: the agreed schema, fitted to the merged column moments."""
+def from_moments(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -> TableSchema:
+    """Tables: the agreed schema, scaled by the merged column moments."""
     declared = TableSchema.from_dict(schema["table"])
     width = len(declared.numeric)
     moments = [np.array(a["moments"], dtype=np.float64).reshape(width, 4) for a in answers]
-    fitted = fit_schema(declared, merge_moments(moments))
+    return fit_schema(declared, merge_moments(moments))
+
+
+def from_sketches(scaled: TableSchema, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Tables: the scaled schema with the cuts that the added bin counts give."""
+    columns = len(scaled.numeric)
+    counts = merge_sketches([unpack_sketch(a["sketch"], columns) for a in answers], columns)
+    fitted = fit_cuts(scaled, counts)
     return {"preprocessing": fitted.to_dict(), "input_shape": [fitted.width]}
 
 
@@ -58,8 +73,10 @@ def from_pixel_sums(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -
     }
 
 
-def _ask(transport: Transport, sites: Mapping[int, str], seed: int, timeout: float) -> list[dict[str, Any]]:
-    parcels = {k: Parcel({"request": {"client": k, "seed": seed}}) for k in sites}
+def _ask(
+    transport: Transport, sites: Mapping[int, str], seed: int, timeout: float, **more: Any
+) -> list[dict[str, Any]]:
+    parcels = {k: Parcel({"request": {"client": k, "seed": seed, **more}}) for k in sites}
     answers = exchange(transport, Phase.STATISTICS, parcels, lambda _, reply: dict(reply.meta["statistics"]), timeout)
     if answers.reasons:
         problems = [f"{sites[k]}: {reason}" for k, reason in answers.reasons.items()]

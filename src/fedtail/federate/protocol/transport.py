@@ -13,7 +13,8 @@ from typing import Protocol
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.wire import Parts, error_parts
 
-Replies = dict[int, Parts]
+Take = Callable[[int, Parts], None]
+"""What a transport hands a client's reply to, as soon as it is there, one at a time."""
 Errors = dict[int, str]
 PHASE = "phase"
 """The part of a message that says what is asked, where a transport has no other place for it."""
@@ -28,6 +29,7 @@ class Phase(StrEnum):
     VALIDATE = "validate"
     CONFUSION = "confusion"
     MEASURE = "measure"
+    SCORES = "scores"
 
 
 def with_phase(phase: str, parts: Mapping[str, bytes]) -> Parts:
@@ -47,11 +49,12 @@ class Transport(Protocol):
     name: str
     n_clients: int
 
-    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
         """Send every payload to its client and wait for the replies, at most ``timeout`` seconds.
 
-        Each client that was addressed is in exactly one of the results: with its reply, or with one line that
-        says why there is none. Nothing is raised for a client's failure.
+        For each client that was addressed, either ``take`` gets its reply, once and in whatever order replies come, or
+        the result says in one line why there is none. A transport keeps no reply that it has handed on. Nothing is
+        raised for a client's failure.
         """
         ...
 
@@ -67,14 +70,16 @@ class InProcess:
         self.sites = dict(sites)
         self.n_clients = len(sites)
 
-    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
-        replies: Replies = {}
+    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
         for client, parts in payloads.items():
-            try:
-                replies[client] = self.sites[client](phase, dict(parts))
-            except FedtailError as error:
-                replies[client] = error_parts(str(error))
-        return replies, {}
+            take(client, self._ask(client, phase, dict(parts)))
+        return {}
+
+    def _ask(self, client: int, phase: str, parts: Parts) -> Parts:
+        try:
+            return self.sites[client](phase, parts)
+        except FedtailError as error:
+            return error_parts(str(error))
 
     def close(self) -> None:
         self.sites.clear()

@@ -14,10 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import class_counts
+from fedtail.core.records import Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Ledger, Policy
@@ -32,12 +36,20 @@ from fedtail.federate.protocol.wire import (
     unpack_candidates,
     unpack_task,
 )
+from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.state import SiteState
-from fedtail.methods.base import Method
+from fedtail.methods.base import Method, run_bound
+from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise
+from fedtail.runs.encoding import choose_encoding, encode_client
+from fedtail.runs.problem import is_images
+from fedtail.settings import Model, checked
+
+LEFT = "compression/left"
+"""What compression left of the last update, in the site's state."""
 
 
 class SiteData(Protocol):
@@ -70,6 +82,8 @@ class Prepared:
     method: Method
     model: FlatModel
     state: SiteState
+    counts: np.ndarray
+    """(C,) training samples per class, each image once."""
 
 
 class Site:
@@ -85,11 +99,17 @@ class Site:
     ) -> None:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
-        self.ledger = Ledger(folder)
+        self.ledger, self.audit = Ledger(folder), Audit(folder)
         self._prepared: Prepared | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
-        """The reply to one message; whatever goes wrong becomes an error reply of one line."""
+        """The reply to one message, noted in the audit log; whatever goes wrong becomes an error reply of one line."""
+        began = time.perf_counter()
+        reply = self._answer(phase, parts)
+        self.audit.enter(phase, parts, reply, time.perf_counter() - began)
+        return reply
+
+    def _answer(self, phase: str, parts: Parts) -> Parts:
         try:
             if phase not in list(Phase):
                 raise one_of("phase", phase, list(Phase))
@@ -102,14 +122,36 @@ class Site:
 
     def hello(self, parcel: Parcel) -> Parcel:
         """Who is here, with which software, clock and data schema; the job is checked against the policy."""
-        meta: dict[str, Any] = {"site": self.name, "schema": self.data.schema(), "versions": versions()}
+        meta: dict[str, Any] = {"site": self.name, "schema": self._schema(parcel.meta), "versions": versions()}
         meta["clock"] = time.time()
         if "job" in parcel.meta:
             here = self._prepare(parcel)
             self.policy.check_size(here.model.size)
-            self.policy.check_data(here.client.counts)
-            meta |= {"n_train": len(here.client.train), "n_validation": len(here.client.validation)}
+            self.policy.check_data(here.counts)
+            meta |= {"n_train": int(here.counts.sum()), "n_validation": len(here.client.validation)}
         return Parcel(meta)
+
+    def _schema(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What must agree across sites: what the data says, and the encoder that is here."""
+        schema = self.data.schema()
+        encoding = None
+        if "job" in asked:
+            wanted = Job.from_json(asked["job"]).encoding
+            if wanted is not None:
+                self.policy.check_encoder(wanted.name)
+                encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
+        elif "model" in asked:
+            encoding = self._choose(checked(Model, asked["model"]), schema)
+        return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
+
+    def _choose(self, model: Model, schema: dict[str, Any]) -> Encoding | None:
+        """The encoder that a server's settings mean here, if the policy has nothing against it."""
+        images = schema["kind"] == "images" or is_images(schema.get("preprocessing", {}))
+        if model.encoder == "auto" and (name := default_encoder()) is not None:
+            images = images and (not self.policy.encoders or name in self.policy.encoders)
+        elif model.encoder not in ("auto", "none"):
+            self.policy.check_encoder(model.encoder)
+        return choose_encoding(model, tuple(schema.get("input_shape", ())), images=images)
 
     def statistics(self, parcel: Parcel) -> Parcel:
         """Federated sums for a common preprocessing."""
@@ -121,13 +163,16 @@ class Site:
         task = unpack_task(parcel)
         self._check_vector(here, task.x)
         self.policy.check_size(task.x.numel() * task.n_probes)
-        self.policy.check_data(here.client.counts)
+        self.policy.check_data(here.counts)
         self.ledger.enter(here.job.run, task.round, self.policy.max_rounds_per_day)
         committed = parcel.meta.get("commit")
         if committed is not None:
             here.state.commit(int(committed["round"]), int(committed["probe"]))
         kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
+        left = kept.pop(LEFT, None)
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
+        if here.job.compress != "none":
+            return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
         if here.job.noise:
@@ -135,6 +180,17 @@ class Site:
             n_classes, n_params = here.job.n_classes, here.model.n_params
             update = add_noise(update, task, here.method, here.job.noise, None, n_classes, n_params)
         return pack_update(update, {"round": task.round})
+
+    @staticmethod
+    def _compressed(here: Prepared, task: Task, update: Update, states: list[Tensors], left: Tensor | None) -> Parcel:
+        """The update in fewer bytes; what is left of each probe's waits, as the method's state does, until it is known
+        which probe was kept."""
+        n = here.job.n_classes
+        bounds = [run_bound(here.method, task, update.client, i, steps, n) for i, steps in enumerate(update.steps)]
+        sent, rest = compress(update.delta, left, bounds, here.job.compress)
+        here.state.hold(task.round, [{**state, LEFT: row} for state, row in zip(states, rest, strict=True)])
+        parcel = pack_update(update, {"round": task.round})
+        return Parcel(parcel.meta, {**parcel.tensors, **sent})
 
     def validate(self, parcel: Parcel) -> Parcel:
         """(N, 3, C) counts of every candidate on the private validation split, or (N, 3, 1) totals."""
@@ -168,6 +224,20 @@ class Site:
             out[split] = torch.as_tensor(matrix)
         return Parcel({}, out)
 
+    def scores(self, parcel: Parcel) -> Parcel:
+        """Counts of a model's probabilities on a split; only where counts per class may leave."""
+        here = self._prepare(parcel)
+        if here.job.reveal == "totals":
+            raise FedtailError(
+                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'"
+            )
+        self._check_vector(here, parcel.tensors["x"])
+        rows = here.test if parcel.meta["split"] == "test" else here.client.validation
+        batches = Split.of(here.client, rows).batches(device=self.device)
+        rule = Decision.from_json(parcel.meta.get("decision", {}))
+        found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
+        return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
+
     def measure(self, parcel: Parcel) -> Parcel:
         """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
         here = self._prepare(parcel)
@@ -183,16 +253,21 @@ class Site:
         if now is not None and now.job == job and now.client.index == index:
             return now
         self.policy.check_job(job)
-        client = self.data.client(index, job)
+        client, test = self.data.client(index, job), self.data.test(index, job)
+        counts = client.counts
+        if job.encoding is not None:
+            store = None if self.folder is None else self.folder / "features"
+            client, test = encode_client(client, test, job.encoding, store)
         model = FlatModel(job.build_model().to(self.device))
         state = SiteState(self.folder, job.run)
         self._prepared = Prepared(
             job=job,
             client=client,
-            test=self.data.test(index, job),
+            test=test,
             method=job.build_method(),
             model=model,
             state=state,
+            counts=counts,
         )
         return self._prepared
 

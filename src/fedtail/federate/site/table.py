@@ -1,4 +1,4 @@
-"""A site's own table: its rows stay here; column moments leave once, before round 0, for a common scaling."""
+"""A site's own table: its rows stay here; moments and bin counts of columns leave once, before round 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import numpy as np
 
 from fedtail.core.random import generator
 from fedtail.data.federation import Client, Samples, Transform, stratified_holdout
-from fedtail.data.tables import TableSchema, encode_site, load_schema, read_site, site_moments
+from fedtail.data.tables import (
+    TableSchema,
+    encode_site,
+    load_schema,
+    pack_sketch,
+    read_site,
+    site_moments,
+    site_sketch,
+)
 from fedtail.errors import FedtailError, check_range
 from fedtail.federate.protocol.job import Job
 
@@ -42,6 +50,11 @@ class TableSite:
 
     def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
         train, _ = self._split(int(request["client"]), int(request["seed"]))
+        if "scaling" in request:
+            scaled = TableSchema.from_dict(request["scaling"], "the server's scaling")
+            if not scaled.fitted or declared(scaled) != declared(self.schema_):
+                raise FedtailError("the server's schema is not the one this site agreed to")
+            return {"sketch": pack_sketch(site_sketch(self.table, scaled, train, min_count=self.min_count))}
         return {"moments": site_moments(self.table, self.schema_, train, min_count=self.min_count).tolist()}
 
     def client(self, index: int, job: Job) -> Client:
@@ -63,6 +76,6 @@ class TableSite:
         return stratified_holdout(self.table.y, np.arange(len(self.table)), self.test_share, rng)
 
 
-def declared(schema: TableSchema) -> list[tuple[str, str, tuple[str, ...], int]]:
-    """What fitting does not change: names, kinds, levels."""
-    return [(c.name, c.kind, c.levels, c.buckets) for c in schema.columns]
+def declared(schema: TableSchema) -> list[tuple[str, str, tuple[str, ...], int, tuple[float, ...]]]:
+    """What fitting does not change: names, kinds, levels, marks of missing values."""
+    return [(c.name, c.kind, c.levels, c.buckets, c.marks) for c in schema.columns]

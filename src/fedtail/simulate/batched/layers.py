@@ -213,3 +213,42 @@ class Reshape:
         self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
     ) -> tuple[Tensor, list[Piece]]:
         return d.reshape(d.shape[0], *self.given, d.shape[-1]), []
+
+
+@dataclass(frozen=True)
+class Branch:
+    """``Residual``: layers whose output is added to their input."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return tuple(shape for layer in self.layers for shape in layer.shapes)
+
+    @property
+    def out(self) -> Shape:
+        return self.layers[-1].out
+
+    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
+        z, saved = a, []
+        for layer, mine in zip(self.layers, self._own(p), strict=True):
+            z, kept = layer.forward(mine, z)
+            saved.append(kept)
+        return a + z, saved
+
+    def backward(
+        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
+    ) -> tuple[Tensor, list[Piece]]:
+        inner, pieces = d, list[Piece]()
+        for layer, mine, kept in reversed(list(zip(self.layers, self._own(p), saved, strict=True))):
+            inner, more = layer.backward(mine, kept, inner, windows, False)
+            pieces[:0] = more
+        return d + inner, pieces
+
+    def _own(self, p: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """The parameters of each layer."""
+        parts, start = list[Sequence[Tensor]](), 0
+        for layer in self.layers:
+            parts.append(p[start : start + len(layer.shapes)])
+            start += len(layer.shapes)
+        return parts

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtail.simulate.batched.layers import GroupNorm, Layer, Linear, Piece, ReLU, Reshape, Shape, Sums, Window
+from fedtail.models.residual import Residual
+from fedtail.simulate.batched.layers import Branch, GroupNorm, Layer, Linear, Piece, ReLU, Reshape, Shape, Sums, Window
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,15 @@ def recognise(module: nn.Module, input_shape: Shape) -> Network | None:
         return None
     if len({id(p) for p in module.parameters()}) != sum(len(list(m.parameters())) for m in leaves):
         return None
+    layers = _layers(leaves, input_shape)
+    if layers is None or len(layers[-1].out) != 1 or not any(layer.shapes for layer in layers):
+        return None
+    return Network(input_shape, tuple(layers))
+
+
+def _layers(leaves: Sequence[nn.Module], shape: Shape) -> list[Layer] | None:
+    """The layers for samples of a shape, or None if one is not known; at least one, for there are leaves."""
     layers: list[Layer] = []
-    shape = input_shape
     for leaf in leaves:
         if type(leaf) is nn.Identity:
             continue
@@ -148,9 +156,7 @@ def recognise(module: nn.Module, input_shape: Shape) -> Network | None:
             return None
         layers.append(layer)
         shape = layer.out
-    if len(shape) != 1 or not any(layer.shapes for layer in layers):
-        return None
-    return Network(input_shape, tuple(layers))
+    return layers or None
 
 
 def _leaves(module: nn.Module) -> list[nn.Module] | None:
@@ -187,8 +193,16 @@ def _flatten(m: nn.Module, shape: Shape) -> Layer | None:
     return Reshape(shape) if (m.start_dim, m.end_dim) == (1, -1) else None
 
 
+def _residual(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, Residual)
+    leaves = _leaves(m.body)
+    layers = _layers(leaves, shape) if leaves else None
+    return Branch(tuple(layers)) if layers is not None and layers[-1].out == shape else None
+
+
 _LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
     nn.Linear: _linear,
     nn.GroupNorm: _norm,
     nn.Flatten: _flatten,
+    Residual: _residual,
 }

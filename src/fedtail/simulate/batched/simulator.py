@@ -23,7 +23,7 @@ from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, run_reports
+from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
@@ -253,6 +253,7 @@ class BatchedSimulator(ReferenceSimulator):
         return run_reports(
             task,
             delta,
+            judged(self.settings.run.metric, client.background),
             lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
             lambda models: confusions(self.kernel, models, held),
             failed,

@@ -115,7 +115,8 @@ def logit_gradient(
 ) -> tuple[Tensor, Tensor, Tensors]:
     """(n, B) losses, their gradient (n, C, B) at the logits (n, C, B), weighted by ``share`` if given; new state.
 
-    A loss of a sample depends on its own logits only, so this is all that differs between methods' losses.
+    A loss of a sample depends on its own logits only (and perhaps on the batch's labels), so this is all that differs
+    between methods' losses.
     """
     if not method.own_loss:  # plain cross-entropy: softmax minus one-hot
         log_p = torch.log_softmax(logits, 1)

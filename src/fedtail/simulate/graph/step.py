@@ -75,7 +75,7 @@ Losses = Callable[[Sequence[Weights], Resident, Local, PassInput, Sizes], tuple[
 
 def choose_mode(module: nn.Module, method: Method, n_groups: int) -> str:
     """How a step of this method on this model gets its gradients; see ``passes.MODES``."""
-    if n_groups > 1 and (method.stateful_loss or has_batchnorm(module)):
+    if n_groups > 1 and (method.stateful_loss or method.whole_batch or has_batchnorm(module)):
         return "masked"
     return "joint" if n_groups <= 2 else "single"
 

@@ -1,0 +1,62 @@
+"""What came of a run, class by class and site by site, as small tables on standard output."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedtail.cli.progress import terminal
+from fedtail.cli.tables import bare_table
+from fedtail.runs.result import Result
+
+MOST = 12
+"""Classes or sites that a terminal shows; the report has all."""
+
+
+def print_classes(result: Result) -> None:
+    """Support, precision, recall and PR-AUC of each class; of many, those with the fewest training samples."""
+    test = result.test
+    if "per_class_support" not in test:
+        return
+    counts = result.about.train_counts
+    order = np.arange(len(result.about.classes)) if counts is None else np.argsort(-counts, kind="stable")
+    shown = order[-MOST:]
+    table = bare_table()
+    table.add_column("class", no_wrap=True)
+    for head in ("training", "test", "precision", "recall", "PR-AUC"):
+        table.add_column(head, justify="right")
+    for c in shown:
+        cells = (test[f"per_class_{key}"][c] for key in ("precision", "accuracy", "pr_auc"))
+        training = "–" if counts is None else f"{int(counts[c]):,}"
+        table.add_row(
+            result.about.classes[c], training, f"{test['per_class_support'][c]:,}", *(number(v) for v in cells)
+        )
+    terminal().print(table)
+    if len(shown) < len(order):
+        terminal().print(f"the {len(shown)} rarest of {len(order)} classes; the report has all")
+
+
+def print_sites(result: Result, metric: str = "macro_f1") -> None:
+    """The spread over sites of one metric on their private validation splits, and the sites at its lower end."""
+    rows = [(str(row["site"]), row["validation"]) for row in result.sites if "validation" in row]
+    rows = [(name, found) for name, found in rows if math.isfinite(found.get(metric, math.nan))]
+    if len(rows) < 2:
+        return
+    rows.sort(key=lambda row: row[1][metric])
+    values = np.array([found[metric] for _, found in rows])
+    table = bare_table()
+    table.add_column("site, worst first", no_wrap=True)
+    for head in ("validation", "accuracy", "macro F1"):
+        table.add_column(head, justify="right")
+    for name, found in rows[:MOST]:
+        support = sum(found["per_class_support"])
+        table.add_row(name, f"{support:,}", number(found["accuracy"]), number(found["macro_f1"]))
+    terminal().print(table)
+    said = f"macro F1 over {len(rows)} sites: {values.mean():.3f} ± {values.std(ddof=1):.3f}, worst {values[0]:.3f}"
+    terminal().print(f"{said} ({rows[0][0]})")
+
+
+def number(value: Any) -> str:
+    return "–" if value is None or value != value else f"{value:.3f}"

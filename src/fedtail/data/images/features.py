@@ -1,0 +1,149 @@
+"""Images -> features, each image once: encoded on all cores, kept on disk under the hash of its pixels.
+
+An image is encoded by itself on one thread, so its features are the same bits whatever else is encoded beside it: in a
+simulation, at a site, or when a trained model predicts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedtail.core.random import generator
+from fedtail.data.download import cache_root
+
+Progress = Callable[[int, int], None]
+"""Called with the images done and all of them."""
+CHUNK = 1024
+"""Images between two writes to the cache: what an interruption costs at most."""
+LEAST = 0.7
+"""A view shows at least this share of an image's sides."""
+
+
+def encode_images(
+    x: Tensor,
+    encode: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    key: str,
+    *,
+    view: int = 0,
+    store: Path | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """(N, *shape) features of stored images.
+
+    Args:
+        x: (N, C, height, width) pixels.
+        encode: (1, C, height, width) -> (1, *shape); called from several threads.
+        key: what else the features depend on: the encoder's hash.
+        view: 0 is the image itself; every further number a crop of it, perhaps mirrored, always the same one.
+        store: folder that features are kept in, see ``feature_store``; None keeps none.
+    """
+    out = torch.empty(len(x), *shape)
+    ids = [_identity(image, view) for image in x]
+    folder = None if store is None else store / key
+    known = np.zeros(len(ids), dtype=bool) if folder is None else _read(folder, ids, out)
+    todo = np.flatnonzero(~known)
+    done = len(x) - len(todo)
+
+    def work(i: int) -> None:
+        image = x[i] if view == 0 else crop(x[i], view, ids[i])
+        with torch.no_grad():
+            out[i] = encode(image[None])[0]
+
+    with _one_thread_each(), ThreadPoolExecutor(_cores()) as pool:
+        for start in range(0, len(todo), CHUNK):
+            part = todo[start : start + CHUNK]
+            for _ in pool.map(work, part.tolist()):
+                done += 1
+                if progress is not None:
+                    progress(done, len(x))
+            if folder is not None:
+                _write(folder, [ids[i] for i in part], out[torch.from_numpy(part)])
+    return out
+
+
+def feature_store() -> Path:
+    """The user's own cache of features."""
+    return cache_root() / "features"
+
+
+def crop(image: Tensor, view: int, identity: bytes) -> Tensor:
+    """A random part of an image (C, height, width) at its full size, mirrored half the time; drawn by its content."""
+    rng = generator(int.from_bytes(identity[:4], "big"), "view", view)
+    height, width = image.shape[1:]
+    share = rng.uniform(LEAST, 1.0)
+    h, w = max(1, round(height * share)), max(1, round(width * share))
+    top, left = int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1))
+    part = image[None, :, top : top + h, left : left + w].to(torch.float32)
+    part = F.interpolate(part, (height, width), mode="bilinear")[0]
+    return part.flip(2) if rng.random() < 0.5 else part
+
+
+def _identity(image: Tensor, view: int) -> bytes:
+    about = f"{tuple(image.shape)} {image.dtype} {view}".encode()
+    return hashlib.sha256(about + image.contiguous().numpy().tobytes()).digest()[:16]
+
+
+def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
+    """(N,) which features were on disk; they are in ``out`` then."""
+    found = np.zeros(len(ids), dtype=bool)
+    where: dict[bytes, list[int]] = {}
+    for i, name in enumerate(ids):
+        where.setdefault(name, []).append(i)
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
+        try:
+            with safe_open(file, "pt") as stored:
+                rows = [bytes(row) for row in stored.get_tensor("ids").numpy()]
+                hits = [(j, i) for j, name in enumerate(rows) for i in where.get(name, ()) if not found[i]]
+                if not hits:
+                    continue
+                values = stored.get_tensor("x")
+                if tuple(values.shape[1:]) != tuple(out.shape[1:]):
+                    continue
+                here, there = (torch.tensor(column) for column in zip(*hits, strict=True))
+                out[there] = values[here]
+                found[there.numpy()] = True
+        except (SafetensorError, OSError):  # a damaged file is encoded again
+            continue
+    return found
+
+
+def _write(folder: Path, ids: Sequence[bytes], x: Tensor) -> None:
+    """A file of its own for every part, written atomically; a cache that cannot be written is no error."""
+    name = hashlib.sha256(b"".join(ids)).hexdigest()[:32]
+    table = torch.from_numpy(np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), 16).copy())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            part = Path(scratch) / "x"
+            save_file({"ids": table, "x": x.contiguous()}, part)
+            part.replace(folder / f"{name}.safetensors")
+    except OSError:
+        return
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,133 @@
+"""Quantiles without pooling: sites count their values in bins all sites share, the server adds the counts up.
+
+The bins follow from the merged means and deviations alone (``grid``): fine steps in deviations around the mean, which
+serve years and temperatures, and steps of a fixed ratio around zero, which serve incomes and byte counts. From the
+added counts come the ``cuts`` of each numeric column, between which a number is encoded piecewise linearly (Gorishniy
+et al. 2022, "On embeddings for numerical features in tabular deep learning").
+
+Pure functions, so that the simulator and a site of a real federation call the same code. What a site reveals is, per
+numeric column, how many of its values lie between bin edges, and never a count below ``min_count``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedtail.data.tables.schema import TableSchema
+from fedtail.errors import FedtailError
+
+DECADES, PER_DECADE = (-6, 12), 16
+LINEAR, REACH = 160, 4.0
+"""Bins of the linear part, and how many deviations it reaches to either side of the mean."""
+_RATIO = 10.0 ** (np.arange(DECADES[0] * PER_DECADE, DECADES[1] * PER_DECADE + 1) / PER_DECADE)
+_FIXED = np.concatenate([-_RATIO[::-1], [0.0], _RATIO])
+BINS = len(_FIXED) + LINEAR + 2
+"""Counts a site sends per column."""
+MOST_PIECES, LEAST_PIECES, ALL_PIECES = 16, 4, 256
+"""Pieces of one column, and about how many of all columns together: wide tables get coarser ones."""
+
+
+def default_pieces(columns: int) -> int:
+    """Pieces per numeric column for that many of them."""
+    return int(np.clip(ALL_PIECES // max(columns, 1), LEAST_PIECES, MOST_PIECES))
+
+
+def grid(mean: float, std: float) -> np.ndarray:
+    """(BINS - 1,) ascending edges; bin i holds values above edge i - 1 and up to edge i."""
+    near = mean + std * np.linspace(-REACH, REACH, LINEAR + 1)
+    return np.sort(np.concatenate([_FIXED, near]))
+
+
+def column_sketch(values: np.ndarray, edges: np.ndarray, *, min_count: int = 1) -> np.ndarray:
+    """(BINS,) counts of one column. values: (N,) with NaN for missing.
+
+    Bins are joined, from the lowest on, until each that is told holds ``min_count`` values; a column with fewer tells
+    nothing.
+    """
+    known = values[~np.isnan(values)]
+    counts = np.bincount(np.searchsorted(edges, known, side="left"), minlength=BINS)
+    if min_count <= 1 or not len(known):
+        return counts
+    out = np.zeros_like(counts)
+    held, last = 0, -1
+    for i in np.flatnonzero(counts):
+        held += int(counts[i])
+        if held >= min_count:
+            out[i], held, last = held, 0, int(i)
+    if last >= 0:
+        out[last] += held
+    return out
+
+
+def merge_sketches(sites: Sequence[np.ndarray], columns: int) -> np.ndarray:
+    """(columns, BINS) counts of all sites together."""
+    total = np.zeros((columns, BINS), dtype=np.int64)
+    for counts in sites:
+        if counts.shape != total.shape or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+            raise FedtailError(f"a site sent bin counts that are none: {counts.dtype} of shape {counts.shape}")
+        total += counts
+    return total
+
+
+def pack_sketch(counts: np.ndarray) -> list[list[list[int]]]:
+    """Plain JSON: per column, the numbers and the counts of the bins that are not empty. counts: (columns, BINS)."""
+    return [[at.tolist(), row[at].tolist()] for row in counts for at in [np.flatnonzero(row)]]
+
+
+def unpack_sketch(packed: Sequence[Sequence[Sequence[int]]], columns: int) -> np.ndarray:
+    """(columns, BINS) from ``pack_sketch``; anything else is an error."""
+    out = np.zeros((columns, BINS), dtype=np.int64)
+    if len(packed) != columns:
+        raise FedtailError(f"a site sent bin counts of {len(packed)} columns, the schema has {columns} numeric ones")
+    for row, (at, counts) in zip(out, packed, strict=True):
+        if len(at) != len(counts) or any(not 0 <= i < BINS for i in at):
+            raise FedtailError(f"a site sent bin counts outside the {BINS} bins there are")
+        row[np.asarray(at, dtype=np.int64)] = np.asarray(counts, dtype=np.int64)
+    return out
+
+
+def fit_cuts(schema: TableSchema, counts: np.ndarray) -> TableSchema:
+    """The scaled schema with the cuts of every numeric column. counts: (numeric columns, BINS)."""
+    pieces = schema.pieces
+    if pieces is None:
+        pieces = default_pieces(len(schema.numeric))
+    rows = {c.name: row for c, row in zip(schema.numeric, counts, strict=True)}
+    columns = []
+    for column in schema.columns:
+        if column.kind == "numeric":
+            assert column.mean is not None and column.std is not None
+            found = cuts(rows[column.name], grid(column.mean, column.std), pieces)
+            column = replace(column, cuts=tuple(found.tolist()))
+        columns.append(column)
+    return replace(schema, columns=tuple(columns), pieces=pieces)
+
+
+def cuts(counts: np.ndarray, edges: np.ndarray, pieces: int) -> np.ndarray:
+    """Up to ``pieces`` + 1 ascending values with about equally many samples between two; empty if two do not differ.
+
+    A bin with more than its share (zeros in a column of gains, say) is one cut, and the others divide the rest.
+    """
+    at = np.flatnonzero(counts)
+    if pieces < 1 or len(at) < 3:  # two values are told apart by one number as well
+        return np.empty(0)
+    mass = counts[at].astype(np.float64)
+    upper = edges[np.minimum(at, len(edges) - 1)]
+    heavy = np.zeros(len(at), dtype=bool)
+    while True:
+        left = pieces + 1 - int(heavy.sum())
+        more = ~heavy & (mass > mass[~heavy].sum() / max(left, 1))
+        if not more.any() or left <= 1:
+            break
+        heavy |= more
+    chosen = heavy.copy()
+    chosen[[0, -1]] = True
+    left = pieces + 1 - int(chosen.sum())
+    if left > 0:
+        running = np.cumsum(np.where(heavy, 0.0, mass))
+        wanted = running[-1] * np.arange(1, left + 1) / (left + 1)
+        chosen[np.minimum(np.searchsorted(running, wanted), len(at) - 1)] = True
+    found = np.unique(upper[chosen])
+    return found if len(found) > 2 else np.empty(0)

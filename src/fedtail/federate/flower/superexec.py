@@ -1,0 +1,81 @@
+"""Flower's SuperExec at a site, which starts the app for a message from a process that has Flower imported already.
+
+In flwr 1.41 every message is answered by a process of its own, ``flwr-clientapp``, which spends more than a second of
+CPU on imports before it does anything. Here a process that has done that, and nothing else, waits and is forked for
+every message; what is forked is a process of its own as before. Run as a script, by its path, with the arguments of
+``flower-superexec``: the standard library and Flower only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+
+def main() -> None:
+    """Run the SuperExec; what it launches comes from the process that waits."""
+    (program,) = entry_points(group="console_scripts", name="flower-superexec")
+    start = program.load()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:  # before the SuperExec has threads
+        ours.close()
+        wait(theirs)
+        os._exit(0)
+    theirs.close()
+    launch_by(ours)
+    start()
+
+
+def wait(orders: socket.socket) -> None:
+    """Fork for every command line that comes; until nobody is left who could send one."""
+    (program,) = entry_points(group="console_scripts", name="flwr-clientapp")
+    answer = program.load()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is not kept
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while order := orders.recv(1 << 16):
+        if os.fork() == 0:
+            orders.close()
+            for number in (signal.SIGCHLD, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            sys.argv = json.loads(order)
+            code = 0
+            try:
+                answer()
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+            except BaseException as error:
+                sys.stderr.write(f"flwr-clientapp: {type(error).__name__}: {error}\n")
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def launch_by(orders: socket.socket) -> None:
+    """Have Flower's executor send what it would start; what is not a ClientApp it starts itself."""
+    from flwr.supercore.superexec.executor import subprocess_executor
+
+    real = subprocess_executor.subprocess
+
+    class Processes:
+        DEVNULL = real.DEVNULL
+
+        @staticmethod
+        def Popen(command: list[str], **options: Any) -> Any:
+            if command[0] != "flwr-clientapp":
+                return real.Popen(command, **options)
+            try:
+                return orders.send(json.dumps(command).encode())
+            except OSError:  # the process that waits is gone: as Flower does it
+                return real.Popen(command, **options)
+
+    subprocess_executor.subprocess = Processes  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    main()

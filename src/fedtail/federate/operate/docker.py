@@ -1,0 +1,103 @@
+"""``fedtail deploy init --docker``: an image with fedtail, and compose files for the server and for each site."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+from fedtail.federate.deployment import Deployment
+from fedtail.federate.operate.commands import QUIET, superlink_command
+
+IMAGE = "fedtail"
+NGINX_IMAGE = "nginx:1.27-alpine"
+DOCKERFILE = """# fedtail for server and sites. Build where this file is: docker build -t {image}:{version} .
+FROM python:3.11-slim
+# torch for CPUs; for a GPU, leave out the index
+RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch \\
+    && pip install --no-cache-dir "fedtail[flower]=={version}" \\
+    && useradd --create-home --uid 1000 fedtail
+ENV {environment}
+USER fedtail
+ENTRYPOINT ["fedtail"]
+"""
+SERVER_COMPOSE = """# Start with: docker compose up -d
+# The folder has the same path inside, so that all commands take it, for instance
+#   docker compose exec superlink fedtail deploy status {folder}
+# FEDTAIL_UID and FEDTAIL_GID: who owns the folder.
+services:
+  superlink:
+    image: {image}
+    build: .
+    user: "${{FEDTAIL_UID:-1000}}:${{FEDTAIL_GID:-1000}}"
+    working_dir: {server}
+    entrypoint: {command}
+    environment: {environment}
+    volumes: [{volume}]
+    # The proxy's port, and no other: Flower's control API has no authentication.
+    ports: ["{listen}:{listen}"]
+    restart: unless-stopped
+    init: true
+  proxy:
+    image: {nginx}
+    user: "${{FEDTAIL_UID:-1000}}:${{FEDTAIL_GID:-1000}}"
+    # It shares the SuperLink's loopback, on which the SuperLink listens.
+    network_mode: "service:superlink"
+    entrypoint: {proxy}
+    volumes: [{volume}]
+    depends_on: [superlink]
+    restart: unless-stopped
+"""
+SITE_COMPOSE = """# Start with: docker compose up -d. Data that lie outside this folder are one more line under volumes.
+services:
+  site:
+    image: {image}
+    build: .
+    user: "${{FEDTAIL_UID:-1000}}:${{FEDTAIL_GID:-1000}}"
+    command: ["site", "run", "/site"]
+    volumes: [".:/site"]
+    healthcheck:
+      test: ["CMD", "fedtail", "site", "health", "/site"]
+      interval: 1m
+      start_period: 1m
+    restart: unless-stopped
+    init: true
+"""
+
+
+def write_docker(deployment: Deployment) -> None:
+    """Dockerfile and compose files, beside the units."""
+    image = f"{IMAGE}:{version('fedtail')}"
+    words = {**QUIET, "OMP_NUM_THREADS": "1"}
+    variables = " ".join(f"{name}={value}" for name, value in words.items())
+    dockerfile = DOCKERFILE.format(image=IMAGE, version=version("fedtail"), environment=variables)
+    server, volume = deployment.server, f"{deployment.folder}:{deployment.folder}"
+    (deployment.folder / "Dockerfile").write_text(dockerfile)
+    (deployment.folder / ".dockerignore").write_text("*\n")  # keys and data have no place in an image
+    proxy = ["nginx", "-c", str(server / "nginx.conf"), "-p", str(server), "-g", "daemon off;"]
+    (deployment.folder / "compose.yaml").write_text(
+        SERVER_COMPOSE.format(
+            folder=deployment.folder,
+            image=image,
+            server=json.dumps(_escaped(str(server))),
+            command=json.dumps(_escaped_all(superlink_command("/usr/local/bin", deployment))),
+            environment=json.dumps({**words, "FLWR_HOME": _escaped(str(deployment.flwr_home))}),
+            volume=json.dumps(_escaped(volume)),
+            listen=deployment.proxy_port,
+            nginx=NGINX_IMAGE,
+            proxy=json.dumps(_escaped_all(proxy)),
+        )
+    )
+    for name in deployment.sites:
+        folder = deployment.site(name)
+        (folder / "Dockerfile").write_text(dockerfile)
+        (folder / ".dockerignore").write_text("*\n")
+        (folder / "compose.yaml").write_text(SITE_COMPOSE.format(image=image))
+
+
+def _escaped(word: str) -> str:
+    """Compose takes ``$`` for a variable."""
+    return word.replace("$", "$$")
+
+
+def _escaped_all(words: list[str]) -> list[str]:
+    return [_escaped(word) for word in words]

@@ -1,0 +1,60 @@
+"""``audit.jsonl``: what a site was asked and what became of it, one line per message, for the site's own eyes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtail.federate.protocol.wire import META, size_of
+
+FILE_BYTES, FILES = 10_000_000, 5
+
+
+class Audit:
+    """The log in a site's folder, of which the last files are kept; nothing without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / "audit.jsonl"
+
+    def enter(self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float) -> None:
+        """One message and its answer. Numbers of bytes, never what was in them."""
+        if self.path is None:
+            return
+        question, answer = _meta(asked), _meta(reply)
+        error = answer.get("error")
+        task, job = _section(question, "task"), _section(question, "job")
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "run": job.get("run"),
+            "round": task.get("round"),
+            "phase": phase,
+            "verdict": "answered" if error is None else "refused",
+            **({} if error is None else {"reason": str(error)}),
+            "bytes_in": size_of(asked),
+            "bytes_out": size_of(reply),
+            "seconds": round(seconds, 3),
+        }
+        if self.path.is_file() and self.path.stat().st_size > FILE_BYTES:
+            for i in range(FILES - 1, 0, -1):
+                older = self.path.with_name(f"{self.path.name}.{i}")
+                if older.is_file():
+                    older.replace(self.path.with_name(f"{self.path.name}.{i + 1}"))
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        with self.path.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+
+
+def _meta(parts: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        found = json.loads(parts[META])
+    except (KeyError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = meta.get(name)
+    return found if isinstance(found, dict) else {}

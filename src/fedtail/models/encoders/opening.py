@@ -1,0 +1,121 @@
+"""Names -> encoders: registered ones, ``timm:NAME``, an ONNX file, or the user's own ``module:callable``."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedtail.errors import FedtailError, one_of
+from fedtail.models.encoders import efficientnet_lite
+from fedtail.models.encoders.base import ENCODERS, Encoder, Encoding
+from fedtail.models.encoders.onnx_file import open_onnx
+from fedtail.registry import in_user_code, is_own, load_object
+
+DEFAULT = "efficientnet_lite0"
+"""What ``model.encoder = "auto"`` takes for images."""
+TIMM = "timm:"
+
+
+def default_encoder() -> str | None:
+    """The encoder that ``auto`` chooses, where its packages are installed."""
+    return DEFAULT if efficientnet_lite.installed() else None
+
+
+def is_registered(name: str) -> bool:
+    """Whether a name stands for weights that come with an installed package, rather than for a file or a download."""
+    return not name.startswith(TIMM) and not is_own(name) and not name.endswith(".onnx")
+
+
+def is_code(name: str) -> bool:
+    """Whether opening it imports code of the user's."""
+    return is_own(name) and not name.startswith(TIMM) and not name.endswith(".onnx")
+
+
+def open_encoder(name: str, weights: str | None = None) -> Encoder:
+    """The encoder that a setting names; opened once in a process.
+
+    weights: a safetensors file for an encoder of the user's own.
+    """
+    if weights is not None and not is_code(name):
+        raise FedtailError(
+            f"model.encoder_weights = {weights!r} goes with an encoder of your own, module:callable; {name!r} has its "
+            "weights inside"
+        )
+    files = [Path(f) for f in (weights, name) if f is not None]
+    stamps = tuple((str(f.resolve()), f.stat().st_mtime_ns) for f in files if f.is_file())
+    return _open(name, weights, stamps)
+
+
+@lru_cache(maxsize=4)
+def _open(name: str, weights: str | None, stamps: tuple[tuple[str, int], ...]) -> Encoder:
+    """``stamps``: which files, and when they were written, so that one that has changed is read again."""
+    if name.startswith(TIMM):
+        return _open_timm(name)
+    if name.endswith(".onnx"):
+        return open_onnx(name)
+    if is_own(name):
+        return _open_own(name, weights)
+    if name not in ENCODERS:
+        allowed = [*ENCODERS, "none", "auto", f"{TIMM}NAME", "FILE.onnx", "module:callable"]
+        raise one_of("model.encoder", name, allowed)
+    made = ENCODERS[name]()
+    return made if isinstance(made, Encoder) else Encoder.of(name, made)
+
+
+def use_encoder(encoding: Encoding) -> Encoder:
+    """The encoder that a run was made with; refused where the one that is here is another."""
+    encoder = open_encoder(encoding.name, encoding.weights)
+    if encoder.digest != encoding.digest:
+        raise FedtailError(
+            f"encoder {encoding.name!r} has the hash {encoder.digest[:12]} here, the run was made with "
+            f"{encoding.digest[:12]}; install the same weights"
+        )
+    return encoder
+
+
+def _open_own(name: str, weights: str | None) -> Encoder:
+    target = load_object("encoder", name)
+    try:
+        network = copy.deepcopy(target) if isinstance(target, nn.Module) else target()
+    except Exception as error:
+        raise in_user_code("encoder", name, error) from error
+    if isinstance(network, Encoder):
+        return network
+    if not isinstance(network, nn.Module):
+        raise FedtailError(f"encoder {name!r} returned a {type(network).__name__}, not a torch.nn.Module")
+    if weights is not None:
+        _load(network, name, weights)
+    return Encoder.of(name, network, weights)
+
+
+def _load(network: nn.Module, name: str, weights: str) -> None:
+    try:
+        network.load_state_dict(load_file(weights))
+    except FileNotFoundError:
+        raise FedtailError(f"model.encoder_weights: there is no file {weights!r}") from None
+    except (OSError, SafetensorError) as error:
+        raise FedtailError(f"model.encoder_weights: {weights!r} is not a safetensors file: {error}") from None
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        said = lines[min(1, len(lines) - 1)].strip()
+        raise FedtailError(f"model.encoder_weights: {weights!r} does not fit encoder {name!r}: {said}") from None
+
+
+def _open_timm(name: str) -> Encoder:
+    try:
+        import timm
+    except ImportError:
+        raise FedtailError(f"encoder {name!r} needs timm: pip install timm") from None
+    try:
+        network: Any = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
+        data = timm.data.resolve_model_data_config(network)
+    except Exception as error:  # an unknown name, or weights that cannot be fetched
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedtailError(f"encoder {name!r}: {first}") from error
+    return Encoder.of(name, network, size=data["input_size"][-1], mean=data["mean"], std=data["std"])

@@ -1,0 +1,103 @@
+"""Sites that come, go, lose a key and get a new one, in the deployment's folder."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
+
+from fedtail.cli import app
+from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment, load_deployment
+from fedtail.federate.operate import membership
+from fedtail.federate.operate.certificates import inspect_certificate, key_matches
+from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.ports import free_port
+from fedtail.federate.site.config import load_site
+from tests.federate.conftest import settings
+
+
+def call(*words: object) -> tuple[int, str]:
+    """Exit code and words; a ``FedtailError`` is what ``main`` makes one line and code 2 of."""
+    done = CliRunner().invoke(app, ["deploy", *map(str, words)])
+    wrong = isinstance(done.exception, FedtailError)
+    return (2, str(done.exception)) if wrong else (done.exit_code, done.output.strip())
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return create_deployment(tmp_path / "fed", ("north", "east", "south"), settings(), port=free_port())
+
+
+def test_a_site_is_removed_and_another_takes_its_part_of_the_data(deployment: Deployment) -> None:
+    code, said = call("remove", deployment.folder, "east")
+    assert code == 0 and "2 are left" in said
+    assert load_deployment(deployment.folder).sites == ("north", "south")
+    assert not deployment.site("east").exists()
+    (kept,) = (deployment.server / "removed").iterdir()
+    assert kept.name.startswith("east-") and (kept / "site.pub").is_file()
+    code, said = call("add", deployment.folder, "west")
+    assert code == 0 and "fedtail deploy register" in said
+    assert load_deployment(deployment.folder).sites == ("north", "south", "west")
+    assert load_site(deployment.site("west") / "site.toml").data["client"] == 1
+    assert key_matches(deployment.site("west"))
+
+
+def test_sites_with_data_of_their_own_may_be_any_number(tmp_path: Path) -> None:
+    made = create_deployment(tmp_path / "own", ("north",), settings(), port=free_port(), rehearsal=False)
+    assert membership.add_site(made, "west").sites == ("north", "west")
+    assert load_site(made.site("west") / "site.toml").data["kind"] == "table"
+
+
+def test_a_revoked_key_is_gone_and_a_new_one_is_another(deployment: Deployment) -> None:
+    before = (deployment.site("north") / "site.pub").read_bytes()
+    code, said = call("revoke", deployment.folder, "north")
+    assert code == 0 and "renew" in said and not (deployment.site("north") / "site.key").exists()
+    code, said = call("renew", deployment.folder, "--site", "north")
+    assert code == 0 and "channel you trust" in said
+    assert (deployment.site("north") / "site.pub").read_bytes() != before and key_matches(deployment.site("north"))
+
+
+def test_a_renewed_certificate_is_for_the_same_addresses(deployment: Deployment) -> None:
+    server = deployment.server
+    old, before = (server / "server.crt").read_bytes(), inspect_certificate(server / "server.crt", server / "ca.crt")
+    code, said = call("renew", deployment.folder)
+    now = inspect_certificate(server / "server.crt", server / "ca.crt")
+    assert code == 0 and f"{now.ends:%Y-%m-%d}" in said and (server / "server.crt").read_bytes() != old
+    assert set(now.hosts) == set(before.hosts) and now.signed_by_ca
+    assert now.ends - datetime.datetime.now(datetime.UTC) > datetime.timedelta(days=800)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("add", "north"), "site 'north' is in"),
+        (("add", "../x"), "site name '../x' is not allowed"),
+        (("add", "west"), "this is a rehearsal, and all 3 clients"),
+        (("remove", "nord"), "'nord'"),
+        (("revoke", "nord"), "'nord'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(deployment: Deployment, words: tuple[str, str], said: str) -> None:
+    code, output = call(words[0], deployment.folder, words[1])
+    assert code == 2 and said in output and "Traceback" not in output
+
+
+def test_the_last_site_stays_and_a_missing_ca_is_named(deployment: Deployment) -> None:
+    for name in ("north", "east"):
+        membership.remove_site(load_deployment(deployment.folder), name)
+    code, output = call("remove", deployment.folder, "south")
+    assert code == 2 and "is the last site" in output
+    (deployment.server / "ca.key").unlink()
+    code, output = call("renew", deployment.folder)
+    assert code == 2 and "put the CA's key back" in output
+
+
+def test_a_key_that_a_sleeping_superlink_knows_is_not_forgotten_silently(deployment: Deployment) -> None:
+    (deployment.server / "superlink.db").touch()
+    code, output = call("revoke", deployment.folder, "north")
+    assert code == 2 and "knows the key of 'north'; start it first" in output

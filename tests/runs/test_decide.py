@@ -1,0 +1,63 @@
+"""Decisions are chosen after training, kept with the model, and used when it predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedtail as ft
+from fedtail.data import Federation
+from tests.conftest import blob_federation
+
+OPTIONS = {"rates": 0.2, "rounds": 4, "lr": 0.2}
+
+
+@pytest.fixture
+def wide() -> Federation:
+    """With overlapping classes and enough validation samples to choose by."""
+    return blob_federation(n_max=200, spread=3.0)
+
+
+def test_calibration_changes_probabilities_and_not_the_training(wide: Federation) -> None:
+    plain = ft.fit(wide, "mlp", "fedavg", **OPTIONS)
+    calibrated = ft.fit(wide, "mlp", "fedavg", decision={"calibrate": "temperature"}, **OPTIONS)
+    assert torch.equal(plain.x, calibrated.x) and calibrated.decision.temperature != 1.0
+    assert calibrated.before is not None and plain.before is None
+    assert calibrated.before["log_loss"] == pytest.approx(plain.test["log_loss"])
+    assert calibrated.test["macro_f1"] == plain.test["macro_f1"]
+
+
+def test_a_class_that_must_be_found_is_found_and_the_model_remembers(wide: Federation, tmp_path: Path) -> None:
+    rare = wide.classes[-1]
+    goal = {"goal": "recall", "find": rare, "recall": 0.9}
+    result = ft.fit(wide, "mlp", "fedavg", decision=goal, **OPTIONS)
+    assert result.before is not None
+    assert result.test["per_class_accuracy"][-1] >= result.before["per_class_accuracy"][-1]
+    rows = wide.test.x.numpy()
+    loaded = ft.load_model(result.save(tmp_path / "x"))
+    assert loaded.decision == result.decision
+    called = (loaded.predict(rows) == rare).sum()
+    assert called == result.confusion[:, -1].sum()
+    np.testing.assert_array_equal(loaded.predict(rows), result.model().predict(rows))
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        ({"goal": "recall"}, "needs decision.find, one of"),
+        ({"goal": "recall", "find": "nobody"}, "decision.find 'nobody' is unknown"),
+        ({"goal": "cost"}, "needs decision.costs, 5 rows of 5 numbers"),
+        ({"goal": "reccall"}, "did you mean 'recall'"),
+        ({"recall": 1.5}, r"decision.recall = 1.5 is outside \(0, 1]"),
+    ],
+)
+def test_what_cannot_be_decided_is_one_line_before_the_first_round(
+    wide: Federation, decision: dict[str, object], words: str
+) -> None:
+    rounds: list[object] = []
+    with pytest.raises(ft.FedtailError, match=words):
+        ft.fit(wide, "mlp", "fedavg", decision=decision, on_round=lambda *a: rounds.append(a), **OPTIONS)
+    assert not rounds
