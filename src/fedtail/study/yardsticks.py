@@ -8,122 +8,129 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.data.federation import Federation
 from fedtail.data.registry import Pooled
 from fedtail.methods import METHODS
+from fedtail.models import FlatModel
+from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES
+from fedtail.rounds.evaluation import Split, confusion_on, federation_split
 from fedtail.rounds.loop import train_rounds
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled
+from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.runs.record import RunRecord
-from fedtail.runs.saved import SavedModel, load_model
+from fedtail.runs.saved import load_model
 from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick, load_yardstick
 from fedtail.settings import Privacy, Settings
 
 MOST_ALONE = 20
 """Most sites that are trained alone: of more, so many from the largest to the smallest."""
-Model = Callable[[np.ndarray], np.ndarray]
-"""Pool rows -> predicted classes."""
+Measured = tuple[dict[str, Any], tuple[AtSite, ...]]
+"""Test metrics, and for sites alone a record of each."""
 
 
-def measure_yardsticks(config: Settings, run: RunRecord, base: Path) -> Iterator[Yardstick]:
+@dataclass(frozen=True)
+class Setup:
+    """What all yardsticks of a run share."""
+
+    settings: Settings
+    run: RunRecord
+    pooled: Pooled
+    raw: Federation
+    """As the data are."""
+    federation: Federation
+    """As they are trained on: features, where the run has an encoder."""
+    encoding: Encoding | None
+
+
+def measure_yardsticks(settings: Settings, run: RunRecord, base: Path) -> Iterator[Yardstick]:
     """The yardsticks of one federated run, those on file without being measured again."""
-    files = {kind: base / FOLDER / f"{kind}-{run.folder.name}.json" for kind in ("alone", "pooled", "boosting")}
-    files["logistic"] = base / FOLDER / f"logistic-{run.folder.name}.json"
-    pooled = load_pooled(config) if not all(path.is_file() for path in files.values()) else None
-    federation = None if pooled is None else build_federation(config, pooled)
+    files = {kind: base / FOLDER / f"{kind}-{run.folder.name}.json" for kind in MEASURED}
+    setup = None if all(path.is_file() for path in files.values()) else set_up(settings, run)
     for kind, path in files.items():
         if path.is_file():
             yield load_yardstick(path)
             continue
-        assert pooled is not None and federation is not None
-        if kind in ("boosting", "logistic") and len(federation.input_shape) != 1:
+        assert setup is not None
+        if kind in ("boosting", "logistic") and len(setup.raw.input_shape) != 1:
             continue
         began = time.perf_counter()
-        test, sites = MEASURED[kind](config, federation, pooled, run)
+        test, sites = MEASURED[kind](setup)
         took = time.perf_counter() - began
         found = Yardstick(kind=kind, seed=run.seed, run=run.folder.name, test=test, seconds=took, sites=sites)
         found.save(path)
         yield found
 
 
-def alone(
-    config: Settings, federation: Federation, pooled: Pooled, run: RunRecord
-) -> tuple[dict[str, Any], tuple[AtSite, ...]]:
+def set_up(settings: Settings, run: RunRecord) -> Setup:
+    """Load and split the data of a run once for all its yardsticks."""
+    pooled = load_pooled(settings)
+    raw = build_federation(settings, pooled)
+    federation, _, encoding = prepare(raw, settings)
+    return Setup(settings=settings, run=run, pooled=pooled, raw=raw, federation=federation, encoding=encoding)
+
+
+def alone(setup: Setup) -> Measured:
     """Every site by itself; test metrics are means over sites."""
-    federated, counts = load_model(run.folder, allow_code=True), federation.label_map()
+    federation, run = setup.federation, setup.run
+    federated, rates = load_model(run.folder, allow_code=True).module, run.rate_path()[-1]
     tests, sites = [], []
     for k in chosen_sites(federation):
-        one = replace(
-            federation,
-            train=(federation.train[k],),
-            validation=(federation.validation[k],),
-            sites=(federation.sites[k],),
-            clusters=(),
-        )
-        model = train_alone(config, one, pooled, run, float(run.rate_path()[-1][k]))
-        tests.append(tested(model, federation))
-        held = federation.validation[k]
+        module = train_alone(setup, one_client(federation, [k], federation.sites[k]), float(rates[k]))
+        own = Split.of(federation, federation.validation[k])
+        tests.append(scored(module, federation, federation_split(federation, "test")))
         site = AtSite(
             site=federation.sites[k],
-            samples=int(counts[k].sum()),
+            samples=len(setup.raw.train[k]),
             test=tests[-1]["macro_f1"],
-            own=macro_f1(model, federation, held),
-            federated=macro_f1(federated, federation, held),
+            own=scored(module, federation, own)["macro_f1"] if len(own) else None,
+            federated=scored(federated, federation, own)["macro_f1"] if len(own) else None,
         )
         sites.append(site)
     return mean_metrics(tests), tuple(sites)
 
 
-def pooled_network(
-    config: Settings, federation: Federation, pooled: Pooled, run: RunRecord
-) -> tuple[dict[str, Any], tuple[AtSite, ...]]:
+def pooled_network(setup: Setup) -> Measured:
     """One site that has all data."""
-    one = replace(
-        federation,
-        train=(np.concatenate(federation.train),),
-        validation=(np.concatenate(federation.validation),),
-        sites=("all sites",),
-        clusters=(),
-    )
-    rate = float(run.rate_path()[-1] @ run.weights)
-    return tested(train_alone(config, one, pooled, run, rate), federation), ()
+    federation, run = setup.federation, setup.run
+    everything = one_client(federation, range(federation.n_clients), "all sites")
+    module = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
+    return scored(module, federation, federation_split(federation, "test")), ()
 
 
-def with_sklearn(kind: str) -> Callable[..., tuple[dict[str, Any], tuple[AtSite, ...]]]:
+def with_sklearn(kind: str) -> Callable[[Setup], Measured]:
     """A measurement that fits a scikit-learn classifier to all training rows."""
 
-    def measure(
-        config: Settings, federation: Federation, pooled: Pooled, run: RunRecord
-    ) -> tuple[dict[str, Any], tuple[AtSite, ...]]:
+    def measure(setup: Setup) -> Measured:
         from sklearn.ensemble import HistGradientBoostingClassifier
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
+        federation = setup.raw
         rows = np.concatenate(federation.train)
         x = federation.transform(federation.pool.x[rows]).numpy()
-        y = federation.pool.y.numpy()[rows]
         model: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         if kind == "boosting":
-            model = HistGradientBoostingClassifier(class_weight="balanced", random_state=run.seed)
+            model = HistGradientBoostingClassifier(class_weight="balanced", random_state=setup.run.seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of convergence: the yardstick is what its defaults give
-            model.fit(x, y)
+            model.fit(x, federation.pool.y.numpy()[rows])
         guess = model.predict(federation.transform(federation.test.x).numpy())
-        return scored(federation.test.y.numpy(), guess, federation), ()
+        return summed(confusion_matrix(federation.test.y.numpy(), guess, federation.n_classes), federation), ()
 
     return measure
 
 
-MEASURED: Mapping[str, Callable[..., tuple[dict[str, Any], tuple[AtSite, ...]]]] = {
+MEASURED: Mapping[str, Callable[[Setup], Measured]] = {
     "alone": alone,
     "pooled": pooled_network,
     "boosting": with_sklearn("boosting"),
@@ -131,22 +138,35 @@ MEASURED: Mapping[str, Callable[..., tuple[dict[str, Any], tuple[AtSite, ...]]]]
 }
 
 
-def train_alone(config: Settings, one: Federation, pooled: Pooled, run: RunRecord, rate: float) -> SavedModel:
+def one_client(federation: Federation, members: Iterable[int], name: str) -> Federation:
+    """Some clients' data as those of one."""
+    members = list(members)
+    return replace(
+        federation,
+        train=(np.concatenate([federation.train[k] for k in members]),),
+        validation=(np.concatenate([federation.validation[k] for k in members]),),
+        sites=(name,),
+        clusters=(),
+    )
+
+
+def train_alone(setup: Setup, one: Federation, rate: float) -> nn.Module:
     """The model of a federation of one. Without validation data it takes the learning rate that the run found, and its
     last model."""
-    changes = {"run": {"participation": 1.0, "search_only": False, "validate_on": "clients"}, "local": {}}
+    settings = setup.settings
+    run: dict[str, Any] = {"participation": 1.0, "search_only": False, "validate_on": "clients"}
+    local: dict[str, Any] = {}
     if not len(one.validation[0]):
-        changes["run"] |= {"select": "last", "patience": 0}
-        if config.local.lr == "auto":
-            changes["local"] = {"lr": run.result.get("found", {}).get("lr", 0.1)}
-    settings = config.model_copy(
+        run |= {"select": "last", "patience": 0}
+        local |= {"lr": setup.run.result.get("found", {}).get("lr", 0.1)} if settings.local.lr == "auto" else {}
+    settings = settings.model_copy(
         update={
-            "run": config.run.model_copy(update=changes["run"]),
-            "local": config.local.model_copy(update=changes["local"]),
+            "run": settings.run.model_copy(update=run),
+            "local": settings.local.model_copy(update=local),
             "privacy": Privacy(),
         }
     )
-    module, architecture = build_module(settings, one, pooled)
+    module, _ = build_module(settings, one, setup.pooled, setup.encoding)
     method = METHODS.build(settings.method.name, **settings.method.options)
     problem = assemble(one, module, method, RATES.build("uniform", 1, rate=rate), settings)
     try:
@@ -154,7 +174,7 @@ def train_alone(config: Settings, one: Federation, pooled: Pooled, run: RunRecor
     finally:
         problem.engine.close()
     problem.model.load(state.best.x if settings.run.select == "best" and state.best is not None else state.x)
-    return SavedModel.of(problem.model.module, one, architecture)
+    return problem.model.module
 
 
 def chosen_sites(federation: Federation) -> list[int]:
@@ -166,24 +186,15 @@ def chosen_sites(federation: Federation) -> list[int]:
     return sorted(int(k) for k in picked)
 
 
-def tested(model: SavedModel, federation: Federation) -> dict[str, Any]:
-    """Test metrics of a model."""
-    guess = model.probabilities(federation.test.x).argmax(1)
-    return scored(federation.test.y.numpy(), guess, federation)
+def scored(module: nn.Module, federation: Federation, split: Split) -> dict[str, Any]:
+    """All metrics of a model on a split."""
+    model = FlatModel(module)
+    return summed(confusion_on(model, split)(model.vector.clone()), federation)
 
 
-def macro_f1(model: SavedModel, federation: Federation, rows: np.ndarray) -> float | None:
-    """On some rows of the pool; None if there are none."""
-    if not len(rows):
-        return None
-    guess = model.probabilities(federation.pool.x[rows]).argmax(1)
-    return float(scored(federation.pool.y.numpy()[rows], guess, federation)["macro_f1"])
-
-
-def scored(y: np.ndarray, guess: np.ndarray, federation: Federation) -> dict[str, Any]:
-    """All metrics of some predictions."""
-    matrix = confusion_matrix(y, guess, federation.n_classes)
-    return summarize(matrix, federation.label_map().sum(0), federation.background)
+def summed(confusion: np.ndarray, federation: Federation) -> dict[str, Any]:
+    """All metrics of a confusion matrix."""
+    return summarize(confusion, federation.label_map().sum(0), federation.background)
 
 
 def mean_metrics(each: list[dict[str, Any]]) -> dict[str, Any]:
