@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], int | None]] = {
 """Name -> model, its options, and pieces per number (None: the default)."""
 
 
-def compare(names: list[str], models: list[str], rounds: int, methods: list[str], lr: float) -> None:
-    """One line per contender, as they end."""
+def compare(names: list[str], models: list[str], methods: list[str], rates: list[float], **settings: Any) -> None:
+    """One line per contender, as they end; ``settings`` are those of ``fedtail.fit``."""
     print(f"| data | contender | macro F1 | tail recall | balanced accuracy | CPU s |\n|{'---|' * 6}", flush=True)
     for name in names:
-        for title, contender in {**yardsticks(name), **federated(name, models, rounds, methods, lr)}.items():
+        for title, contender in {**yardsticks(name), **federated(name, models, methods, rates, settings)}.items():
             began = time.process_time()
             found = contender()
             shown = " | ".join(f"{found[k]:.4f}" for k in ("macro_f1", "tail", "balanced_accuracy"))
@@ -73,22 +74,23 @@ def frames(name: str) -> Frames:
 
 
 def federated(
-    name: str, models: list[str], rounds: int, methods: list[str], lr: float
+    name: str, models: list[str], methods: list[str], rates: list[float], settings: dict[str, Any]
 ) -> dict[str, Callable[[], dict[str, float]]]:
     """Title -> a run over the sites that returns its test metrics."""
 
-    def run(method: str, model: tuple[str, dict[str, Any], int | None]) -> dict[str, float]:
+    def run(method: str, rate: float, model: tuple[str, dict[str, Any], int | None]) -> dict[str, float]:
         pooled = as_table(name, model[2])
         sites = partition(pooled, clients=10, alpha=0.5) if pooled.sites is None else partition(pooled)
         module = build_model(model[0], sites.input_shape, sites.n_classes, **model[1])
-        result = fit(sites, module, method, rounds=rounds, lr=lr, metric="macro_f1", select="best", diagnostics=())
+        result = fit(sites, module, method, rate, metric="macro_f1", select="best", diagnostics=(), **settings)
         return result.test
 
     chosen = {"auto": (*choose_model((1,)), None), **MODELS}
     return {
-        f"{method}, {model}": lambda method=method, model=model: run(method, chosen[model])  # type: ignore[misc]
+        f"{method}, rate {rate:g}, {model}": partial(run, method, rate, chosen[model])
         for model in models
         for method in methods
+        for rate in rates
     }
 
 

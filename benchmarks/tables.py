@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--data", default="adult-10,unsw,flights")
     parser.add_argument("--models", default="auto", help="separated by semicolons; see table_models.MODELS")
     parser.add_argument("--methods", default="fedcgnm")
+    parser.add_argument("--rates", default="0.6")
+    parser.add_argument("--epoch-length", default="inflated")
     parser.add_argument("--lr", type=float, default=0.1)
     given = parser.parse_args()
     if given.what == "encode":
@@ -180,7 +182,8 @@ def main() -> None:
         from table_models import compare
 
         names, methods = given.data.split(","), given.methods.split(",")
-        compare(names, [m.strip() for m in given.models.split(";")], given.rounds, methods, given.lr)
+        models, rates = [m.strip() for m in given.models.split(";")], [float(r) for r in given.rates.split(",")]
+        compare(names, models, methods, rates, rounds=given.rounds, lr=given.lr, epoch_length=given.epoch_length)
     elif given.what == "load":
         load(given.path)
     else:
