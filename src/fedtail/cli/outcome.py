@@ -11,6 +11,8 @@ from fedtail.cli.progress import terminal
 from fedtail.cli.tables import bare_table
 from fedtail.runs.result import Result
 
+NARROW = 60
+"""Columns of the terminal below which these tables are left to the report."""
 MOST = 12
 """Classes or sites that a terminal shows; the report has all."""
 
@@ -18,7 +20,7 @@ MOST = 12
 def print_classes(result: Result) -> None:
     """Support, precision, recall and PR-AUC of each class; of many, those with the fewest training samples."""
     test = result.test
-    if "per_class_support" not in test:
+    if "per_class_support" not in test or terminal().width < NARROW:
         return
     counts = result.about.train_counts
     order = np.arange(len(result.about.classes)) if counts is None else np.argsort(-counts, kind="stable")
@@ -42,7 +44,7 @@ def print_sites(result: Result, metric: str = "macro_f1") -> None:
     """The spread over sites of one metric on their private validation splits, and the sites at its lower end."""
     rows = [(str(row["site"]), row["validation"]) for row in result.sites if "validation" in row]
     rows = [(name, found) for name, found in rows if math.isfinite(found.get(metric, math.nan))]
-    if len(rows) < 2:
+    if len(rows) < 2 or terminal().width < NARROW:
         return
     rows.sort(key=lambda row: row[1][metric])
     values = np.array([found[metric] for _, found in rows])

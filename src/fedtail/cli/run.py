@@ -11,6 +11,7 @@ import typer
 from rich.table import Table as RichTable
 
 from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, ignored_clients, run_config
+from fedtail.cli.outcome import print_classes, print_sites
 from fedtail.cli.progress import RoundProgress, console, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import Metric, metrics, rarest, wilson
@@ -59,6 +60,8 @@ def run_command(
         typer.echo(json.dumps(summary(result)))
     else:
         console_table(result)
+        print_classes(result)
+        print_sites(result)
         if result.verdict is not None:
             terminal().print(f"warning: {result.verdict.line(folder)}", style="yellow", soft_wrap=True)
         typer.echo(f"run folder {folder}; open {page} in a browser")
