@@ -3,7 +3,7 @@
 Rewards count from their round's mean (``reward = "drift"``): rounds at better boxes have better rewards throughout,
 from which a search by raw rewards would learn even if they are shuffled.
 
-It costs as many local runs and validations, ends by the same rules often after fewer rounds, and ends at rates that
+A round costs as many local runs and validations; it ends by the same rules, often after fewer rounds, at rates that
 mean nothing. What FedHOO is worth beyond settling *somewhere* is its lead over this strategy.
 """
 
