@@ -256,7 +256,7 @@ def test_progress_leaves_out_what_is_not_known(capsys) -> None:
     state = State(1, torch.zeros(1), {}, [])
     record = {"train_loss": 0.5, "test": {"macro_f1": 0.25, "tail": float("nan")}, "searching": False, "refused": []}
     progress(state, record, 0.1)
-    assert "loss 0.500  macro F1 0.250  ETA" in capsys.readouterr().err
+    assert "loss 0.500  test macro F1 0.250  ETA" in capsys.readouterr().err
 
 
 def test_a_narrow_terminal_shows_a_row_per_metric(capsys, monkeypatch, tmp_path: Path) -> None:

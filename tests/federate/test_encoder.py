@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.policy import Policy, PolicyError
-from fedtail.federate.protocol.transport import Errors, InProcess, Phase, Replies
+from fedtail.federate.protocol.transport import Errors, InProcess, Phase, Take
 from fedtail.federate.protocol.wire import Parts, size_of
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
@@ -61,12 +61,15 @@ class Scales(InProcess):
         self.down: list[int] = []
         self.up: list[int] = []
 
-    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
-        replies, errors = super().exchange(phase, payloads, timeout)
+    def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
+        def measured(client: int, parts: Parts) -> None:
+            if phase == Phase.TRAIN:
+                self.up.append(size_of(parts))
+            take(client, parts)
+
         if phase == Phase.TRAIN:
             self.down += map(size_of, payloads.values())
-            self.up += map(size_of, replies.values())
-        return replies, errors
+        return super().exchange(phase, payloads, timeout, measured)
 
 
 def open_sites(root: Path, data: Mapping[str, str], policy: str = ALLOW) -> dict[int, Site]:
@@ -116,9 +119,9 @@ def test_sites_with_their_own_folders_encode_at_home_and_share_no_pixel_sums(tmp
     asked: list[str] = []
 
     class Listening(Scales):
-        def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None) -> tuple[Replies, Errors]:
+        def exchange(self, phase: str, payloads: Mapping[int, Parts], timeout: float | None, take: Take) -> Errors:
             asked.append(phase)
-            return super().exchange(phase, payloads, timeout)
+            return super().exchange(phase, payloads, timeout, take)
 
     settings = config(tmp_path, photos)
     settings = check_config({**settings.model_dump(exclude={"data"}), "data": {"name": "sites", "clients": 2}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -48,6 +49,15 @@ class LazyGroup(TyperGroup):
         if cmd_name not in self.commands:
             self.commands[cmd_name] = load(cmd_name)
         return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:  # typer only guesses among commands that are loaded
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if not close or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with self._lists():

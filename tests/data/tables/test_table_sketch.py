@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.data import DATASETS, table_from_frame
-from fedtail.data.tables import Column, TableSchema, encode, pack_sketch, unpack_sketch
+from fedtail.data.tables import Column, TableSchema, pack_sketch, unpack_sketch
 from fedtail.data.tables.columns import Numbers
+from fedtail.data.tables.encode import encode
 from fedtail.data.tables.sketch import BINS, column_sketch, cuts, default_pieces, fit_cuts, grid, merge_sketches
 from fedtail.errors import FedtailError
 
