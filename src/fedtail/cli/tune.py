@@ -1,4 +1,4 @@
-"""``fedtail tune``: the rate search alone."""
+"""``fedtail tune``: the rate search alone, or all settings within a time budget."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
+from fedtail.cli.budget import tune_within
 from fedtail.cli.options import (
     ONE_RUN,
     Arguments,
@@ -39,17 +40,36 @@ def tune(
     *,
     flags: dict[str, Any],
     save: Annotated[
-        Path | None, typer.Option(help="File for the rates, .toml or .json, beside rates.toml in the run folder.")
+        Path | None,
+        typer.Option(
+            help="File for the rates, .toml or .json, beside rates.toml in the run folder; with --budget that of the "
+            "config, by default tuned.toml."
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Race method, learning rate, rate and weight decay for so long (90s, 5m, 1h) and write a config file.",
+        ),
     ] = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search resampling rates, stop when they are found, and save them.
+    """Search resampling rates, or all settings within a time, and save what was found.
+
+    `fedtail tune --table t.csv --label y --budget 5m` races methods, learning rates, rates and weight decay on private
+    validation splits, what you set yourself excepted, and writes tuned.toml, which `fedtail run tuned.toml` takes.
 
     `fedtail tune --save rates.toml`, then `fedtail run --rates rates.toml` trains with the rates it found. Any other
     scalar of the local step is searched with `rates.searches=lr rates.low=0.01 rates.high=0.4 rates.log=true`.
     """
+    if budget is not None:
+        if resume:
+            raise FedtailError("--resume goes on with a rate search; a tuning with --budget starts anew")
+        tune_within(budget, arguments, flags, save, as_json=as_json, quiet=quiet)
+        return
     if save is not None and save.suffix not in (".toml", ".json"):
         raise FedtailError(f"--save {str(save)!r} must end in .toml or .json")
     if save is not None:

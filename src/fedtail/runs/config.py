@@ -39,7 +39,7 @@ def load_config(
     Later sources win. Naming another entry in a section keeps only those options the new entry has too. With
     ``suggest``, what nobody said is what the data suggests (``SUGGESTED``); the config of a run folder says all.
     """
-    raw: dict[str, Any] = _read(Path(path)) if path is not None else {}
+    raw: dict[str, Any] = read_config(Path(path)) if path is not None else {}
     complete = path is not None and Path(path, "config.toml").is_file()
     for key, value in (flags or {}).items():
         if value is not None:
@@ -151,7 +151,8 @@ def first_difference(a: Settings, b: Settings) -> str | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """A config file, or that of a run folder, as it is written."""
     if path.is_dir():
         path = path / "config.toml"
     if not path.is_file():

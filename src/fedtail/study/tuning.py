@@ -1,0 +1,212 @@
+"""Method, learning rate, resampling rate and weight decay within a time budget: what ``fedtail tune --budget`` does.
+
+Successive halving (Jamieson and Talwalkar, AISTATS 2016): many candidates are trained for a ninth of the rounds, the
+better third of them for a third, the better third of those for all, and so on with further candidates while there is
+time. They are compared on the clients' private validation splits, never on test data. The data are read and split once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.metrics import METRICS
+from fedtail.core.random import generator
+from fedtail.data.federation import Federation
+from fedtail.data.registry import Pooled
+from fedtail.errors import FedtailError
+from fedtail.methods import METHODS
+from fedtail.models.encoders import Encoding
+from fedtail.rates import RATES
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.state import State
+from fedtail.runs.config import changed
+from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
+from fedtail.settings import Settings
+
+SPACE: dict[str, tuple[Any, ...]] = {
+    "method.name": ("fedcgnm", "fedavg", "logit_adjustment"),
+    "local.lr": (0.03, 0.1, 0.3, 1.0),
+    "rates.rate": (0.0, 0.4, 0.8),
+    "method.weight_decay": (0.0, 1e-4, 1e-3),
+}
+"""What is raced, where the caller has not said it."""
+KEEP = 3
+"""One of so many goes on to the next rung, for so many times the rounds."""
+RUNGS = 3
+FEWEST = 3
+"""Rounds of the first rung, at least."""
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate on one rung."""
+
+    values: dict[str, Any]
+    """What it changes, by dotted key; empty for the settings as given."""
+    rung: int
+    rounds: int
+    score: float
+    """Its validation metric, higher is better; minus infinity if it diverged."""
+    seconds: float
+
+
+@dataclass
+class Tuning:
+    """What was tried, and the settings that won."""
+
+    trials: list[Trial] = field(default_factory=list)
+    candidates: int = 0
+
+    @property
+    def best(self) -> Trial:
+        """The best on the highest rung that was reached; the first of equals."""
+        return max(self.trials, key=lambda trial: (trial.rung, trial.score))
+
+
+class _OutOfTime(Exception):
+    """The budget is spent in the middle of a trial."""
+
+
+def parse_budget(text: str) -> float:
+    """``90s``, ``5m``, ``1.5h`` or plain seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(found[1]) * UNITS[found[2] or "s"] if found else 0.0
+    if not seconds:
+        raise FedtailError(f"--budget {text!r} is not a time; use e.g. 90s, 5m or 1h")
+    return seconds
+
+
+def tune_settings(
+    settings: Settings,
+    said: Collection[str],
+    budget: float,
+    on_trial: Callable[[Trial, float], None] | None = None,
+) -> tuple[Settings, Tuning]:
+    """The best settings found within ``budget`` seconds, and every trial.
+
+    Args:
+        said: dotted keys that the caller has set, which are not raced.
+        on_trial: called after every trial with it and the seconds that are left.
+    """
+    began = time.perf_counter()
+    problem = _Problem.of(settings)
+    if not sum(map(len, problem.federation.validation)):
+        raise FedtailError("tune compares models, but there is no validation data at the clients; set data.validation")
+    rounds = [max(FEWEST, settings.run.rounds // KEEP ** (RUNGS - 1 - rung)) for rung in range(RUNGS)]
+    tuning = Tuning()
+
+    def left() -> float:
+        return budget - (time.perf_counter() - began)
+
+    def more_than(seconds: float) -> Callable[[], bool]:
+        return lambda: left() > seconds
+
+    def play(values: dict[str, Any], rung: int, *, limited: bool = True) -> Trial | None:
+        try:
+            trial = problem.play(settings, values, rung, rounds[rung], left if limited else None)
+        except _OutOfTime:
+            return None
+        tuning.trials.append(trial)
+        if on_trial is not None:
+            on_trial(trial, left())
+        return trial
+
+    first = play({}, 0, limited=False)  # there is always one result
+    assert first is not None
+    waiting = candidates(settings, said)
+    tuning.candidates, standing = len(waiting) + 1, [first]
+    while True:
+        share = max(left(), 0.0) / RUNGS  # every rung of a bracket has as much time
+        end = left() - share
+        while waiting and left() > end and (trial := play(waiting.pop(), 0)):
+            standing.append(trial)
+        for rung in range(1, RUNGS):
+            if rounds[rung] > rounds[rung - 1]:
+                standing = climb(standing, partial(play, rung=rung), more_than(end - rung * share))
+        if not waiting or left() <= 0:
+            return changed(settings, tuning.best.values), tuning
+        standing = []
+
+
+def climb(
+    standing: list[Trial], play: Callable[[dict[str, Any]], Trial | None], goes: Callable[[], bool]
+) -> list[Trial]:
+    """The better third on the next rung, the best first, while there is time; at least the best."""
+    ahead = sorted(standing, key=lambda trial: -trial.score)[: max(1, len(standing) // KEEP)]
+    kept: list[Trial] = []
+    for trial in ahead:
+        if kept and not goes():
+            break
+        if (found := play(trial.values)) is not None:
+            kept.append(found)
+    return kept
+
+
+def candidates(settings: Settings, said: Collection[str]) -> list[dict[str, Any]]:
+    """All points of the space that the caller has left free, in an order drawn by the run's seed."""
+    named = {key.partition(".")[0] for key in said if key in ("rates.name", "rates.rates")}
+    free = {k: v for k, v in SPACE.items() if k not in said and k.partition(".")[0] not in named}
+    points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
+    order = generator(settings.run.seed, "tune").permutation(len(points))
+    return [_complete(points[int(i)]) for i in order]
+
+
+def _complete(point: Mapping[str, Any]) -> dict[str, Any]:
+    """A rate is that of the uniform strategy; names come first, since they clear options."""
+    return {**({"rates.name": "uniform"} if "rates.rate" in point else {}), **point}
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The data, read once for all trials."""
+
+    pooled: Pooled
+    federation: Federation
+    encoding: Encoding | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> _Problem:
+        pooled = load_pooled(settings)
+        federation, _, encoding = prepare(build_federation(settings, pooled), settings)
+        return cls(pooled, federation, encoding)
+
+    def play(
+        self, settings: Settings, values: Mapping[str, Any], rung: int, rounds: int, left: Callable[[], float] | None
+    ) -> Trial:
+        """Train one candidate; ``left`` says after every round how much time there is."""
+        began = time.perf_counter()
+        only = {"run.rounds": rounds, "run.evaluate_every": rounds, "run.search_only": False, "run.patience": 0}
+        tried = changed(settings, {**values, **only})
+        method = METHODS.build(tried.method.name, **tried.method.options)
+        strategy = RATES.build(tried.rates.name, self.federation.n_clients, **tried.rates.options)
+        module, _ = build_module(tried, self.federation, self.pooled, self.encoding)
+        problem = assemble(self.federation, module, method, strategy, tried)
+
+        def check(state: State, record: dict[str, Any], seconds: float) -> None:
+            if left is not None and left() <= 0 and state.round < rounds:
+                raise _OutOfTime
+
+        try:
+            history = train_rounds(problem, tried, problem.begin(), check).history
+            score = max(_score(record, tried.run.metric) for record in history)
+        except FedtailError:  # it diverged, or does not fit this data: it has lost
+            score = -np.inf
+        finally:
+            problem.engine.close()
+        return Trial(dict(values), rung, rounds, float(score), time.perf_counter() - began)
+
+
+def _score(record: Mapping[str, Any], metric: str) -> float:
+    value = record.get("validation", {}).get(metric)
+    if value is None or not np.isfinite(value):
+        return -np.inf
+    return float(value) if METRICS[metric].higher_is_better else -float(value)
