@@ -12,7 +12,7 @@ from torch import nn
 
 from fedtail.data.about import About
 from fedtail.data.federation import Federation
-from fedtail.data.images.features import Progress
+from fedtail.data.images.features import Progress as Encoded
 from fedtail.errors import FedtailError, writing
 from fedtail.methods import METHODS, Method
 from fedtail.models import build_model
@@ -21,6 +21,7 @@ from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
+from fedtail.rounds.progress import ProgressHook
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys
 from fedtail.runs.decide import check_decision
@@ -44,6 +45,7 @@ def fit(
     rates: RateStrategy | str | float | Sequence[float] = 0.6,
     *,
     on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
     **settings: Any,
 ) -> Result:
     """Train a federation and return the model, in a few lines and without touching the disk.
@@ -56,6 +58,8 @@ def fit(
         rates: a strategy (a new one for every run: a search remembers), its name, one rate for all clients, or one
             for each.
         on_round: called after every round with the state, the round's record and its seconds.
+        on_progress: called a few times a second, from the first client on, with how far the run is and how long it
+            will take; ``on_progress=print`` prints it.
         settings: any setting of the sections ``model``, ``local``, ``run`` and ``engine`` by its name, and ``server``
             and ``privacy`` as dictionaries; see docs/settings.md.
     """
@@ -88,7 +92,7 @@ def fit(
         if on_round is not None:
             on_round(state, record, took)
 
-    state = train_rounds(problem, chosen, problem.begin(), after)
+    state = train_rounds(problem, chosen, problem.begin(), after, on_progress)
     result = conclude(problem, state, about, chosen, seconds)
     result.architecture = named
     return result
@@ -150,12 +154,14 @@ def run(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
-    on_encode: Progress | None = None,
+    on_encode: Encoded | None = None,
+    on_progress: ProgressHook | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
-    ``on_encode`` is called with the images done and all of them while an encoder is at work. ``trackers`` are
+    ``on_encode`` is called with the images done and all of them while an encoder is at work, ``on_progress`` inside a
+    round with how far it is. ``trackers`` are
     listeners of the caller's own, beside those that ``run.trackers`` names.
     """
     check_trackers(settings.run.trackers)
@@ -179,6 +185,7 @@ def run(
             resume=resume,
             on_round=on_round,
             on_start=on_start,
+            on_progress=on_progress,
             trackers=trackers,
         )
 
@@ -193,6 +200,7 @@ def drive(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    on_progress: ProgressHook | None = None,
     trackers: Sequence[Tracker] = (),
     amend: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
@@ -226,7 +234,7 @@ def drive(
             on_round(now, record, seconds)
 
     try:
-        state = train_rounds(problem, settings, state, after)
+        state = train_rounds(problem, settings, state, after, on_progress)
         result = conclude(problem, state, about, settings, read_timings(folder))
         result.architecture = architecture
         result.finish_folder(folder)
