@@ -53,6 +53,6 @@ FROM_SCRATCH: dict[str, Any] = {
     "local.lr": 1e-3,
     "local.batch_size": 16,
 }
-"""And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images-on-a-cpu.md). Adam's
+"""And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). Adam's
 learning rate suits most images; a race in the first rounds compares networks that all answer one class still."""
 DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +54,24 @@ def load_config(
 
 
 def with_suggestions(config: Settings, raw: Mapping[str, Any]) -> Settings:
-    """The config with what its data suggests for keys that ``raw`` does not name.
+    """The config with what its data suggests for keys that ``raw`` does not name."""
+    validates = config.data.validation != 0
+    return changed(config, suggestions(config.data.name, config, flatten(raw), validates=validates))
+
+
+def suggestions(data: str, config: Settings, said: Container[str], *, validates: bool) -> dict[str, Any]:
+    """What a kind of data suggests for a run, by dotted key, but for what the user has said.
 
     What needs private validation, or a look at several models, is left out where the config has no room for it.
     """
-    wanted = dict(SUGGESTED.get(config.data.name, {}))
-    if config.data.name == "images" and config.engine.device == "cpu" and from_scratch(config.model):
+    wanted = dict(SUGGESTED.get(data, {}))
+    if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
         wanted |= {**FROM_SCRATCH, "engine.workers": os.cpu_count() or 1}
-    blind = config.data.validation == 0 or not config.run.validate_every
-    if blind:
+    if not validates or not config.run.validate_every:
         wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
         wanted.pop("local.lr", None)
-    said = flatten(raw)
-    return changed(config, {key: value for key, value in wanted.items() if key not in said})
+    return {key: value for key, value in wanted.items() if key not in said}
 
 
 def from_scratch(model: Model) -> bool:
