@@ -33,7 +33,8 @@ def racing(rates: RateStrategy, method: Method, settings: Settings) -> RateStrat
             "local.lr, e.g. 0.1"
         )
     taken = (*settings.method.options, rates.searches)
-    return Race(rates, [name for name in FURTHER if name in method.tunable and name not in taken])
+    further = [name for name in FURTHER if name in method.tunable and name not in taken]
+    return Race(rates, further, settings.local.optimizer)
 
 
 def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg, Method
+from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model, choose_model
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RateStrategy
@@ -97,6 +98,7 @@ def assemble(
     federation: Federation, module: nn.Module, method: Method, rates: RateStrategy, settings: Settings
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
+    method = with_optimizer(method, settings.local.optimizer)
     if method.needs_auxiliary and not len(federation.auxiliary):
         raise FedtailError(
             f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "

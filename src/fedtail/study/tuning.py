@@ -25,6 +25,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES
+from fedtail.rates.race import usual_lrs
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import State
 from fedtail.runs.config import changed
@@ -154,7 +155,8 @@ def climb(
 def candidates(settings: Settings, said: Collection[str]) -> list[dict[str, Any]]:
     """All points of the space that the caller has left free, in an order drawn by the run's seed."""
     named = {key.partition(".")[0] for key in said if key in ("rates.name", "rates.rates")}
-    free = {k: v for k, v in SPACE.items() if k not in said and k.partition(".")[0] not in named}
+    space = {**SPACE, "local.lr": sorted(usual_lrs(settings.local.optimizer)[: len(SPACE["local.lr"])])}
+    free = {k: v for k, v in space.items() if k not in said and k.partition(".")[0] not in named}
     points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
     order = generator(settings.run.seed, "tune").permutation(len(points))
     return [_complete(points[int(i)]) for i in order]
