@@ -22,9 +22,11 @@ from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.sums import ORDER
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
 from fedtail.federate.spool import StoredUpdate
+from fedtail.federate.sums import Sums, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
@@ -71,6 +73,8 @@ class RemoteEngine:
     spool: Path | None = None
     """Folder where the updates of a round wait that are larger, all together, than ``memory_mb``; None for memory."""
     memory_mb: float = 0.0
+    sums: Sums | None = None
+    """Needed where the job's ``reveal`` is ``sums``."""
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -126,6 +130,8 @@ class RemoteEngine:
         return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        if self.job.reveal == "sums":
+            return self._validate_masked(candidates, clients)
         counts = {k: np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64) for k in clients}
         for rows, parcel in self._candidate_messages(candidates):
             # Candidates are compared on the same samples: who misses one message counts in none.
@@ -138,6 +144,35 @@ class RemoteEngine:
                 counts[k][rows, :, : found.shape[-1]] = found
         return np.sum(list(counts.values()), axis=0)
 
+    def _validate_masked(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        """The same from masked sums. Who misses one message counts in none, so all of them are asked again."""
+        counts = np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64)
+        for rows, parcel in self._candidate_messages(candidates):
+            shapes = {"counts": (len(rows), 3, self.job.n_classes)}
+            found, there = self._sum(Phase.VALIDATE, parcel, shapes, clients, len(clients))
+            if len(there) < len(clients) and len(rows) < len(candidates):
+                return self._validate_masked(candidates, there)
+            counts[rows] = found["counts"]
+        return counts
+
+    def _sum(
+        self, phase: Phase, parcel: Parcel, shapes: Mapping[str, tuple[int, ...]], clients: Sequence[int], wanted: int
+    ) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Named counts added over clients under masks, and the clients. Where some do not answer, the others are asked
+        for a new sum; whether they give it is theirs to decide."""
+        assert self.sums is not None
+        members, read = self.sums.members(clients), partial(read_masked_counts, shapes=shapes)
+        wanted = min(wanted, len(members))
+        while True:
+            order = {ORDER: self.sums.order(members).to_json()}
+            asked = {k: Parcel({**self._meta(k), **parcel.meta, **order}, parcel.tensors) for k in members}
+            values = sum(math.prod(shape) for shape in shapes.values())
+            replies = self._ask(phase, asked, read, wanted, values)
+            if len(replies) == len(members):
+                self.sums.last = tuple(members)
+                return sum_of_counts(replies, shapes), members
+            members = list(replies)
+
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
         if split == "test" and self.test is not None:
@@ -149,6 +184,9 @@ class RemoteEngine:
 
     def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, np.ndarray]:
         n = self.job.n_classes
+        if self.job.reveal == "sums":
+            question = Parcel({"splits": splits}, {"x": x})
+            return self._sum(Phase.CONFUSION, question, dict.fromkeys(splits, (n, n)), self._present, self._members)[0]
         shape = (2,) if self.job.reveal == "totals" else (n, n)
         asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in self._present}
 
@@ -168,10 +206,13 @@ class RemoteEngine:
         if split == "test" and self.test is not None:
             batches = Split(self.test, self.job.transform, n).batches()
             yield -1, scores_on(model_logits(self.model, x, batches), n, decision)
-        elif self.job.reveal == "classes":
-            rule = (decision or Decision()).to_json()
-            asked = {k: Parcel({**self._meta(k), "split": split, "decision": rule}, {"x": x}) for k in self._present}
+        elif self.job.reveal != "totals":
+            question = Parcel({"split": split, "decision": (decision or Decision()).to_json()}, {"x": x})
             shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
+            if self.job.reveal == "sums":
+                yield -1, Scores(**self._sum(Phase.SCORES, question, shapes, self._present, self._members)[0])
+                return
+            asked = {k: Parcel({**self._meta(k), **question.meta}, question.tensors) for k in self._present}
 
             def read(client: int, parcel: Parcel) -> Scores:
                 return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})

@@ -42,8 +42,8 @@ class Engine(Protocol):
 
     def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
         """Counts of a model's probabilities: for ``validation`` of each client on its private split, for ``test`` of
-        each client that has test samples of its own, or, under the number -1, of the server on the common test set.
-        Answers are those of ``decision``."""
+        each client that has test samples of its own. Under the number -1, of all together: of the server on the common
+        test set, or of sites that tell sums only. Answers are those of ``decision``."""
         ...
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:

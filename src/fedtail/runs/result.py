@@ -177,6 +177,8 @@ def site_results(
     """The metrics of each site; empty where sites keep them to themselves."""
     out = []
     for k, found in problem.engine.scores(x, "validation", decision):
+        if k < 0:  # a sum over sites
+            continue
         row: dict[str, Any] = {"site": names[k]}
         for split, scores in (("validation", found), ("test", tested.get(k))):
             if scores is not None and scores.n:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Ledger, Policy
+from fedtail.federate.protocol.sums import MASKED, ORDER, Order, SumError, as_tensor, content, flat_counts
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import (
     Parcel,
@@ -47,6 +48,9 @@ from fedtail.rounds.privacy import add_noise
 from fedtail.runs.encoding import choose_encoding, encode_client
 from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
+
+if TYPE_CHECKING:
+    from fedtail.federate.site.sums import SiteSums
 
 LEFT = "compression/left"
 """What compression left of the last update, in the site's state."""
@@ -100,6 +104,7 @@ class Site:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
         self.ledger, self.audit = Ledger(folder), Audit(folder)
+        self.sums = open_sums(name, self.policy, folder)
         self._prepared: Prepared | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
@@ -124,8 +129,12 @@ class Site:
         """Who is here, with which software, clock and data schema; the job is checked against the policy."""
         meta: dict[str, Any] = {"site": self.name, "schema": self._schema(parcel.meta), "versions": versions()}
         meta["clock"] = time.time()
+        if self.sums is not None:
+            meta["masks"] = {**self.sums.about(), "reveal": self.policy.reveal}
         if "job" in parcel.meta:
             here = self._prepare(parcel)
+            if self.sums is not None:
+                meta["masks"] |= self.sums.advert(here.job.run)
             self.policy.check_size(here.model.size)
             self.policy.check_data(here.counts)
             meta |= {"n_train": int(here.counts.sum()), "n_validation": len(here.client.validation)}
@@ -208,7 +217,17 @@ class Site:
             counts[s] = class_counts(confusion(vector))
         if here.job.reveal == "totals":
             counts = counts.sum(-1, keepdims=True)
-        return Parcel({}, {"counts": torch.as_tensor(counts)})
+        return self._counted(here, parcel, {"counts": counts})
+
+    def _counted(self, here: Prepared, parcel: Parcel, counts: dict[str, np.ndarray]) -> Parcel:
+        """Counts as they leave: each as it is, or all of them as one vector under masks."""
+        if here.job.reveal != "sums":
+            return Parcel({}, {name: torch.as_tensor(value) for name, value in counts.items()})
+        if self.sums is None:
+            raise SumError("mask-keys", "this site has no list of sites (sites.pub) for masked sums")
+        order = Order.from_json(parcel.meta.get(ORDER))
+        masked = self.sums.mask_counts(here.job.run, order, content(parcel), flat_counts(counts))
+        return Parcel({}, {MASKED: as_tensor(masked)})
 
     def confusion(self, parcel: Parcel) -> Parcel:
         """(C, C) confusion matrix on each split asked for; (2,) correct and all samples where totals must do."""
@@ -221,28 +240,28 @@ class Site:
             matrix = confusion_on(here.model, Split.of(here.client, splits[split]))(x)
             if here.job.reveal == "totals":
                 matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
-            out[split] = torch.as_tensor(matrix)
-        return Parcel({}, out)
+            out[split] = matrix
+        return self._counted(here, parcel, out)
 
     def scores(self, parcel: Parcel) -> Parcel:
         """Counts of a model's probabilities on a split; only where counts per class may leave."""
         here = self._prepare(parcel)
         if here.job.reveal == "totals":
             raise FedtailError(
-                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'"
+                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'sums' or 'classes'"
             )
         self._check_vector(here, parcel.tensors["x"])
         rows = here.test if parcel.meta["split"] == "test" else here.client.validation
         batches = Split.of(here.client, rows).batches(device=self.device)
         rule = Decision.from_json(parcel.meta.get("decision", {}))
         found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
-        return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
+        return self._counted(here, parcel, vars(found))
 
     def measure(self, parcel: Parcel) -> Parcel:
         """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
         here = self._prepare(parcel)
         what = parcel.meta["what"]
-        if what == "class_loss" and here.job.reveal == "totals":
+        if what == "class_loss" and here.job.reveal != "classes":
             raise FedtailError(f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'")
         self._check_vector(here, parcel.tensors["x"])
         return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], what)})
@@ -275,3 +294,12 @@ class Site:
     def _check_vector(here: Prepared, x: torch.Tensor) -> None:
         if tuple(x.shape) != (here.model.size,):
             raise FedtailError(f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)")
+
+
+def open_sums(name: str, policy: Policy, folder: Path | None) -> SiteSums | None:
+    """The site's part in masked sums; None for a site without keys, as in a simulation of one."""
+    if folder is None or not all((folder / file).is_file() for file in ("sites.pub", "site.key")):
+        return None
+    from fedtail.federate.site.sums import SiteSums  # needs the extra of a federation that has keys
+
+    return SiteSums(name, policy, folder)
