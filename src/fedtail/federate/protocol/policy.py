@@ -64,7 +64,7 @@ class Policy(Section):
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
         if REVEALS.index(job.reveal) > REVEALS.index(self.reveal):
-            raise PolicyError(f"site policy: validation sends {self.reveal} at most; set deploy.reveal on the server")
+            raise PolicyError(f"site policy: per-class counts stay here; set deploy.reveal = {self.reveal!r} on the server")
         if self.reveal != "classes" and job.build_method().reveals_classes:
             raise PolicyError(
                 f"site policy: method {job.method!r} as configured would reveal which classes are here; "
