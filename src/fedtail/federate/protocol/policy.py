@@ -64,7 +64,8 @@ class Policy(Section):
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
         if REVEALS.index(job.reveal) > REVEALS.index(self.reveal):
-            raise PolicyError(f"site policy: per-class counts stay here; set deploy.reveal = {self.reveal!r} on the server")
+            allowed = f"set deploy.reveal = {self.reveal!r} on the server"
+            raise PolicyError(f"site policy: per-class counts stay here; {allowed}")
         if self.reveal != "classes" and job.build_method().reveals_classes:
             raise PolicyError(
                 f"site policy: method {job.method!r} as configured would reveal which classes are here; "
