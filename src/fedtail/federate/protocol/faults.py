@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from fedtail.errors import FedtailError
+
 CODES: dict[str, str] = {
     # The way there and back.
     "transport": "no usable reply came through",
@@ -45,6 +47,14 @@ CODES: dict[str, str] = {
 LONGEST = 160
 """Characters of a text of ours, or of a peer's in the log."""
 log = logging.getLogger("fedtail.federate")
+
+
+class CodedError(FedtailError):
+    """An error at a site. ``code`` is all that leaves it; the text stays in its logs."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,15 @@ from pydantic import Field
 
 from fedtail.core.privacy import gaussian_epsilon
 from fedtail.core.records import Task
-from fedtail.errors import FedtailError
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
 from fedtail.models.encoders import is_registered
 from fedtail.registry import is_own
 from fedtail.settings import Reveal, Section
 
 
-class PolicyError(FedtailError):
-    """The site's policy forbids what the server asked for. ``code`` (see ``faults``) is all that leaves the site."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+class PolicyError(CodedError):
+    """The site's policy forbids what the server asked for."""
 
 
 class Policy(Section):
@@ -62,12 +58,13 @@ class Policy(Section):
     max_move: float = Field(10.0, ge=0)
     """How far a round's model may be from the last one that was trained here in the same run, as a multiple of the
     longest update of this site's; a run's first model must be the one its seed gives."""
-    min_row_samples: int = Field(3, ge=1)
-    """Keep back what an update says of a hidden unit that fewer samples tell apart from another unit; 1 keeps nothing
-    back."""
+    min_row_samples: int = Field(2, ge=1)
+    """Keep back what an update says of hidden units that tell of fewer samples, alone or by their difference; 1 keeps
+    nothing back, and then a federation has the simulator's bits however few samples there are."""
     min_cell: int = Field(5, ge=0)
     """Validation of a model that gives fewer samples than this another answer than its most common one is told with
-    noise of this deviation: else a model with one answer for all counts a class. 0 tells all as it is."""
+    noise of this deviation (a tenth of the samples if that is less): else a model with one answer for all counts a
+    class. 0 tells all as it is."""
     min_noise: float = Field(0.0, ge=0)
     """Refuse a run with a smaller local noise multiplier."""
     max_epsilon: float = Field(0.0, ge=0)
@@ -142,7 +139,7 @@ class Policy(Section):
         if steps < self.min_steps:
             raise PolicyError(
                 "policy-training",
-                f"site policy: {steps} local steps are below policy.min_steps = {self.min_steps}; lower local.batch_size",
+                f"site policy: {steps} steps are below policy.min_steps = {self.min_steps}; lower local.batch_size",
             )
 
     def check_encoder(self, name: str) -> None:

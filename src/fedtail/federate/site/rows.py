@@ -17,8 +17,10 @@ from fedtail.data.federation import Client
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, model_logits
 
-WINDOW = 64
-"""Units of about the same size that a unit is compared with."""
+WINDOW = 4096
+"""Units that about as many samples switch on, with which a unit is compared."""
+ALIKE = 0.999
+"""Cosine from which on two units count as read alike."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,11 @@ class Hidden:
 
 
 def keep_back(model: FlatModel, client: Client, x: Tensor, delta: Tensor, least: int) -> Tensor:
-    """delta: (P, n) without what it says of units that fewer than ``least`` samples tell apart from another."""
+    """delta: (P, n) without what it says of units that tell of fewer than ``least`` samples."""
     hidden = hidden_layers(model.module) if least > 1 else []
-    found = [lone_units(pattern, least) for pattern in switched_on(model, client, x, hidden)] if hidden else []
+    found = []
+    for each, pattern in zip(hidden, switched_on(model, client, x, hidden) if hidden else [], strict=True):
+        found.append(lone_units(pattern, None if each.reader is None else each.reader.weight, least))
     if not any(bool(lone.any()) for lone in found):
         return delta
     out, starts, start = delta.clone(), {}, 0
@@ -86,22 +90,27 @@ def switched_on(model: FlatModel, client: Client, x: Tensor, hidden: list[Hidden
     return [torch.cat(mine).flatten(1) for mine in seen]
 
 
-def lone_units(on: Tensor, least: int) -> Tensor:
-    """(units,) which of them fewer than ``least`` samples, but at least one, tell apart from another unit, or from one
-    that is always on or always off. on: (n, units) bool."""
-    n, units = on.shape
-    on = torch.cat([on, torch.zeros(n, 1, dtype=torch.bool), torch.ones(n, 1, dtype=torch.bool)], dim=1)
+def lone_units(on: Tensor, reader: Tensor | None, least: int) -> Tensor:
+    """(units,) which of them tell of fewer than ``least`` samples: alone, since no others switch them on, or by the
+    difference to a unit that is read alike, so that what they share cancels. on: (n, units) bool; reader:
+    (m, units) weights by which the next layer reads them."""
     sizes = on.sum(0)
+    lone = (sizes > 0) & (sizes < least)
     order = torch.argsort(sizes)
-    lone = torch.zeros(units + 2, dtype=torch.bool)
-    for shift in range(1, min(WINDOW, units + 1)):
+    heading = None if reader is None else nn.functional.normalize(reader.detach().double().cpu(), dim=0)
+    for shift in range(1, len(order)):
         low, high = order[:-shift], order[shift:]
         near = (sizes[high] - sizes[low]) < least  # sets whose sizes differ by more differ in more
         if not bool(near.any()):
             break
         low, high = low[near], high[near]
+        if shift > WINDOW:  # no honest model is like this, and to compare all would take a day
+            lone[low] = lone[high] = True
+            break
+        if heading is not None:
+            alike = (heading[:, low] * heading[:, high]).sum(0).abs() > ALIKE
+            low, high = low[alike], high[alike]
         apart = (on[:, low] ^ on[:, high]).sum(0)
         close = (apart > 0) & (apart < least)
-        lone[low[close]] = True
-        lone[high[close]] = True
-    return lone[:units]
+        lone[low[close]] = lone[high[close]] = True
+    return lone

@@ -27,7 +27,7 @@ from fedtail.core.records import Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.compress import compress
-from fedtail.federate.protocol.faults import CODES
+from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy, PolicyError
@@ -113,6 +113,9 @@ class Site:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
         self.ledger, self.audit = Ledger(folder), Audit(folder)
+        self.own = data.schema()["kind"] != "slice"
+        """Whether the data are the site's own. A rehearsal's are not, and it is to be the simulator's bit by bit, so
+        crafted models are of no concern there."""
         self._prepared: Prepared | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
@@ -129,7 +132,7 @@ class Site:
     def _answer(self, phase: str, parts: Parts) -> Parts:
         self.policy.check_message(size_of(parts))
         if phase not in list(Phase):
-            raise one_of("phase", phase, list(Phase))
+            raise CodedError("malformed", str(one_of("phase", phase, list(Phase))))
         answer: Callable[[Parcel, str], Parcel] = getattr(self, phase)
         return pack(answer(unpack(parts), message_key(phase, parts)))
 
@@ -152,7 +155,10 @@ class Site:
             wanted = Job.from_json(asked["job"]).encoding
             if wanted is not None:
                 self.policy.check_encoder(wanted.name)
-                encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
+                try:
+                    encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
+                except FedtailError as error:
+                    raise CodedError("encoder", str(error)) from None
         elif "model" in asked:
             encoding = self._choose(checked(Model, asked["model"]), schema)
         return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
@@ -190,9 +196,8 @@ class Site:
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
         self.policy.check_steps(max(update.steps))
         self.ledger.note(key, moved=float(torch.linalg.vector_norm(update.delta, dim=-1).max()))
-        update = replace(
-            update, delta=keep_back(here.model, here.client, task.x, update.delta, self.policy.min_row_samples)
-        )
+        least = self.policy.min_row_samples if self.own else 1
+        update = replace(update, delta=keep_back(here.model, here.client, task.x, update.delta, least))
         if here.job.compress != "none":
             return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
@@ -206,7 +211,7 @@ class Site:
         to. A site that joins late has nothing to compare with but the method's own bound."""
         run = hashlib.sha256(json.dumps(here.job.to_json(), sort_keys=True).encode()).hexdigest()[:24]
         about: dict[str, Any] = {"run": run, "round": task.round, "model": self.ledger.sketch(task.x), "moved": 0.0}
-        if not self.policy.max_move:
+        if not self.policy.max_move or not self.own:
             return about
         before = self.ledger.last("rounds", run=run)
         if before is not None and before.about is not None:
@@ -225,7 +230,7 @@ class Site:
             raise PolicyError(
                 "policy-model",
                 f"site policy: the model of round {task.round} is {distance:.3g} away from "
-                f"{'the last one trained here' if before else 'the one the seed gives'}, at most {most:.3g} are allowed; "
+                f"{'the last one trained here' if before else 'the one the seed gives'}, at most {most:.3g} may be; "
                 "see policy.max_move",
             )
         return about
@@ -309,8 +314,9 @@ class Site:
         """Counts of a model's probabilities on a split; only where counts per class may leave."""
         here = self._prepare(parcel)
         if here.job.reveal == "totals":
-            raise FedtailError(
-                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'"
+            raise CodedError(
+                "policy-reveal",
+                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'",
             )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
@@ -325,7 +331,9 @@ class Site:
         here = self._prepare(parcel)
         what = parcel.meta["what"]
         if what == "class_loss" and here.job.reveal == "totals":
-            raise FedtailError(f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'")
+            raise CodedError(
+                "policy-reveal", f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'"
+            )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
         return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], what)})
@@ -333,7 +341,8 @@ class Site:
     def _blur(self, matrix: np.ndarray, split: str) -> int:
         """What is added to how many samples a model gets right, where it has one answer for (nearly) all and so counts
         a class. matrix: (C, C). One draw for each answer and split, for good: asking in other ways averages nothing."""
-        answers, least = matrix.sum(0), self.policy.min_cell
+        answers = matrix.sum(0)
+        least = min(self.policy.min_cell, max(int(answers.sum()) // 10, 1)) if self.own else 0
         if answers.sum() - answers.max(initial=0) >= least:
             return 0
         drawn = secure_normal(self.ledger.secret, f"cell/{split}/{int(answers.argmax())}", 1)[0]
@@ -368,7 +377,9 @@ class Site:
     @staticmethod
     def _check_vector(here: Prepared, x: torch.Tensor) -> None:
         if tuple(x.shape) != (here.model.size,):
-            raise FedtailError(f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)")
+            raise CodedError(
+                "malformed", f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)"
+            )
 
 
 def code_of(error: Exception) -> str:
