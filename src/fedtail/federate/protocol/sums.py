@@ -14,7 +14,7 @@ from safetensors import torch as safetensors_torch
 
 from fedtail.core.masks import Fixed, Release
 from fedtail.core.records import Task, Tensors
-from fedtail.errors import FedtailError
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.wire import Parcel
 
 LEAST = 3
@@ -25,12 +25,8 @@ OWN = ("client", "commit", ORDER)
 """What a server may tell members differently."""
 
 
-class SumError(FedtailError):
-    """An order for a sum that a site does not take part in. ``code`` is all that need leave the site."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+class SumError(CodedError):
+    """An order for a sum that a site does not take part in."""
 
 
 @dataclass(frozen=True)
