@@ -239,11 +239,11 @@ class Site:
         return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
 
     def measure(self, parcel: Parcel) -> Parcel:
-        """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
+        """``train_loss`` at a model or, where per-class numbers may leave, what tells of classes."""
         here = self._prepare(parcel)
         what = parcel.meta["what"]
-        if what == "class_loss" and here.job.reveal == "totals":
-            raise FedtailError(f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'")
+        if what != "train_loss" and here.job.reveal == "totals":
+            raise FedtailError(f"method {here.job.method!r} needs per-class numbers; set deploy.reveal = 'classes'")
         self._check_vector(here, parcel.tensors["x"])
         return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], what)})
 
