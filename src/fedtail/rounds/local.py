@@ -39,6 +39,9 @@ from fedtail.settings import Settings
 class DivergedError(FedtailError):
     """Local training met a loss that is not finite."""
 
+    code = "diverged"
+    """What a real site says of it."""
+
 
 @contextmanager
 def lone_samples_named() -> Iterator[None]:

@@ -17,9 +17,11 @@ server = "{server}"
 # encoders = ["efficientnet_lite0"] # encoders of images; without this line, those of installed packages
 reveal = "totals"                   # the most validation may send: "totals", or "classes" (counts per class)
 min_class_count = 0                 # refuse to train while a class here has fewer samples
-max_rounds_per_day = 0              # training rounds in 24 hours; 0 is no limit
+max_rounds_per_day = 1000           # training messages answered in 24 hours, over all runs; 0 is no limit
 min_noise = 0.0                     # refuse a run with less local noise than this
+max_epsilon = 0.0                   # refuse to train once noisy updates have cost more, over all runs; 0 is no limit
 max_update_mb = 0.0                 # refuse a run with larger updates; 0 is no limit
+# More limits, with safe defaults: "policy" on the page of settings
 
 [worker]
 device = "cpu"                      # or "cuda"
