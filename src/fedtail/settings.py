@@ -86,6 +86,9 @@ class Model(Named):
     files, where ``fedtail[pretrained]`` is installed and no model is named."""
     encoder_weights: str | None = None
     """Safetensors file with the weights of an encoder of your own."""
+    classifier: Literal["auto", "linear", "etf"] = "auto"
+    """Output layer: the model's own ``linear`` one, or with a fixed simplex behind it (``etf``). ``auto`` is what the
+    method needs."""
     head: Literal["linear", "cosine", "mlp"] = "linear"
     """What is trained and sent on top of an encoder."""
     views: int = Field(1, ge=1)

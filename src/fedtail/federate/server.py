@@ -35,7 +35,7 @@ from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
 from fedtail.runs.folder import choose_folder, claimed, write_clients
-from fedtail.runs.problem import load_pooled
+from fedtail.runs.problem import classifier_option, load_pooled
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
 
@@ -216,7 +216,7 @@ def make_job(
     beside = [name for name in config.run.diagnostics if name != "alignment"]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
-    name, options = config.model.name, config.model.options
+    name, options = config.model.name, {**config.model.options, **classifier_option(config)}
     encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
     if encoding is not None:
         name = config.model.head if name == "auto" else name

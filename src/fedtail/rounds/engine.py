@@ -60,7 +60,7 @@ class Engine(Protocol):
         ...
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        """Every client's ``train_loss`` or ``class_loss`` at a model."""
+        """Every client's measurement of a model: one of ``evaluation.LOSSES`` or ``evaluation.FEATURES``."""
         ...
 
     def commit(self, choice: dict[int, int]) -> None:

@@ -346,12 +346,12 @@ class Site:
         return self._counted(here, parcel, vars(found))
 
     def measure(self, parcel: Parcel, key: str) -> Parcel:
-        """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
+        """``train_loss`` at a model or, where per-class numbers may leave, what tells of classes."""
         here = self._prepare(parcel)
         what = parcel.meta["what"]
-        if what == "class_loss" and here.job.reveal != "classes":
+        if what != "train_loss" and here.job.reveal != "classes":
             raise CodedError(
-                "policy-reveal", f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'"
+                "policy-reveal", f"method {here.job.method!r} needs per-class numbers; set deploy.reveal = 'classes'"
             )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
