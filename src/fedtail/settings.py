@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedtail.errors import FedtailError, one_of
 
 S = TypeVar("S", bound=BaseModel)
-Reveal = Literal["totals", "classes"]
-"""What validation at a site may send: totals, or counts per class."""
+Reveal = Literal["totals", "sums", "classes"]
+"""What validation at a site may send: totals, counts per class under masks that cancel in the sum over sites, or counts
+per class. Each allows what comes before it."""
 FREE: dict[str, Any] = {"free": True}
 """Marks a setting that does not change a run's result, so that a resumed run may have another value."""
 
@@ -85,6 +86,9 @@ class Model(Named):
     files, where ``fedtail[pretrained]`` is installed and no model is named."""
     encoder_weights: str | None = None
     """Safetensors file with the weights of an encoder of your own."""
+    classifier: Literal["auto", "linear", "etf"] = "auto"
+    """Output layer: the model's own ``linear`` one, or with a fixed simplex behind it (``etf``). ``auto`` is what the
+    method needs."""
     head: Literal["linear", "cosine", "mlp"] = "linear"
     """What is trained and sent on top of an encoder."""
     views: int = Field(1, ge=1)
@@ -266,8 +270,10 @@ class Deploy(Section):
     """Seconds to wait for the replies of one exchange; who is late is left out of the round."""
     wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
     """Seconds to wait for all sites before round 0."""
-    reveal: Reveal = "totals"
-    """What sites send back from validation: totals, or counts per class (their policy must allow it)."""
+    reveal: Literal["auto", "totals", "sums", "classes"] = "auto"
+    """What sites send back from validation: totals, counts per class of which the server sees sums over sites only, or
+    each site's counts per class; their policy must allow it. ``auto`` is ``sums`` where there are three sites with keys
+    and all must answer (``run.quorum = 1``), else ``totals``."""
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
     models_per_message: int = Field(8, ge=1)

@@ -51,7 +51,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
         first = starting_lr(rates, local)
         lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
-        server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
+        server = _server_view(problem, settings, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
         clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
@@ -104,17 +104,18 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         state.round = t + 1
         last = state.round == run.rounds or (run.search_only and rates.done)
         test = last or state.round % run.evaluate_every == 0
+        served = method.serve(replace(server, x=state.x), state.method)
         if test:  # before validation: a real federation answers both in one exchange
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+            record["test"] = problem.metrics(engine.confusion(served, "test"))
         if run.validate_every and (last or state.round % run.validate_every == 0):
-            record["validation"], sites, samples = validate_model(problem, state.x, run.metric)
+            record["validation"], sites, samples = validate_model(problem, served, run.metric)
             if sites:
                 record["sites"] = sites
             if run.select == "best" or run.patience:
-                state.best = _better(state, record["validation"], samples, run.metric)
+                state.best = _better(state, served, record["validation"], samples, run.metric)
         state.history.append(record)
         if exhausted(state, run) and not test:
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+            record["test"] = problem.metrics(engine.confusion(served, "test"))
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state
@@ -188,7 +189,7 @@ def exhausted(state: State, run: Run) -> bool:
     return state.round - max(state.best.since, found) >= run.patience
 
 
-def _better(state: State, validation: dict[str, Any], samples: int, metric: str) -> Best:
+def _better(state: State, x: Tensor, validation: dict[str, Any], samples: int, metric: str) -> Best:
     """The model to keep by validation after one more round."""
     if not np.isfinite(validation["accuracy"]):
         raise FedtailError(
@@ -197,13 +198,22 @@ def _better(state: State, validation: dict[str, Any], samples: int, metric: str)
         )
     now, done, best = signed(metric, validation.get(metric)), state.round, state.best
     if best is None or now > best.score:
-        return Best(round=done, score=now, x=state.x, since=done)
+        return Best(round=done, score=now, x=x, since=done)
     peak = best.score
     error = 0.5 * np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
-    return replace(best, round=done, x=state.x) if now >= peak - error else best
+    return replace(best, round=done, x=x) if now >= peak - error else best
 
 
-def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
+def kept_model(problem: Problem, settings: Settings, state: State) -> Tensor:
+    """The model that a run ends with, by ``run.select`` and what its method does after the last round."""
+    sizes, method = problem.engine.sizes, problem.method
+    view = _server_view(problem, settings, state.x, state.round, sizes / sizes.sum(), 0.0)
+    best = state.best if settings.run.select == "best" else None
+    x = method.serve(view, state.method) if best is None else best.x
+    return method.conclude(replace(view, x=x), state.method)
+
+
+def _server_view(problem: Problem, settings: Settings, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
     def auxiliary() -> Tensor:
         if problem.auxiliary is None:
             raise FedtailError(f"method {problem.method.name!r} needs an auxiliary set; set data.auxiliary to e.g. 20")
@@ -215,15 +225,17 @@ def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.nda
 
     return Server(
         round=t,
-        rounds=rounds,
+        rounds=settings.run.rounds,
         x=x,
         n_clients=problem.engine.n_clients,
         n_classes=problem.n_classes,
         weights=p_all,
-        measure=lambda what: problem.engine.measure(x, what),
+        measure=lambda what, other=None: problem.engine.measure(x if other is None else other, what),
         auxiliary_gradients=auxiliary,
         output_weight=output_weight,
+        classifier=problem.model.classifier,
         lr=lr,
+        seed=settings.run.seed,
     )
 
 

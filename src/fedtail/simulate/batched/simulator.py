@@ -23,8 +23,8 @@ from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import MEASUREMENTS, Logits, Split, federation_split, judged, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs, unmoved
+from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
+from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
@@ -74,9 +74,8 @@ class BatchedSimulator(ReferenceSimulator):
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
-        self._pool_plain = (
-            federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
-        )
+        plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
+        self._pool_plain = plain and not draw_width(federation, method)
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class BatchedSimulator(ReferenceSimulator):
             else:
                 x = transform(pool.index_select(0, index))
                 if cohort.draws is not None:
-                    x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
+                    x = apply_augment(x, cohort.draws[s, :rows].flatten(0, 1))
                 inputs.copy_(x.reshape(inputs.shape))
             labels.copy_(label)
             shares.copy_(share)
@@ -278,8 +277,8 @@ class BatchedSimulator(ReferenceSimulator):
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         f = self.federation
-        if what not in MEASUREMENTS:
-            raise ValueError(f"unknown measurement {what!r}")
+        if what not in LOSSES:
+            return super().measure(x, what)
         rows = np.concatenate(f.train)
         with _threads(self.threads):
             each = losses(self.kernel, x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()

@@ -22,8 +22,16 @@ from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import Logits, Split, judged, measurement, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs, unmoved
+from fedtail.rounds.evaluation import FEATURES, Logits, Split, feature_measurement, judged, measurement, run_reports
+from fedtail.rounds.local import (
+    PreparedRun,
+    client_update,
+    diverged,
+    draw_width,
+    lone_samples_named,
+    prepare_runs,
+    unmoved,
+)
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
 from fedtail.simulate.graph.evaluation import Evaluator
@@ -159,7 +167,7 @@ class GraphSimulator(ClientStates, Scoring):
                 gradients=self._gradients,
                 update=self._update,
                 capacity=self._capacity(rows, passes),
-                augmented=self.federation.augment is not None,
+                draws=draw_width(self.federation, self.method),
                 warm=set() if shared is None else shared.warm,
             )
         lanes = self._lanes.setdefault(kind, [])
@@ -244,6 +252,8 @@ class GraphSimulator(ClientStates, Scoring):
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         clients = map(self.federation.client, range(self.n_clients))
+        if what in FEATURES:
+            return {c.index: feature_measurement(self.model, c, x, what) for c in clients}
         return {c.index: measurement(c, self._losses(x, c), what) for c in clients}
 
     def _losses(self, x: Tensor, client: Client) -> Tensor:
