@@ -224,8 +224,9 @@ class Run(Section):
     metric: str = "accuracy"
     """What rate search and model selection compare by, on private validation splits: ``accuracy``,
     ``balanced_accuracy``, ``macro_f1``, ``weighted_f1``, ``defect_score`` (where the data name a class that means
-    "nothing found"), of probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``balanced_loss`` (a rare class
-    counts like a common one), ``brier`` or ``calibration_error``, of sites ``worst_site`` (selection only), or one of your own, ``file.py:name``."""
+    "nothing found"), of probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``balanced_loss`` (a rare class counts
+    like a common one), ``brier`` or ``calibration_error``, of sites ``worst_site`` (selection only), or one of your
+    own, ``file.py:name``."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     validate_every: int = Field(1, ge=0)

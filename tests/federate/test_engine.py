@@ -127,7 +127,7 @@ def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> 
     for a, b in zip(here.history, there.history, strict=True):
         assert a["reward"] == pytest.approx(b["reward"], rel=1e-5)
         assert a["validation"]["balanced_loss"] == pytest.approx(b["validation"]["balanced_loss"], rel=1e-5)
-    with pytest.raises(FedtailError, match="deploy.reveal = 'classes'"):
+    with pytest.raises(FedtailError, match=r"deploy\.reveal = 'classes'"):
         run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
 
 
