@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.metrics import METRICS, Evidence, check_known
+from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, signed
 from fedtail.core.random import generator
 from fedtail.core.records import Deltas, Task
 from fedtail.core.schedule import round_rate
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
 from fedtail.rates.base import RateStrategy, Setting
@@ -23,6 +24,7 @@ from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.search import RatesInForce, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
+from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
 
 RoundHook = Callable[[State, dict[str, Any], float], None]
@@ -46,7 +48,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         p_all = limited(engine.sizes / engine.sizes.sum(), settings.server, problem.real)
         first = starting_lr(rates, local)
         lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
-        server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
+        server = _server_view(problem, settings, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
         clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
@@ -101,16 +103,18 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         state.round = t + 1
         last = state.round == run.rounds or (run.search_only and rates.done)
         test = last or state.round % run.evaluate_every == 0
+        served = method.serve(replace(server, x=state.x), state.method)
         if test:  # before validation: a real federation answers both in one exchange
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+            record["test"] = problem.metrics(engine.confusion(served, "test"))
         if run.validate_every and (last or state.round % run.validate_every == 0):
-            counts = engine.confusion(state.x, "validation")
-            record["validation"] = problem.metrics(counts)
+            record["validation"], sites, samples = validate_model(problem, served, run.metric)
+            if sites:
+                record["sites"] = sites
             if run.select == "best" or run.patience:
-                state.best = _better(state, record["validation"], int(_samples(counts)), run.metric)
+                state.best = _better(state, served, record["validation"], samples, run.metric)
         state.history.append(record)
         if exhausted(state, run) and not test:
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+            record["test"] = problem.metrics(engine.confusion(served, "test"))
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state
@@ -125,7 +129,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", rates.searches, allowed)
     if run.search_only and round == 0 and rates.done:
         raise FedtailError(f"rates {rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
-    check_known(METRICS[run.metric], Evidence(np.zeros((3, problem.n_classes)), problem.background))
+    _check_metric(problem, METRICS[run.metric])
     if run.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, settings.privacy)
@@ -138,6 +142,18 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         seed=run.seed,
     )
     rates.begin(setting)
+
+
+def _check_metric(problem: Problem, metric: Metric) -> None:
+    """Refuse a metric that the engine cannot tell, or by which the rate strategy could not compare."""
+    nobody = Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64))
+    evidence = Evidence(
+        counts=np.zeros((3, problem.n_classes)),
+        background=problem.background,
+        scores=nobody if problem.engine.tells_scores else None,
+        sites=np.empty(0) if problem.rates.done else None,
+    )
+    check_known(metric, evidence)
 
 
 def starting_lr(rates: RateStrategy, local: Local) -> float:
@@ -165,28 +181,31 @@ def exhausted(state: State, run: Run) -> bool:
     return state.round - max(state.best.since, found) >= run.patience
 
 
-def _samples(confusion: np.ndarray) -> float:
-    """Samples behind a confusion matrix, or behind the (1, 2) correct and all samples of sites that reveal no more."""
-    return float(confusion[0, 1] if confusion.shape == (1, 2) else confusion.sum())
-
-
-def _better(state: State, validation: dict[str, Any], samples: int, metric: str) -> Best:
+def _better(state: State, x: Tensor, validation: dict[str, Any], samples: int, metric: str) -> Best:
     """The model to keep by validation after one more round."""
     if not np.isfinite(validation["accuracy"]):
         raise FedtailError(
             "run.select = 'best' and run.patience compare models, but there is no validation data at the clients; set "
             "data.validation"
         )
-    sign = 1.0 if METRICS[metric].higher_is_better else -1.0
-    now, done, best = sign * validation[metric], state.round, state.best
+    now, done, best = signed(metric, validation.get(metric)), state.round, state.best
     if best is None or now > best.score:
-        return Best(round=done, score=now, x=state.x, since=done)
+        return Best(round=done, score=now, x=x, since=done)
     peak = best.score
     error = 0.5 * np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
-    return replace(best, round=done, x=state.x) if now >= peak - error else best
+    return replace(best, round=done, x=x) if now >= peak - error else best
 
 
-def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
+def kept_model(problem: Problem, settings: Settings, state: State) -> Tensor:
+    """The model that a run ends with, by ``run.select`` and what its method does after the last round."""
+    sizes, method = problem.engine.sizes, problem.method
+    view = _server_view(problem, settings, state.x, state.round, sizes / sizes.sum(), 0.0)
+    best = state.best if settings.run.select == "best" else None
+    x = method.serve(view, state.method) if best is None else best.x
+    return method.conclude(replace(view, x=x), state.method)
+
+
+def _server_view(problem: Problem, settings: Settings, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
     def auxiliary() -> Tensor:
         if problem.auxiliary is None:
             raise FedtailError(f"method {problem.method.name!r} needs an auxiliary set; set data.auxiliary to e.g. 20")
@@ -198,15 +217,17 @@ def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.nda
 
     return Server(
         round=t,
-        rounds=rounds,
+        rounds=settings.run.rounds,
         x=x,
         n_clients=problem.engine.n_clients,
         n_classes=problem.n_classes,
         weights=p_all,
-        measure=lambda what: problem.engine.measure(x, what),
+        measure=lambda what, other=None: problem.engine.measure(x if other is None else other, what),
         auxiliary_gradients=auxiliary,
         output_weight=output_weight,
+        classifier=problem.model.classifier,
         lr=lr,
+        seed=settings.run.seed,
     )
 
 
