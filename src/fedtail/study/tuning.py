@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS
+from fedtail.core.metrics import signed
 from fedtail.core.random import generator
 from fedtail.data.federation import Federation
 from fedtail.data.registry import Pooled
@@ -199,16 +199,10 @@ class _Problem:
 
         try:
             history = train_rounds(problem, tried, problem.begin(), check).history
-            score = max(_score(record, tried.run.metric) for record in history)
+            metric = tried.run.metric
+            score = max(signed(metric, record.get("validation", {}).get(metric)) for record in history)
         except FedtailError:  # it diverged, or does not fit this data: it has lost
             score = -np.inf
         finally:
             problem.engine.close()
         return Trial(dict(values), rung, rounds, float(score), time.perf_counter() - began)
-
-
-def _score(record: Mapping[str, Any], metric: str) -> float:
-    value = record.get("validation", {}).get(metric)
-    if value is None or not np.isfinite(value):
-        return -np.inf
-    return float(value) if METRICS[metric].higher_is_better else -float(value)
