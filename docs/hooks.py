@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from fedtail.federate.site.config import Rules
 from fedtail.settings import Settings, interval
 
 ROOT = Path(__file__).parent.parent
@@ -30,9 +31,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def settings() -> str:
-    """One table per section: key, default, allowed values, meaning."""
+    """One table per section: key, default, allowed values, meaning; then those of a site's own file."""
     parts = []
-    for name, field in Settings.model_fields.items():
+    fields = {**Settings.model_fields, **Rules.model_fields}
+    for name, field in fields.items():
         section: Any = field.annotation
         lines = [f"## {name}", "", _prose(section.__doc__), ""]
         lines += ["| key | default | allowed | |", "|---|---|---|---|"]

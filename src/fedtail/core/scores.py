@@ -7,6 +7,7 @@ the crowded ends near 0 and 1, where rare classes live, are as finely cut as the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +33,23 @@ class Scores:
     cells: np.ndarray
     """(3, CELLS): of the top probability: samples, correct ones, sum of probabilities in fixed point."""
     sums: np.ndarray
-    """(2,) Brier score and log loss summed over samples, in fixed point."""
+    """(1 + C,) Brier score summed over samples, then each class's log loss summed over its own, in fixed point."""
     tempered: np.ndarray
     """(len(TEMPERATURES),) log loss at each temperature, summed over samples, in fixed point."""
+    mass: np.ndarray
+    """(C,) probability of each class summed over samples, in fixed point: how many of it the model expects."""
 
     @classmethod
-    def of(cls, probabilities: np.ndarray, labels: np.ndarray, answers: np.ndarray | None = None) -> Scores:
-        """probabilities: (N, C), rows summing to 1; labels: (N,); answers: (N,), by default the likeliest class."""
+    def of(
+        cls,
+        probabilities: np.ndarray,
+        labels: np.ndarray,
+        answers: np.ndarray | None = None,
+        *,
+        tempered: bool = True,
+    ) -> Scores:
+        """probabilities: (N, C), rows summing to 1; labels: (N,); answers: (N,), by default the likeliest class;
+        tempered: whether a temperature will be chosen by these counts."""
         p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         n, c = p.shape
         own = np.zeros((n, c), dtype=bool)
@@ -56,8 +67,9 @@ class Scores:
             confusion=np.bincount(y * c + given, minlength=c * c).reshape(c, c),
             bins=np.bincount(place.ravel(), minlength=2 * c * BINS).reshape(c, 2, BINS),
             cells=cells,
-            sums=np.rint(np.array([((p - own) ** 2).sum(), log.sum()]) * ONE).astype(np.int64),
-            tempered=np.rint(_tempered(p, y) * ONE).astype(np.int64),
+            sums=np.rint(np.append(((p - own) ** 2).sum(), np.bincount(y, log, c)) * ONE).astype(np.int64),
+            tempered=np.rint((_tempered(p, y) if tempered else np.zeros(len(TEMPERATURES))) * ONE).astype(np.int64),
+            mass=np.rint(p.sum(0) * ONE).astype(np.int64),
         )
 
     def __add__(self, other: Scores) -> Scores:
@@ -66,6 +78,14 @@ class Scores:
     @property
     def n(self) -> int:
         return int(self.cells[0].sum())
+
+
+def total(parts: Iterable[Scores]) -> Scores | None:
+    """Of all together, one after another in memory; None where nobody told."""
+    whole: Scores | None = None
+    for part in parts:
+        whole = part if whole is None else whole + part
+    return whole
 
 
 def _tempered(p: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -167,4 +187,11 @@ def brier_score(scores: Scores) -> float:
 
 def log_loss(scores: Scores) -> float:
     """Mean negative log-probability of the true class, cut at 1e-12."""
-    return float(scores.sums[1] / ONE / scores.n) if scores.n else float("nan")
+    return float(scores.sums[1:].sum() / ONE / scores.n) if scores.n else float("nan")
+
+
+def balanced_loss(scores: Scores) -> float:
+    """The same averaged within each class, then over the classes that have samples: a rare class counts like a common
+    one, and unlike balanced accuracy it sees how sure a wrong answer was."""
+    n = scores.confusion.sum(1)
+    return float((scores.sums[1:][n > 0] / ONE / n[n > 0]).mean()) if scores.n else float("nan")

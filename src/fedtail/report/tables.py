@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedtail.core.metrics import METRICS, metrics
+from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
 from fedtail.report.chart import esc
 from fedtail.report.comparison import Comparison, Contender
@@ -18,7 +18,7 @@ from fedtail.runs.yardstick import TITLES
 
 def tested() -> list[str]:
     """Metrics that contenders may be ranked and tested by."""
-    return [m.name for m in metrics() if m.headline and m.higher_is_better]
+    return [m.name for m in metrics() if m.headline or m.needs == "scores"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Table:
 
 def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
     """A row per contender; ``metric`` is the one that is tested against the baseline."""
-    shown = [m.name for m in metrics() if m.headline]
+    shown = [m.name for m in metrics() if m.headline or m.name == metric]
     columns = tuple(c for c in shown if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
     base = comparison.reference
     tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
@@ -278,7 +278,7 @@ def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
     if not scored:
         return "No run was scored on test samples."
-    best = max(scored, key=lambda one: one.mean(metric))
+    best = max(scored, key=lambda one: signed(metric, one.mean(metric)))
     name = METRICS[metric].words
     seeds = len(best.runs)
     text = f"{best.label} reaches {name} {mean_spread((best.mean(metric), best.spread(metric)))}"
@@ -290,9 +290,10 @@ def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     test = paired(best.values(metric), base.values(metric))
     if test is None:
         return text + "."
-    text += f", {abs(test.difference):.3f} above {base.label}"
+    high = METRICS[metric].higher_is_better
+    text += f", {abs(test.difference):.3f} {'above' if high else 'below'} {base.label}"
     if test.n > 1:
-        clear = test.low > 0
+        clear = test.low > 0 if high else test.high < 0
         text += (
             f" (95 % interval {test.low:+.3f} to {test.high:+.3f}{'' if clear else ', which includes no difference'})"
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 from torch import nn
 
-from fedtail.core.candidates import Candidates
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress
@@ -16,13 +14,15 @@ from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg, Method
-from fedtail.models import FlatModel, build_model, choose_model
+from fedtail.methods.optimizers import with_optimizer
+from fedtail.models import build_model, choose_model
+from fedtail.models.classifiers import with_classifier
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.rounds.engine import Engine
-from fedtail.rounds.evaluation import Split, count_candidates
+from fedtail.rounds.evaluation import Split
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem
@@ -81,7 +81,7 @@ def build_module(
     settings: Settings, federation: Federation, pooled: Pooled, encoding: Encoding | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model that the settings name, freshly initialised, and its description (name and options)."""
-    name, options = settings.model.name, settings.model.options
+    name, options = settings.model.name, {**settings.model.options, **classifier_option(settings)}
     if encoding is not None:
         name = settings.model.head if name == "auto" else name
         module = build_encoded(encoding, name, federation.n_classes, seed=settings.run.seed, **options)
@@ -95,15 +95,29 @@ def build_module(
     return module, {"name": name, "options": options}
 
 
+def classifier_option(settings: Settings) -> dict[str, str]:
+    """The output layer as an option of ``build_model``; empty for the model's own."""
+    asked, needed = settings.model.classifier, METHODS[settings.method.name].classifier
+    if needed == "sparse_etf" and asked != "auto":
+        raise FedtailError(
+            f"model.classifier = {asked!r}: method {settings.method.name!r} needs its own output layer; use 'auto'"
+        )
+    kind = needed if asked == "auto" else asked
+    return {} if kind == "linear" else {"classifier": kind}
+
+
 def assemble(
     federation: Federation, module: nn.Module, method: Method, rates: RateStrategy, settings: Settings
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
+    method = with_optimizer(method, settings.local.optimizer)
     if method.needs_auxiliary and not len(federation.auxiliary):
         raise FedtailError(
             f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
             f"{AUXILIARY}"
         )
+    if settings.model.classifier == "auto":
+        module = with_classifier(module, method.classifier)
     engine: Engine = simulator(federation, module, method, settings)
     model, diagnostics, monitors = engine.model, settings.run.diagnostics, list[Monitor]()
     if "losses" in diagnostics:
@@ -124,15 +138,8 @@ def assemble(
         train_counts=federation.label_map().sum(0),
         auxiliary=auxiliary_monitor(model, federation) if method.needs_auxiliary else None,
         background=federation.background,
-        holdout=_holdout(federation, model),
+        holdout=Split.of(federation, federation.holdout) if len(federation.holdout) else None,
         labels=federation.clusters,
         monitors=monitors,
         noise_seed=seed,
     )
-
-
-def _holdout(federation: Federation, model: FlatModel) -> Callable[[Candidates], np.ndarray] | None:
-    if not len(federation.holdout):
-        return None
-    split = Split.of(federation, federation.holdout)
-    return lambda candidates: count_candidates(model, candidates, split)

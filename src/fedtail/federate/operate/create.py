@@ -60,6 +60,7 @@ def create_deployment(
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
     for client, name in enumerate(sites):
         write_site(deployment, name, client if rehearsal else None)
+    write_rosters(deployment)
     write_server(deployment)
     return deployment
 
@@ -90,6 +91,16 @@ def write_site(deployment: Deployment, name: str, client: int | None = None) -> 
     text = templates.SITE_TOML.format(name=name, data=data, server=deployment.public)
     (folder / "site.toml").write_text(text)
     _write_unit(deployment, name)
+
+
+def write_rosters(deployment: Deployment) -> None:
+    """``sites.pub`` in every site's folder: whose keys may be behind masked sums. What a site does not have on its own
+    list, no server can add."""
+    files = [deployment.site(name) / "site.pub" for name in deployment.sites]
+    listed = "".join(file.read_text() for file in files if file.is_file())
+    for name in deployment.sites:
+        if deployment.site(name).is_dir():
+            (deployment.site(name) / "sites.pub").write_text(listed)
 
 
 def _write_unit(deployment: Deployment, name: str) -> None:

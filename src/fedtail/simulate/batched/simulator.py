@@ -23,13 +23,13 @@ from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, judged, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs, unmoved
+from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
+from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
-from fedtail.simulate.batched.pooled import candidate_confusions, confusions, losses
+from fedtail.simulate.batched.pooled import candidate_confusions, confusions, logits_each, losses
 from fedtail.simulate.batched.runner import CAPTURE_AFTER, Runner, Step
 from fedtail.simulate.batched.step import Signature, input_names, make_step
 from fedtail.simulate.reference import ReferenceSimulator
@@ -74,9 +74,8 @@ class BatchedSimulator(ReferenceSimulator):
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
-        self._pool_plain = (
-            federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
-        )
+        plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
+        self._pool_plain = plain and not draw_width(federation, method)
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class BatchedSimulator(ReferenceSimulator):
             else:
                 x = transform(pool.index_select(0, index))
                 if cohort.draws is not None:
-                    x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
+                    x = apply_augment(x, cohort.draws[s, :rows].flatten(0, 1))
                 inputs.copy_(x.reshape(inputs.shape))
             labels.copy_(label)
             shares.copy_(share)
@@ -253,9 +252,9 @@ class BatchedSimulator(ReferenceSimulator):
         return run_reports(
             task,
             delta,
-            judged(self.settings.run.metric, client.background),
+            judged(self.settings.run.metric, client.n_classes, client.background),
             lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
-            lambda models: confusions(self.kernel, models, held),
+            lambda models: logits_each(self.kernel, models, held),
             failed,
         )
 
@@ -266,6 +265,10 @@ class BatchedSimulator(ReferenceSimulator):
         with _threads(self.threads):
             return class_counts(candidate_confusions(self.kernel, candidates, Split.of(self.federation, rows)))
 
+    def _logits(self, x: Tensor, split: Split) -> Logits:
+        with _threads(self.threads):
+            return logits_each(self.kernel, x.unsqueeze(0), split)[0]
+
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         if split not in self._splits:
             self._splits[split] = federation_split(self.federation, split)
@@ -274,8 +277,8 @@ class BatchedSimulator(ReferenceSimulator):
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         f = self.federation
-        if what not in MEASUREMENTS:
-            raise ValueError(f"unknown measurement {what!r}")
+        if what not in LOSSES:
+            return super().measure(x, what)
         rows = np.concatenate(f.train)
         with _threads(self.threads):
             each = losses(self.kernel, x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
