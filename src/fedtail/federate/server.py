@@ -133,6 +133,7 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,
+        real=True,
     )
     held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
     notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
@@ -213,7 +214,7 @@ def make_job(
             f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
             "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
         )
-    beside = [name for name in config.run.diagnostics if name != "alignment"]
+    beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
     name, options = config.model.name, {**config.model.options, **classifier_option(config)}
