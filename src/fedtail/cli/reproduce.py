@@ -77,8 +77,10 @@ def reproduce(
             convergence(scale, seeds, out / name / scale)
         elif name == "page":
             page = Path("RESULTS.md")
-            tables, n = write_page(page, out / FILE)
-            typer.echo(f"wrote {tables} tables into {page} from {n} records in {out / FILE}")
+            made = write_page(page, out / FILE)
+            typer.echo(f"wrote {made.tables} tables into {page} from {made.records} records in {out / FILE}")
+            for line in made.below:
+                typer.echo(f"below always answering the majority class: {line}", err=True)
         else:
             search(scale, seeds, words, out, pool, device, data_dir)
         return
