@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decisions
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores, total
 from fedtail.data.federation import Samples
@@ -220,6 +220,12 @@ class RemoteEngine:
         elif self.tells_scores:
             yield from self._ask_scores(x, split, rules, self._present, self._members)[0].items()
 
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        """Found at the sites, where they stay unless counts per class may leave: then nothing comes back."""
+        asked = {k: Parcel({**self._meta(k), "goal": goal.to_json()}, {"x": x}) for k in self._present}
+        replies = self._ask(Phase.DECIDE, asked, partial(read_decision, n_classes=self.job.n_classes), self._members)
+        return {k: found for k, found in replies.items() if found is not None}
+
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         """One exchange per candidate: counts of all of them at once would be a large message."""
         asked, s = list(clients), 0
@@ -382,6 +388,18 @@ def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) 
     if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
         raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
     return counts.numpy()
+
+
+def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision | None:
+    """A site's own decision, where it tells; ``WireError`` for one that is none."""
+    if "decision" not in parcel.meta:
+        return None
+    try:
+        found = Decision.from_json(parcel.meta["decision"])
+        found.check(n_classes)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"malformed decision: {error}") from None
+    return found
 
 
 def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
