@@ -22,7 +22,7 @@ PROBLEMS = {
     "adult": ["data.name=adult", "data.clients=10"],
     "unsw": ["data.name=unsw", "model.name=mlp", "run.rounds=20"],
 }
-GRID = tuple(sorted(LRS))
+GRID = tuple(sorted(LRS["sgd"]))
 
 
 def measure(overrides: list[str]) -> tuple[float, float, dict[str, float]]:

@@ -107,6 +107,10 @@ class Rates(Named):
     """Rate strategy, one rate for all clients, or a file that `fedtail tune` wrote."""
 
 
+ADAM_LR = 1e-3
+"""Learning rate under ``local.optimizer = "adam"`` where none is set."""
+
+
 class Local(Section):
     """Local training."""
 
@@ -114,9 +118,13 @@ class Local(Section):
     """Passes over a client's resampled data in each round."""
     batch_size: int = Field(64, ge=1)
     """Samples of a local step."""
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    """What local steps make of the method's direction: take it, a running mean of it, or Adam of it. Weight decay is
+    added after it. SCAFFOLD and Ratio Loss take ``sgd`` alone."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
     """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, on the
-    clients' private validation splits; with FedCGNM its ``delta`` too. ``auto`` is the default for your own data."""
+    clients' private validation splits; with FedCGNM its ``delta`` too. ``auto`` is the default for your own data; with
+    ``adam`` the default is 0.001."""
     lr_min: float = Field(1e-4, ge=0)
     """Learning rate of the last round under ``cosine``."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -129,6 +137,12 @@ class Local(Section):
     """Whether a class is repeated exactly as often as the rate says, or a whole number of times."""
     scale: Literal["batch", "group"] = "batch"
     """What a group's gradient is divided by: the samples of the batch, or those of the group."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual(cls, raw: Any) -> Any:
+        """The learning rate that goes with an optimizer, where none is set."""
+        return {"lr": ADAM_LR, **raw} if isinstance(raw, Mapping) and raw.get("optimizer") == "adam" else raw
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
@@ -206,7 +220,8 @@ class Run(Section):
     metric: str = "accuracy"
     """What rate search and model selection compare by, on private validation splits: ``accuracy``,
     ``balanced_accuracy``, ``macro_f1``, ``weighted_f1``, ``defect_score`` (where the data name a class that means
-    "nothing found"), or one of your own, ``file.py:name``."""
+    "nothing found"), of probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``brier`` or ``calibration_error``, of
+    sites ``worst_site`` (selection only), or one of your own, ``file.py:name``."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     validate_every: int = Field(1, ge=0)

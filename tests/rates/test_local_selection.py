@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
@@ -120,13 +121,18 @@ def test_nobody_with_validation_samples_is_an_error() -> None:
 
 
 def test_a_client_judges_its_models_by_the_metric_of_the_run() -> None:
-    lazy, fair = np.array([[90, 0], [10, 0]]), np.array([[70, 20], [2, 8]])
-    assert judged("accuracy", None)(lazy) > judged("accuracy", None)(fair)
+    def logits(confusion: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        cells = [(true, guess) for true in (0, 1) for guess in (0, 1) for _ in range(confusion[true][guess])]
+        return [(torch.eye(2)[[guess for _, guess in cells]], torch.tensor([true for true, _ in cells]))]
+
+    lazy, fair = logits([[90, 0], [10, 0]]), logits([[70, 20], [2, 8]])
+    assert judged("accuracy", 2)(lazy) > judged("accuracy", 2)(fair)
     # recalls 1 and 0 against 70/90 and 8/10
-    assert judged("balanced_accuracy", None)(lazy) == 0.5
-    assert judged("balanced_accuracy", None)(fair) == pytest.approx((70 / 90 + 0.8) / 2)
-    assert judged("false_alarm_rate", 0)(fair) == pytest.approx(-20 / 90)  # higher is better
-    assert np.isnan(judged("accuracy", None)(np.zeros((2, 2), dtype=int)))
+    assert judged("balanced_accuracy", 2)(lazy) == 0.5
+    assert judged("balanced_accuracy", 2)(fair) == pytest.approx((70 / 90 + 0.8) / 2)
+    assert judged("false_alarm_rate", 2, 0)(fair) == pytest.approx(1 / (1 + 20 / 90))  # higher is better
+    assert judged("pr_auc", 2)(fair) > judged("pr_auc", 2)(lazy)
+    assert np.isnan(judged("accuracy", 2)([]))
 
 
 @pytest.mark.parametrize("path", ["reference", "batched", "graph"])

@@ -72,6 +72,7 @@ FLAGS = {
     "rounds": of_setting("run.rounds"),
     "lr": of_setting("local.lr"),
     "epochs": of_setting("local.epochs"),
+    "optimizer": of_setting("local.optimizer"),
     "seed": of_setting("run.seed"),
     "device": of_setting("engine.device"),
     "name": of_setting("run.name", "Options"),
@@ -79,7 +80,7 @@ FLAGS = {
 }
 SOURCE = ("dataset", "table", "tables", "images", "label", "site", "schema")
 """Flags that together name the data."""
-TRAINING = ("rates", "model", "encoder", "rounds", "lr", "epochs")
+TRAINING = ("rates", "model", "encoder", "rounds", "lr", "epochs", "optimizer")
 """Flags of training that every command with runs has."""
 ONE_RUN = (*SOURCE, "data_dir", "clients", "method", *TRAINING, "seed", "device", "name", "out")
 """Flags of the commands that make one run."""

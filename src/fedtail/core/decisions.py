@@ -6,7 +6,8 @@ it can be chosen from what sites add up, after training and without training aga
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,23 @@ class Decision:
         given["weights"] = tuple(float(w) for w in given.get("weights", ()))
         given["costs"] = tuple(tuple(float(v) for v in row) for row in given.get("costs", ()))
         return cls(**given)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decision of a model, and those of sites that have one of their own."""
+
+    common: Decision = field(default_factory=Decision)
+    sites: Mapping[int, Decision] = field(default_factory=dict)
+    """client -> its own."""
+
+    def at(self, client: int) -> Decision:
+        return self.sites.get(client, self.common)
+
+    @property
+    def plain(self) -> bool:
+        """Whether they change nothing anywhere."""
+        return self.common.plain and all(one.plain for one in self.sites.values())
 
 
 def best_temperature(scores: Scores) -> float:

@@ -42,6 +42,8 @@ class Evidence:
     """(C,) training samples per class, where they are known (simulation)."""
     scores: Scores | None = None
     """Counts of probabilities, where they were taken."""
+    sites: np.ndarray | None = None
+    """(K,) macro F1 of each site, where sites tell it; NaN for one without samples."""
 
     @property
     def hit(self) -> np.ndarray:
@@ -84,7 +86,7 @@ class Metric:
     """The same in a sentence; by default the title."""
     higher_is_better: bool = True
     needs: str | None = None
-    """What must be known beyond counts: ``background``, ``train_counts`` or ``scores``."""
+    """What must be known beyond counts: ``background``, ``train_counts``, ``scores`` or ``sites``."""
     totals: bool = False
     """Whether it can be told from totals, where a site reveals no counts per class."""
     headline: bool = True
@@ -116,6 +118,11 @@ def _over_classes(e: Evidence, area: Callable[[np.ndarray], float]) -> np.ndarra
     """The mean of an area over the classes that have one."""
     each = np.array([area(bins) for bins in e.scores.bins]) if e.scores is not None else np.empty(0)
     return np.asarray(_mean(each[np.isfinite(each)]))
+
+
+def _over_sites(e: Evidence, fold: Callable[[np.ndarray], Any]) -> np.ndarray:
+    told = np.empty(0) if e.sites is None else e.sites[np.isfinite(e.sites)]
+    return np.asarray(fold(told) if told.size else np.nan)
 
 
 def _declare(name: str, title: str, function: Callable[[Any], Any], **more: Any) -> None:
@@ -176,6 +183,22 @@ _declare(
     words="expected calibration error",
     needs="scores",
     higher_is_better=False,
+)
+_declare(
+    "worst_site",
+    "Worst site",
+    lambda e: _over_sites(e, np.min),
+    words="macro F1 of the worst site",
+    needs="sites",
+)
+_declare(
+    "site_spread",
+    "Site spread",
+    lambda e: _over_sites(e, np.std),
+    words="standard deviation of macro F1 over sites",
+    needs="sites",
+    higher_is_better=False,
+    headline=False,
 )
 _declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="background")
 _declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", headline=False)
@@ -240,10 +263,16 @@ def evidence_of(
     train_counts: ArrayLike | None = None,
     background: int | None = None,
     scores: Scores | None = None,
+    sites: ArrayLike | None = None,
 ) -> Evidence:
-    """What a confusion matrix, and counts of probabilities beside it, say."""
-    n = None if train_counts is None else np.asarray(train_counts)
-    return Evidence(class_counts(np.asarray(confusion, dtype=np.float64)), background, n, scores)
+    """What a confusion matrix, and what was counted beside it, say."""
+    return Evidence(
+        counts=class_counts(np.asarray(confusion, dtype=np.float64)),
+        background=background,
+        train_counts=None if train_counts is None else np.asarray(train_counts),
+        scores=scores,
+        sites=None if sites is None else np.asarray(sites, dtype=np.float64),
+    )
 
 
 def summarize(
@@ -251,6 +280,7 @@ def summarize(
     train_counts: ArrayLike | None = None,
     background: int | None = None,
     scores: Scores | None = None,
+    sites: ArrayLike | None = None,
 ) -> dict[str, Any]:
     """Every metric that the matrix, the training counts and the background class suffice for, and accuracy and F1 per
     class.
@@ -266,7 +296,7 @@ def summarize(
     if m.shape == (1, 2):
         totals = Evidence(np.array([[m[0, 0]], [m[0, 1]], [m[0, 1]]]))
         return {x.name: float(x(totals)) if x.totals else float("nan") for x in metrics() if x.needs is None}
-    evidence = evidence_of(m, train_counts, background, scores)
+    evidence = evidence_of(m, train_counts, background, scores, sites)
     out: dict[str, Any] = {x.name: float(x(evidence)) for x in metrics() if known(x, evidence)}
     out |= {
         "per_class_accuracy": [float(v) for v in evidence.recall],
@@ -312,8 +342,27 @@ def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.n
     """
     chosen, evidence = METRICS[metric], Evidence(np.asarray(counts, dtype=np.float64), background)
     check_known(chosen, evidence)
-    values = np.nan_to_num(chosen(evidence))
-    return values if chosen.higher_is_better else -values
+    return reward(chosen, chosen(evidence))
+
+
+def score_of(scores: Scores, metric: str, background: int | None = None) -> float:
+    """The same of one model from counts of its probabilities, by any metric but those of training counts or sites."""
+    chosen, evidence = METRICS[metric], evidence_of(scores.confusion, background=background, scores=scores)
+    check_known(chosen, evidence)
+    return float(reward(chosen, chosen(evidence)))
+
+
+def reward(metric: Metric, values: np.ndarray) -> np.ndarray:
+    """Values such that higher is better and a search, which wants rewards of 0 to 1, can take them: a metric that
+    should be low is turned into 1 / (1 + value). Undefined is the worst."""
+    return np.nan_to_num(values if metric.higher_is_better else 1 / (1 + np.asarray(values)))
+
+
+def signed(metric: str, value: float | None) -> float:
+    """A value of which more is better, whatever the metric; minus infinity where it is undefined."""
+    if value is None or not np.isfinite(value):
+        return -np.inf
+    return float(value) if METRICS[metric].higher_is_better else -float(value)
 
 
 def check_known(metric: Metric, evidence: Evidence, setting: str | None = None) -> None:
@@ -328,7 +377,8 @@ def lacking(metric: Metric, setting: str) -> FedtailError:
     lacks = {
         "background": 'data with a class that means "nothing found" (data.background of an image folder)',
         "train_counts": "class counts of the training data, which a search does not see",
-        "scores": "probabilities, which are taken of the final model only",
+        "scores": "counts of probabilities, which sites send only where deploy.reveal = 'classes'",
+        "sites": "results of single sites, by which a search cannot compare its candidates (run.select can)",
     }[str(metric.needs)]
     return FedtailError(f"{setting} needs {lacks}; others: {others}")
 

@@ -7,6 +7,7 @@ the crowded ends near 0 and 1, where rare classes live, are as finely cut as the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,10 +36,20 @@ class Scores:
     """(2,) Brier score and log loss summed over samples, in fixed point."""
     tempered: np.ndarray
     """(len(TEMPERATURES),) log loss at each temperature, summed over samples, in fixed point."""
+    mass: np.ndarray
+    """(C,) probability of each class summed over samples, in fixed point: how many of it the model expects."""
 
     @classmethod
-    def of(cls, probabilities: np.ndarray, labels: np.ndarray, answers: np.ndarray | None = None) -> Scores:
-        """probabilities: (N, C), rows summing to 1; labels: (N,); answers: (N,), by default the likeliest class."""
+    def of(
+        cls,
+        probabilities: np.ndarray,
+        labels: np.ndarray,
+        answers: np.ndarray | None = None,
+        *,
+        tempered: bool = True,
+    ) -> Scores:
+        """probabilities: (N, C), rows summing to 1; labels: (N,); answers: (N,), by default the likeliest class;
+        tempered: whether a temperature will be chosen by these counts."""
         p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         n, c = p.shape
         own = np.zeros((n, c), dtype=bool)
@@ -57,7 +68,8 @@ class Scores:
             bins=np.bincount(place.ravel(), minlength=2 * c * BINS).reshape(c, 2, BINS),
             cells=cells,
             sums=np.rint(np.array([((p - own) ** 2).sum(), log.sum()]) * ONE).astype(np.int64),
-            tempered=np.rint(_tempered(p, y) * ONE).astype(np.int64),
+            tempered=np.rint((_tempered(p, y) if tempered else np.zeros(len(TEMPERATURES))) * ONE).astype(np.int64),
+            mass=np.rint(p.sum(0) * ONE).astype(np.int64),
         )
 
     def __add__(self, other: Scores) -> Scores:
@@ -66,6 +78,14 @@ class Scores:
     @property
     def n(self) -> int:
         return int(self.cells[0].sum())
+
+
+def total(parts: Iterable[Scores]) -> Scores | None:
+    """Of all together, one after another in memory; None where nobody told."""
+    whole: Scores | None = None
+    for part in parts:
+        whole = part if whole is None else whole + part
+    return whole
 
 
 def _tempered(p: np.ndarray, y: np.ndarray) -> np.ndarray:

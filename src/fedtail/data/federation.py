@@ -115,6 +115,8 @@ class Federation:
     """The class that means "nothing found", where there is one: adds ``defect_score`` to the metrics."""
     holdout: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Pool indices of validation samples that the server owns; in no client's splits."""
+    test_clients: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """(N,) the client that each test sample belongs to, -1 for none; empty where the test set is nobody's own."""
     clusters: tuple[str, ...] = ()
     """A label per client (region, machine type ...) for rate searches over clusters of clients; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
@@ -192,6 +194,13 @@ class Federation:
         picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
         return [int(k) for k in np.sort(picked)]
 
+    def own_tests(self) -> dict[int, np.ndarray]:
+        """client -> rows of the test set, of the panel's clients, with what belongs to none of them as client -1."""
+        if not self.test_clients.size or not len(self.test):
+            return {-1: np.arange(len(self.test))}
+        owner = np.where(np.isin(self.test_clients, self.panel()), self.test_clients, -1)
+        return {int(k): np.flatnonzero(owner == k) for k in np.unique(owner)}
+
     def label_map(self) -> np.ndarray:
         """(K, C) training samples per client and class. In a real federation nobody has this table."""
         y = self.pool.y.numpy()
@@ -240,16 +249,26 @@ class Federation:
         """
         pool = pool_arrays(clients, test, classes, sites)
         samples, parts = Samples(pool.x, torch.as_tensor(pool.y)), pool.parts
+        owners = np.empty(0, dtype=np.int64)
         if pool.x_test is None:
             pairs = [
                 stratified_holdout(pool.y, part, test_fraction, generator(seed, "arrays/test", k), "test_fraction")
                 for k, part in enumerate(parts)
             ]
             parts, tested = [rest for rest, _ in pairs], samples.take(np.concatenate([held for _, held in pairs]))
+            owners = np.repeat(np.arange(len(pairs)), [len(held) for _, held in pairs])
         else:
             tested = Samples(pool.x_test, torch.as_tensor(pool.y_test))
         return assemble(
-            samples, parts, tested, classes=pool.classes, sites=sites, validation=validation, seed=seed, **more
+            samples,
+            parts,
+            tested,
+            classes=pool.classes,
+            sites=sites,
+            validation=validation,
+            seed=seed,
+            test_clients=owners,
+            **more,
         )
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedtail.core.random import generator
-from fedtail.data.federation import Federation, Samples, Transform, assemble, with_clusters
+from fedtail.data.federation import PANEL, Federation, Samples, Transform, assemble, with_clusters
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
 from fedtail.data.template import TEMPLATES, Template, load_template
@@ -152,8 +152,30 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         background=pooled.background,
         preprocessing=pooled.preprocessing,
         notes=(*pooled.notes, *_invented(pooled, how, data)),
+        test_clients=_test_clients(pooled, parts, sites if how == "column" else None, seed),
     )
     return federation if pooled.clusters is None else with_clusters(federation, pooled.clusters)
+
+
+def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[str] | None, seed: int) -> np.ndarray:
+    """(N,) the client of each test sample: the site that the data name, or, where sites are dealt out of a pooled set,
+    dealt out too, so that every client is tested on the class mix it has."""
+    if len(parts) > PANEL:
+        return np.empty(0, dtype=np.int64)
+    if sites is None:
+        y, n = pooled.train.y.numpy(), len(pooled.classes)
+        counts = np.stack([np.bincount(y[part], minlength=n) for part in parts]).astype(np.float64)
+        shares = counts / np.maximum(counts.sum(0), 1)
+        shares[:, counts.sum(0) == 0] = 1 / len(parts)
+        dealt = _by_shares(pooled.test.y.numpy(), shares, generator(seed, "partition/test"))
+        owner = np.empty(len(pooled.test), dtype=np.int64)
+        for k, rows in enumerate(dealt):
+            owner[rows] = k
+        return owner
+    if pooled.test_sites is None:
+        return np.empty(0, dtype=np.int64)
+    number = {name: k for k, name in enumerate(sites)}
+    return np.array([number.get(str(name), -1) for name in pooled.test_sites], dtype=np.int64)
 
 
 def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:

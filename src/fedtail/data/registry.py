@@ -23,6 +23,8 @@ class Pooled:
     augment: str | None = None
     sites: np.ndarray | None = None
     """(N,) site of each training sample, where the data has sites of its own."""
+    test_sites: np.ndarray | None = None
+    """(N_test,) site of each test sample, where it is known."""
     clusters: np.ndarray | None = None
     """(N,) cluster of each training sample's site, where the data names one: for rate searches over clusters."""
     model: str = "mlp"

@@ -26,6 +26,7 @@ from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
 from fedtail.methods import METHODS, Method
+from fedtail.methods.optimizers import OPTIMIZERS, with_optimizer
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.registry import is_own
@@ -78,6 +79,7 @@ def check_method(method: Method) -> Iterator[Check]:
                 ("the graph path agrees with the reference path", lambda: _agrees(method, federation, "graph")),
                 ("it goes with the joint rate search", lambda: _searches(method, federation)),
                 ("real sites give the simulator's bits", lambda: _federates(method, federation)),
+                ("client optimizers go with it on every engine", lambda: _optimizes(method, federation, Path(folder))),
             )
         )
 
@@ -91,9 +93,17 @@ def _tried(claim: str, test: Callable[[], str]) -> Check:
         return Check(claim, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
-def _settings(path: str, workers: int = 1, rounds: int = ROUNDS) -> Settings:
+def _settings(method: Method, path: str, workers: int = 1, rounds: int = ROUNDS) -> Settings:
     return Settings.of(
-        rounds=rounds, lr=0.05, schedule="constant", batch_size=16, seed=5, path=path, workers=workers, compile="off"
+        rounds=rounds,
+        optimizer=method.optimizer,
+        lr=0.005 if method.optimizer == "adam" else 0.05,
+        schedule="constant",
+        batch_size=16,
+        seed=5,
+        path=path,
+        workers=workers,
+        compile="off",
     )
 
 
@@ -104,7 +114,7 @@ def _problem(method: Method, federation: Federation, settings: Settings, rates: 
 
 
 def _train(method: Method, federation: Federation, path: str = "reference", workers: int = 1) -> State:
-    settings = _settings(path, workers)
+    settings = _settings(method, path, workers)
     problem = _problem(method, federation, settings)
     return train_rounds(problem, settings, problem.begin())
 
@@ -125,7 +135,7 @@ def _repeats(method: Method, federation: Federation) -> str:
 
 
 def _resumes(method: Method, federation: Federation, folder: Path) -> str:
-    settings, expected = _settings("reference"), _train(method, federation)
+    settings, expected = _settings(method, "reference"), _train(method, federation)
     first = _problem(method, federation, settings)
 
     def keep(state: State, record: dict[str, object], seconds: float) -> None:
@@ -148,7 +158,7 @@ def _agrees(method: Method, federation: Federation, path: str) -> str:
 
 
 def _searches(method: Method, federation: Federation) -> str:
-    settings = _settings("reference", rounds=3)
+    settings = _settings(method, "reference", rounds=3)
     problem = _problem(method, federation, settings, "fedhoo")
     state = train_rounds(problem, settings, problem.begin())
     return "" if bool(torch.isfinite(state.x).all()) else "the model is not finite"
@@ -157,7 +167,7 @@ def _searches(method: Method, federation: Federation) -> str:
 def _federates(method: Method, federation: Federation) -> str:
     if method.needs_auxiliary:
         return ""  # refused there in one line: a real server has no auxiliary set
-    settings = _settings("reference")
+    settings = _settings(method, "reference")
     job = Job(
         run="check",
         model="mlp",
@@ -181,6 +191,24 @@ def _federates(method: Method, federation: Federation) -> str:
     problem = Problem(engine=engine, method=method, rates=rates, n_classes=federation.n_classes)
     found = train_rounds(problem, settings, problem.begin()).x
     return "" if torch.equal(found, _train(method, federation).x) else "sites compute another model than the simulator"
+
+
+def _optimizes(method: Method, federation: Federation, folder: Path) -> str:
+    """The same of the method with each of them; it may refuse all by saying why its steps must be plain."""
+    if method.plain_steps or method.optimizer != "sgd":
+        return ""
+    for name in OPTIMIZERS:
+        made = with_optimizer(method, name)
+        found = (
+            _learns(made, federation)
+            or _resumes(made, federation, folder / name)
+            or _agrees(made, federation, "batched")
+            or _agrees(made, federation, "graph")
+            or _federates(made, federation)
+        )
+        if found:
+            return f"with local.optimizer = {name!r}: {found}; set plain_steps if its steps must be plain"
+    return ""
 
 
 def check_named(name: str) -> Iterator[Check]:

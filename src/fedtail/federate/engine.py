@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import Decisions
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.core.scores import Scores
+from fedtail.core.scores import Scores, total
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.exchange import exchange
@@ -84,7 +84,7 @@ class RemoteEngine:
         self.model = FlatModel(self.job.build_model())
         self._sampler = self.job.build_method().sampler
         self._round = 0
-        self._answered: tuple[Tensor, dict[str, np.ndarray]] | None = None
+        self._answered: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
@@ -142,12 +142,18 @@ class RemoteEngine:
         """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
         if split == "test" and self.test is not None:
             return confusion_on(self.model, Split(self.test, self.job.transform, self.job.n_classes))(x)
+        return np.asarray(np.sum(list(self._confusions(x, split).values()), axis=0))
+
+    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
+        return self._confusions(x, "validation")
+
+    def _confusions(self, x: Tensor, split: str) -> dict[int, np.ndarray]:
         if self._answered is None or self._answered[0] is not x or split not in self._answered[1]:
             # Whoever asks for the test asks for the validation next: one exchange answers both.
             self._answered = (x, self._ask_confusion(x, ["test", "validation"] if split == "test" else [split]))
         return self._answered[1][split]
 
-    def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, np.ndarray]:
+    def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, dict[int, np.ndarray]]:
         n = self.job.n_classes
         shape = (2,) if self.job.reveal == "totals" else (n, n)
         asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in self._present}
@@ -156,27 +162,49 @@ class RemoteEngine:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
         values = len(splits) * math.prod(shape)
-        total = np.sum(list(self._ask(Phase.CONFUSION, asked, read, self._members, values).values()), axis=0)
-        return {
-            split: counts.reshape(1, 2) if shape == (2,) else counts
-            for split, counts in zip(splits, total, strict=True)
-        }
+        found = self._ask(Phase.CONFUSION, asked, read, self._members, values)
+        matrix = (1, 2) if shape == (2,) else shape
+        return {split: {k: one[i].reshape(matrix) for k, one in found.items()} for i, split in enumerate(splits)}
 
-    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+    @property
+    def tells_scores(self) -> bool:
+        return self.job.reveal == "classes"
+
+    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         """As the protocol says; nothing where class counts stay at the sites, since these counts would tell them."""
-        n = self.job.n_classes
+        n, rules = self.job.n_classes, decisions or Decisions()
         if split == "test" and self.test is not None:
             batches = Split(self.test, self.job.transform, n).batches()
-            yield -1, scores_on(model_logits(self.model, x, batches), n, decision)
-        elif self.job.reveal == "classes":
-            rule = (decision or Decision()).to_json()
-            asked = {k: Parcel({**self._meta(k), "split": split, "decision": rule}, {"x": x}) for k in self._present}
-            shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
+            yield -1, scores_on(model_logits(self.model, x, batches), n, rules.common)
+        elif self.tells_scores:
+            yield from self._ask_scores(x, split, rules, self._present, self._members).items()
 
-            def read(client: int, parcel: Parcel) -> Scores:
-                return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
+        """One exchange per candidate: counts of all of them at once would be a large message."""
+        asked, s = list(clients), 0
+        while s < len(candidates):
+            parts = self._ask_scores(candidates.vector(s), "validation", Decisions(), asked, len(clients))
+            if len(parts) < len(asked) and s:  # candidates are compared on the same samples: again, without who left
+                asked, s = list(parts), 0
+                continue
+            asked, pooled = list(parts), total(parts.values())
+            assert pooled is not None
+            yield s, pooled
+            s += 1
 
-            yield from self._ask(Phase.SCORES, asked, read, self.n_clients).items()
+    def _ask_scores(
+        self, x: Tensor, split: str, rules: Decisions, clients: Sequence[int], wanted: int
+    ) -> dict[int, Scores]:
+        n = self.job.n_classes
+        asked = {
+            k: Parcel({**self._meta(k), "split": split, "decision": rules.at(k).to_json()}, {"x": x}) for k in clients
+        }
+        shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
+
+        def read(client: int, parcel: Parcel) -> Scores:
+            return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+
+        return self._ask(Phase.SCORES, asked, read, wanted)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}

@@ -117,6 +117,10 @@ class Method:
     """``Batch.teacher`` must hold the logits of the round's global model."""
     needs_auxiliary: ClassVar[bool] = False
     """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
+    optimizer: ClassVar[str] = "sgd"
+    """What becomes of its direction at a client; see ``methods.optimizers``."""
+    plain_steps: ClassVar[str] = ""
+    """Why its steps must be taken as they are, where ``local.optimizer`` may not change them; empty if it may."""
     own_loss: ClassVar[bool] = False
     """``loss`` is not plain cross-entropy, whose gradient engines have written out. Set by itself."""
     own_finish: ClassVar[bool] = False
@@ -163,7 +167,7 @@ class Method:
     # -- client, every step: tensors with leading batch dimensions -----------------------------------
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        """(..., B) loss of each sample, and the step state. logits: (..., B, C)."""
+        """(..., B) loss of each sample, and the step state, of which others may have a part. logits: (..., B, C)."""
         return cross_entropy(logits, batch.y), state
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:

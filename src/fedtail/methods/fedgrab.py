@@ -125,7 +125,8 @@ class FedGraB(Method):
             "error2": state["error1"],
             "output": output,
         }
-        return balanced.sum(dim=-1), {**{key: torch.where(on, new[key], state[key]) for key in STATE}, "step": step + 1}
+        kept = {key: torch.where(on, new[key], state[key]) for key in STATE}
+        return balanced.sum(dim=-1), {**state, **kept, "step": step + 1}
 
     # -- server
 

@@ -43,6 +43,7 @@ class RatioLoss(Method):
     wire = "a C-vector of class weights down; the server needs a small auxiliary set of its own"
     needs_auxiliary = True
     whole_batch = True
+    plain_steps = "the server reads class sizes off plain gradient steps"
 
     alpha: float = 1.0
     beta: float = 0.1

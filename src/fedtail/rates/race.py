@@ -20,10 +20,12 @@ from fedtail.core.records import DIVERGED
 from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy, Setting
 
-FIRST_LR: Final = 0.1
-"""In force before the first round, and where a run is too short for a race."""
-LRS: Final = (0.1, 0.3, 0.03, 1.0, 0.01)
-"""Learning rates raced, the likeliest first: a short run races fewer."""
+LRS: Final[Mapping[str, tuple[float, ...]]] = {
+    "sgd": (0.1, 0.3, 0.03, 1.0, 0.01),
+    "adam": (0.001, 0.003, 0.0003, 0.01, 0.0001),
+}
+"""Learning rates raced, by optimizer, the likeliest first: it is in force before the first round, and a short run races
+fewer. Another optimizer races those of ``sgd``; as many for each."""
 FURTHER: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0)}
 """Scales of a method that are raced after the learning rate; the first value is the default."""
 HEAD_START: Final = 0.01
@@ -37,11 +39,12 @@ SHARE: Final = 0.3
 class Race(RateStrategy):
     """Races learning rates, then is the strategy ``inner``. Ties go to the larger learning rate."""
 
-    def __init__(self, inner: RateStrategy, further: Sequence[str] = ()) -> None:
-        """``further``: names of ``FURTHER`` to race after the learning rate."""
+    def __init__(self, inner: RateStrategy, further: Sequence[str] = (), optimizer: str = "sgd") -> None:
+        """``further``: names of ``FURTHER`` to race after the learning rate; ``optimizer``: whose learning rate."""
+        self.lrs = usual_lrs(optimizer)
         self.inner, self.n_clients, self.further = inner, inner.n_clients, tuple(further)
         self.name, self.title = "lr=auto", inner.title  # type: ignore[misc]
-        self._lr = FIRST_LR
+        self._lr = self.lrs[0]
         self.scales = {name: FURTHER[name][0] for name in self.further}
         self._heats: list[tuple[str, list[tuple[int, int]]]] | None = None
         self._heat = self._round = 0
@@ -79,7 +82,7 @@ class Race(RateStrategy):
         if self._heats is None:
             raise FedtailError("a race must be told of the run first: call begin()")
         if not self._field:
-            values, rungs = LRS if self._name == "lr" else FURTHER[self._name], self._heats[self._heat][1]
+            values, rungs = self.lrs if self._name == "lr" else FURTHER[self._name], self._heats[self._heat][1]
             self._field = sorted(values[: rungs[0][0]], reverse=True)
             head_start = 0.0 if self._name == "lr" else HEAD_START * sum(rounds for _, rounds in rungs)
             self._gain = [head_start * (value == values[0]) for value in self._field]
@@ -212,6 +215,11 @@ class Race(RateStrategy):
         self.inner.load_state(state["inner"])
 
 
+def usual_lrs(optimizer: str) -> tuple[float, ...]:
+    """Learning rates that ``local.optimizer`` may want, the likeliest first."""
+    return LRS.get(optimizer, LRS["sgd"])
+
+
 def heats(rounds: int, further: Sequence[str] = ()) -> list[tuple[str, list[tuple[int, int]]]]:
     """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs.
 
@@ -219,10 +227,10 @@ def heats(rounds: int, further: Sequence[str] = ()) -> list[tuple[str, list[tupl
     """
     budget, out = SHARE * rounds, []
     held = sum(size - 1 for name in further for size in halves(len(FURTHER[name])))
-    if budget < held + sum(size - 1 for size in halves(len(LRS))):
+    if budget < held + sum(size - 1 for size in halves(len(LRS["sgd"]))):
         held, further = 0, ()
     for name in ("lr", *further):
-        sizes = range(len(LRS), 1, -1) if name == "lr" else (len(FURTHER[name]),)
+        sizes = range(len(LRS["sgd"]), 1, -1) if name == "lr" else (len(FURTHER[name]),)
         most = (MOST, budget - held) if name == "lr" else (1, budget)
         found = next((r for n in sizes if (r := ladder(n, *most))), [])
         if found:

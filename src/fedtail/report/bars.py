@@ -17,17 +17,20 @@ from fedtail.report.chart import (
     Scale,
     axes,
     colour,
-    cut,
     esc,
     figure,
     html_table,
     legend,
+    name_room,
     nice_range,
     number,
     run_mark,
     ticks,
+    wrapped_name,
 )
 
+WIDEST = 64
+"""Of a bar."""
 Series = tuple[str, int, np.ndarray, np.ndarray]
 """Name, colour, (n,) means and (n,) spreads (NaN for none)."""
 
@@ -40,7 +43,8 @@ def bar_chart(title: str, names: Sequence[str], series: Sequence[Series], *, y_l
     y = Scale(0.0, 1.0, height - 26, TOP)
     x = Scale(0.0, len(names), LEFT, width - RIGHT)
     slot = (x.stop - x.start) / len(names)
-    bar = slot * 0.78 / len(series)
+    bar = min(slot * 0.78 / len(series), WIDEST)
+    before = (slot - bar * len(series)) / 2
     out = [axes(x, y, {}, "", y_label)]
     for j, name in enumerate(names):
         middle = x(j + 0.5)
@@ -50,7 +54,7 @@ def bar_chart(title: str, names: Sequence[str], series: Sequence[Series], *, y_l
         for j, (v, s) in enumerate(zip(means, spreads, strict=True)):
             if not math.isfinite(v):
                 continue
-            left = x(j) + slot * 0.11 + i * bar
+            left = x(j) + before + i * bar
             tip = f"{names[j]}\n{label}: {number(v)}" + (f" ± {number(s)}" if math.isfinite(s) else "")
             top = y(min(v, 1.0))
             out.append(
@@ -90,8 +94,7 @@ def dot_plot(
     rows = [r for r in rows if r[2]]
     if not rows:
         return ""
-    longest = max(len(r[0]) for r in rows)
-    left = min(20 + 9 * longest, 230)
+    left = name_room(r[0] for r in rows)
     height = 30 + 34 * len(rows) + BOTTOM
     low, high = nice_range([v for r in rows for v in r[2].values()], 0.0, 1.0)
     x = Scale(low, high, left, WIDTH - RIGHT - 48)
@@ -106,9 +109,7 @@ def dot_plot(
         at = y(len(rows) - i - 0.5)
         mean = float(np.mean(list(values.values())))
         out.append(f'<g class="series s{colour(c)}" data-series="{i}"{run_mark(c, runs)}>')
-        out.append(
-            f'<text class="name" x="{left - 10}" y="{at}" dy=".33em" text-anchor="end">{esc(cut(label, 24))}</text>'
-        )
+        out.append(wrapped_name(label, left - 10, at))
         out.append(
             f'<line class="range" x1="{x(min(values.values()))}" x2="{x(max(values.values()))}" y1="{at}" y2="{at}"/>'
         )

@@ -9,12 +9,15 @@ from __future__ import annotations
 import html
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 44
+LETTERS = 27
+"""Of a name on one line."""
 
 
 def esc(text: object) -> str:
@@ -137,7 +140,7 @@ def figure(
 def legend(entries: Sequence[tuple[str, int]], runs: bool = False) -> str:
     """Buttons that hide and show a series of their figure; entries are (label, colour).
 
-    ``runs``: the series are contenders, which are known by their colour (see ``palette``); the page's filter hides them.
+    ``runs``: the series are contenders, known by their colour (see ``palette``), which the page's filter hides.
     """
     items = "".join(
         f'<button type="button" aria-pressed="true" data-series="{i}"{run_mark(c, runs)}>'
@@ -226,6 +229,24 @@ def tiles(found: Sequence[tuple[str, str, str]]) -> str:
 def fold(summary: str, content: str) -> str:
     """What few readers look for, folded away; nothing if there is nothing."""
     return f"<details class='fold'><summary>{esc(summary)}</summary>{content}</details>" if content else ""
+
+
+def wrap_name(name: str) -> list[str]:
+    """A name in at most two lines; the end of a very long one is cut, and stands in the data table."""
+    return textwrap.wrap(name, LETTERS, max_lines=2, placeholder="…") or [""]
+
+
+def name_room(names: Iterable[str]) -> float:
+    """Canvas units that the longest of some wrapped names takes."""
+    return min(22 + 7.8 * max(len(part) for name in names for part in wrap_name(name)), 224)
+
+
+def wrapped_name(name: str, x: float, y: float) -> str:
+    """A name that ends at (x, y)."""
+    parts = wrap_name(name)
+    first = 0.33 - 0.5 * (len(parts) - 1)
+    lines = "".join(f'<tspan x="{x:g}" dy="{first if i == 0 else 1:g}em">{esc(p)}</tspan>' for i, p in enumerate(parts))
+    return f'<text class="name" y="{y:g}" text-anchor="end">{lines}</text>'
 
 
 def cut(text: str, most: int) -> str:

@@ -53,8 +53,8 @@ def decisions(comparison: Comparison) -> str:
     if not (plots or trades or body):
         return ""
     text = (
-        "<p>Where the model says 80 %, 80 % should be right: points on the diagonal. Below it the model is surer than it "
-        "should be.</p>"
+        "<p>Where the model says 80 %, 80 % should be right: points on the diagonal. Below it the model is surer "
+        "than it should be.</p>"
         if plots
         else ""
     )
@@ -197,7 +197,7 @@ def reliability_chart(
     return figure(
         title,
         "".join(out),
-        summary="Share of right answers over the probability that the model gives them. Arrow keys step through the dots.",
+        summary="Share of right answers over the probability that they were given. Arrow keys step through the dots.",
         table=html_table(["", "probability", "right", "samples"], rows),
         caption=caption,
         legend=legend([(name, c) for name, c, _ in series]) if len(series) > 1 else "",
@@ -259,8 +259,8 @@ def _tradeoffs(contender: Contender, colours: dict[str, int]) -> list[str]:
             dots=dots,
             caption="Misses and false alarms of this class at the declared costs; the dot is the least."
             if declared
-            else "Missed and false alarms together, if missing one costs as much as so many false alarms; 1 is the cost of "
-            "never calling it. Dots: the least.",
+            else "Misses and false alarms together, if a miss costs as much as so many false alarms; 1 is the cost of never "
+            "calling it. Dots: the least.",
             **common,
         )
     )

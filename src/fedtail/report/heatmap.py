@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -96,22 +96,30 @@ def heatmap(
 
 
 def heat_table(
-    head: Sequence[str],
     names: Sequence[str],
-    more: Sequence[Sequence[str]],
     columns: Sequence[str],
     values: np.ndarray,
     support: np.ndarray,
+    *,
+    heading: str,
+    first: Mapping[str, Sequence[str]],
+    last: Mapping[str, Sequence[str]],
 ) -> str:
     """(R, C) shares as a table with coloured cells: it sorts, its row names stay in sight, and it can be read aloud.
 
-    head: of the names and the columns in ``more``, which stand before the cells; support: (R, C) samples behind a share.
+    heading: of the names; first, last: columns of text beside the cells; support: (R, C) samples behind a share.
     """
     rows: list[list[str | Cell]] = [
-        [names[r], *more[r], *(_shaded(float(v), float(n)) for v, n in zip(values[r], support[r], strict=True))]
-        for r in range(len(names))
+        [
+            name,
+            *(column[r] for column in first.values()),
+            *(_shaded(float(v), float(n)) for v, n in zip(values[r], support[r], strict=True)),
+            *(column[r] for column in last.values()),
+        ]
+        for r, name in enumerate(names)
     ]
-    return html_table([*head, *columns], rows, look="heat" + (" turned" if len(columns) > 12 else ""))
+    head = [heading, *first, *columns, *last]
+    return html_table(head, rows, look="heat" + (" turned" if len(columns) > 12 else ""))
 
 
 def _shaded(value: float, n: float) -> Cell:

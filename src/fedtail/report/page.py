@@ -106,7 +106,8 @@ def _filter(comparison: Comparison) -> str:
     if len(colours) < 2:
         return ""
     buttons = "".join(
-        f'<button type="button" aria-pressed="true"{run_mark(c)}><span class="swatch c{colour(c)}"></span>{esc(label)}</button>'
+        f'<button type="button" aria-pressed="true"{run_mark(c)}><span class="swatch c{colour(c)}"></span>'
+        f"{esc(label)}</button>"
         for label, c in colours.items()
     )
     field = "<input type='search' placeholder='Filter' aria-label='Show methods whose name has' size='10'>"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtail.core.metrics import signed
 from fedtail.report.comparison import Comparison
 from fedtail.report.tables import Row, Table, headline, to_csv, to_markdown
 from fedtail.rounds.checkpoint import write_atomically
@@ -21,8 +21,7 @@ def ranking(comparison: Comparison, metric: str) -> Table:
     column = table.columns.index(metric)
 
     def key(row: Row) -> float:
-        mean = row.cells[column][0]
-        return -mean if math.isfinite(mean) else math.inf
+        return -signed(metric, row.cells[column][0])
 
     return replace(table, rows=tuple(sorted(table.rows, key=key)))
 

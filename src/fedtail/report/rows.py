@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +16,14 @@ from fedtail.report.chart import (
     figure,
     html_table,
     legend,
+    name_room,
     nice_range,
     run_mark,
     ticks,
+    wrap_name,
+    wrapped_name,
 )
 
-LETTERS = 27
-"""Of a name on one line."""
 FEW = 16
 """Rows up to which they stand wide apart."""
 
@@ -54,10 +54,9 @@ def row_chart(
     """
     if not names or not any(np.isfinite(s[2]).any() for s in series):
         return ""
-    wrapped = [wrap_name(name) for name in names]
-    lines = max(len(w) for w in wrapped)
+    lines = max(len(wrap_name(name)) for name in names)
     tall = (24 if len(names) <= FEW else 19) + 13 * (lines - 1)
-    left = min(14 + 7.4 * max(len(part) for w in wrapped for part in w), 214)
+    left = name_room(names)
     right = WIDTH - 16 - (8.2 * max(map(len, (*sides, side_label))) if sides else 0)
     values = [v for s in series for v in s[2]]
     low, high = (floor or 0.0, ceiling or 1.0) if whole else nice_range(values, floor, ceiling)
@@ -69,12 +68,12 @@ def row_chart(
         out.append(f'<text class="tick" x="{WIDTH - 6}" y="{top - 10}" text-anchor="end">{esc(side_label)}</text>')
     if mark is not None and low <= mark <= high:
         out.append(f'<line class="mark" x1="{x(mark)}" x2="{x(mark)}" y1="{y.start}" y2="{y.stop}"/>')
-    for j, parts in enumerate(wrapped):
+    for j in range(len(names)):
         at = y(j + 0.5)
         if len(behind):
             wide = max(0.0, behind[j]) * (x.stop - x.start)
             out.append(f'<rect class="ghost" x="{x.start}" y="{y(j) + 2:g}" width="{wide:.1f}" height="{tall - 4:g}"/>')
-        out.append(_name(parts, left - 8, at, names[j]))
+        out.append(wrapped_name(names[j], left - 8, at))
         if sides:
             out.append(f'<text class="tick" x="{WIDTH - 6}" y="{at}" dy=".33em" text-anchor="end">{sides[j]}</text>')
         seen = [x(float(s[2][j])) for s in series if math.isfinite(s[2][j])]
@@ -110,11 +109,6 @@ def row_chart(
     )
 
 
-def wrap_name(name: str, letters: int = LETTERS) -> list[str]:
-    """A name in at most two lines; the end of a very long one is cut, and stands in the data table."""
-    return textwrap.wrap(name, letters, max_lines=2, placeholder="…") or [""]
-
-
 def _axis(x: Scale, y: Scale, label: str, twice: bool) -> list[str]:
     out = []
     for v in ticks(x.low, x.high):
@@ -124,14 +118,6 @@ def _axis(x: Scale, y: Scale, label: str, twice: bool) -> list[str]:
     middle = (x.start + x.stop) / 2
     out.append(f'<text class="label" x="{middle}" y="{y.stop + 37}" text-anchor="middle">{esc(label)}</text>')
     return out
-
-
-def _name(parts: Sequence[str], x: float, y: float, whole: str) -> str:
-    first = -0.5 * (len(parts) - 1)
-    lines = "".join(
-        f'<tspan x="{x:g}" dy="{first + 0.33 if i == 0 else 1}em">{esc(p)}</tspan>' for i, p in enumerate(parts)
-    )
-    return f'<text class="name" y="{y}" text-anchor="end">{lines}<title>{esc(whole)}</title></text>'
 
 
 def _dot(name: str, series: Series, j: int, x: Scale, at: float) -> str:

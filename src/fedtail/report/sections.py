@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, rarest
+from fedtail.core.metrics import METRICS, rarest, signed
 from fedtail.report.bars import dot_plot
 from fedtail.report.chart import Cell, charts, esc, html_table, scroll, tiles
 from fedtail.report.comparison import Comparison, Contender, short
@@ -60,7 +60,7 @@ def _tiles(comparison: Comparison, metric: str) -> str:
     found = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
     if not found:
         return ""
-    best = max(found, key=lambda one: one.mean(metric))
+    best = max(found, key=lambda one: signed(metric, one.mean(metric)))
     run, seeds = best.runs[0], f"mean of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
     floor = (run.result.get("floor") or {}).get(metric)
     against = f"{floor:.3f} for always the majority class" if floor is not None else seeds
@@ -71,7 +71,7 @@ def _tiles(comparison: Comparison, metric: str) -> str:
         out.append((f"{best.mean('tail'):.3f}", "recall of the rarest third", _tail_note(run)))
     if math.isfinite(best.mean("calibration_error")):
         before = (run.result.get("before") or {}).get("calibration_error")
-        note = f"{before:.3f} before calibration" if before is not None else "0: probabilities mean what they say"
+        note = f"{before:.3f} before calibration" if before is not None else "0 where probabilities mean what they say"
         out.append((f"{best.mean('calibration_error'):.3f}", "calibration error", note))
     return tiles(out)
 
@@ -96,7 +96,7 @@ def verdicts(comparison: Comparison) -> str:
 
 def races(comparison: Comparison) -> str:
     """What ``local.lr = "auto"`` tried, and what won."""
-    colours, rows, runs = palette(comparison), [], []
+    colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
     for contender in comparison.contenders:
         for run in contender.runs:
             for record in run.history:
@@ -104,8 +104,8 @@ def races(comparison: Comparison) -> str:
                     ((name, value),) = [(k, v) for k, v in tried.items() if k not in ("reward", "diverged")]
                     reward = "diverged" if tried.get("diverged") else f"{tried['reward']:.3f}"
                     kept = run.result.get("found", {}).get(name) == value
-                    row = [contender.label, str(run.seed), str(record["round"] + 1), name, f"{value:g}", reward]
-                    rows.append([*row, "yes" if kept else ""])
+                    row = [name, f"{value:g}", reward, "kept" if kept else "", str(record["round"] + 1)]
+                    rows.append([*([contender.label, str(run.seed)] if several else []), *row])
                     runs.append(colours[contender.label])
     if not rows:
         return ""
@@ -114,8 +114,8 @@ def races(comparison: Comparison) -> str:
         f"<p>Every site trained at each of these values from the same model; the sites' private validation splits "
         f"compared the outcomes by {esc(metric)}, and the better half went on.</p>"
     )
-    head = ["Method", "Seed", "Round", "Setting", "Value", "Validation", "Kept"]
-    return text + scroll(html_table(head, rows, runs=runs), "Race")
+    head = [*(["Method", "Seed"] if several else []), "Setting", "Value", "Validation", "", "Round"]
+    return text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
 
 
 def curves(comparison: Comparison) -> str:

@@ -14,18 +14,18 @@ from fedtail.report.bars import Series
 from fedtail.report.chart import Cell, charts, esc, html_table, run_mark, scroll
 from fedtail.report.classes import class_order, number_of
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.heatmap import heat_table
+from fedtail.report.heatmap import THIN, heat_table
 from fedtail.report.lines import Line, line_chart
 from fedtail.report.rows import row_chart
 from fedtail.report.series import contender_line, palette
 from fedtail.runs.record import RunRecord
 
 METRIC = "macro_f1"
-MOST_ROWS = 60
-"""Sites drawn, the worst of them; the table has all."""
+MOST_ROWS = 24
+"""Sites drawn, the worst of them; the map has all."""
 SMALL = 30
 """Samples below which a site's number says little."""
-COLUMNS = ("accuracy", "macro_f1", "pr_auc", "log_loss", "calibration_error")
+COLUMNS = ("accuracy", "pr_auc", "log_loss", "calibration_error")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AtSite:
 
 
 def at_sites(run: RunRecord) -> tuple[str, list[AtSite]]:
-    """(split, sites), worst first: on their own test sets where all have one, else on their private validation splits."""
+    """(split, sites), worst first: on their own test sets where all have one, else on their private splits."""
     rows = [row for row in run.result.get("sites") or [] if isinstance(row, dict)]
     split = "test" if rows and all(row.get("test") for row in rows) else "validation"
     found = [
@@ -66,8 +66,15 @@ def sites(comparison: Comparison) -> str:
     colours = palette(comparison)
     panels = [_spread_chart(found, colours), _history(comparison, colours)]
     best = max(found, key=lambda item: item[0].mean(METRIC))[0]
-    maps = [_map(one, split, rows, colours, is_open=one is best) for one, split, rows in found]
-    return f"<p class='lead'>{esc(_said(best))}</p>{_summary(comparison, colours)}{charts(panels, 'packed')}{''.join(maps)}"
+    maps = "".join(_map(one, rows, colours, is_open=one is best) for one, _, rows in found)
+    if maps:
+        maps = (
+            f"<h3>Which site finds which class</h3>{maps}<p class='note'>Recall of each class on each site's own "
+            f"{found[0][1]} samples, darker is more. Italics rest on fewer than {THIN} samples, – on none.</p>"
+        )
+    said = _said(best)
+    said = f"{best.label}: {said}" if len(colours) > 1 else said[:1].upper() + said[1:]
+    return f"<p class='lead'>{esc(said)}</p>{_summary(comparison, colours)}{charts(panels, 'packed')}{maps}"
 
 
 def worst_site(contender: Contender) -> AtSite | None:
@@ -82,13 +89,15 @@ def _said(contender: Contender) -> str:
     where = "their own test sets" if split == "test" else "their private validation splits"
     name = METRICS[METRIC].words
     text = (
-        f"{rows[0].name} is worst served: {name} {values[0]:.3f}, where the {len(rows)} sites have {values.mean():.3f} ± "
+        f"worst served is {rows[0].name} with {name} {values[0]:.3f}; the {len(rows)} sites have {values.mean():.3f} ± "
         f"{values.std(ddof=1):.3f} on {where}."
     )
     large = [site for site in rows if site.samples >= SMALL]
     if rows[0].samples < SMALL and large:
-        text += f" It has {rows[0].samples} samples to judge by; of the sites with at least {SMALL}, {large[0].name} is worst "
-        text += f"with {large[0].value():.3f}."
+        text += (
+            f" It has {rows[0].samples} samples to judge by; of the sites with at least {SMALL}, {large[0].name} is "
+        )
+        text += f"worst with {large[0].value():.3f}."
     return text
 
 
@@ -131,10 +140,10 @@ def _spread_chart(found: Sequence[tuple[Contender, str, list[AtSite]]], colours:
     shown = rows[:MOST_ROWS]
     names = [site.name for site in shown]
     nothing = np.full(len(names), math.nan)
-    part = f" The {len(shown)} worst of {len(rows)} sites." if len(shown) < len(rows) else ""
+    part = f" The {len(shown)} worst of {len(rows)} sites; the map below has all." if len(shown) < len(rows) else ""
     if len(found) == 1:
         now = np.array([site.value() for site in shown])
-        series: list[Series] = [("as decided" if _before(rows) else first.label, 1, now, nothing)]
+        series: list[Series] = [("as decided", 1, now, nothing)]
         if _before(rows):
             before = np.array([_value(site.before, METRIC) for site in shown])
             series.insert(0, ("plain argmax", 0, before, nothing))
@@ -155,7 +164,7 @@ def _spread_chart(found: Sequence[tuple[Contender, str, list[AtSite]]], colours:
         side_label="samples",
         mark=float(np.mean([site.value() for site in rows])) if len(found) == 1 else None,
         caption=f"Seed {first.runs[0].seed}, {split}.{' Dashed: mean.' if len(found) == 1 else ''}{part}",
-        runs=len(found) > 1,
+        runs=len(series) != 2 or len(found) > 1,
     )
 
 
@@ -185,31 +194,31 @@ def _history(comparison: Comparison, colours: dict[str, int]) -> str:
     )
 
 
-def _map(one: Contender, split: str, rows: Sequence[AtSite], colours: dict[str, int], is_open: bool) -> str:
+def _map(one: Contender, rows: Sequence[AtSite], colours: dict[str, int], is_open: bool) -> str:
     run = one.runs[0]
     order = class_order(run)
     recall = np.array([_list(site.found, "per_class_accuracy", len(order)) for site in rows])[:, order]
     support = np.array([_list(site.found, "per_class_support", len(order)) for site in rows])[:, order]
     if not np.isfinite(recall).any():
         return ""
-    known = [m for m in COLUMNS if any(math.isfinite(site.value(m)) for site in rows)]
-    more = [[f"{site.samples:,}", *(number_of(site.value(m)) for m in known)] for site in rows]
+    others = [m for m in COLUMNS if any(math.isfinite(site.value(m)) for site in rows)]
     table = heat_table(
-        ["Site", "Samples", *(METRICS[m].title for m in known)],
         [site.name for site in rows],
-        more,
         [run.classes[c] for c in order],
         recall,
         np.nan_to_num(support),
+        heading="Site",
+        first={
+            "Samples": [f"{site.samples:,}" for site in rows],
+            "Macro F1": [number_of(site.value()) for site in rows],
+        },
+        last={METRICS[m].title: [number_of(site.value(m)) for site in rows] for m in others},
     )
-    title = f"Which site finds which class: recall on each site's {split} split"
-    note = "<p class='note'>Recall of each class at each site; darker is more. Pale italics rest on fewer than 5 samples, – on none.</p>"
-    content = scroll(table, f"{one.label}: sites by classes") + note
-    mark = run_mark(colours[one.label])
+    content = scroll(table, f"{one.label}: sites by classes")
     if len(colours) == 1:
-        return f"<h3>{title}</h3>{content}"
-    state = " open" if is_open else ""
-    return f"<details class='fold'{state}{mark}><summary>{esc(title)}: {esc(one.label)}</summary>{content}</details>"
+        return content
+    state, mark = " open" if is_open else "", run_mark(colours[one.label])
+    return f"<details class='fold'{state}{mark}><summary>{esc(one.label)}</summary>{content}</details>"
 
 
 def _list(found: dict[str, Any], key: str, n: int) -> list[float]:

@@ -8,13 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtail.core.metrics import METRICS, metrics
+from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
 from fedtail.report.chart import Cell, html_table, scroll
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.yardsticks import yardstick_cells
 from fedtail.runs.yardstick import TITLES
-
 
 NOTHING = "Always the majority class"
 CLEAR = 0.05
@@ -23,7 +22,7 @@ CLEAR = 0.05
 
 def tested() -> list[str]:
     """Metrics that contenders may be ranked and tested by."""
-    return [m.name for m in metrics() if m.headline and m.higher_is_better]
+    return [m.name for m in metrics() if m.headline or m.needs == "scores"]
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,10 @@ class Table:
 def winner(contenders: Sequence[Contender], metric: str) -> str | None:
     """The contender that a paired test tells from every other (Holm-corrected, p < 0.05); None where there is none:
     the largest of some means that are equal but for luck deserves no mark."""
-    sign = 1 if METRICS[metric].higher_is_better else -1
     scored = [one for one in contenders if math.isfinite(one.mean(metric))]
     if len(scored) < 2:
         return None
-    best, *others = sorted(scored, key=lambda one: -sign * one.mean(metric))
+    best, *others = sorted(scored, key=lambda one: -signed(metric, one.mean(metric)))
     tests = [paired(best.values(metric), one.values(metric)) for one in others]
     apart = [math.nan if t is None else 0.0 if math.isnan(t.p_t) and t.n > 1 else t.p_t for t in tests]
     return best.label if all(p < CLEAR for p in holm(apart)) else None
@@ -81,7 +79,7 @@ def winner(contenders: Sequence[Contender], metric: str) -> str | None:
 
 def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
     """A row per contender; ``metric`` is the one that is tested against the baseline, and the first column."""
-    shown = sorted((m.name for m in metrics() if m.headline), key=lambda name: name != metric)
+    shown = sorted((m.name for m in metrics() if m.headline or m.name == metric), key=lambda name: name != metric)
     columns = tuple(c for c in shown if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
     base = comparison.reference
     tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
@@ -303,7 +301,7 @@ def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
     if not scored:
         return "No run was scored on test samples."
-    best = max(scored, key=lambda one: one.mean(metric))
+    best = max(scored, key=lambda one: signed(metric, one.mean(metric)))
     name = METRICS[metric].words
     seeds = len(best.runs)
     text = f"{best.label} reaches {name} {mean_spread((best.mean(metric), best.spread(metric)))}"
@@ -315,9 +313,10 @@ def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     test = paired(best.values(metric), base.values(metric))
     if test is None:
         return text + "."
-    text += f", {abs(test.difference):.3f} above {base.label}"
+    high = METRICS[metric].higher_is_better
+    text += f", {abs(test.difference):.3f} {'above' if high else 'below'} {base.label}"
     if test.n > 1:
-        clear = test.low > 0
+        clear = test.low > 0 if high else test.high < 0
         text += (
             f" (95 % interval {test.low:+.3f} to {test.high:+.3f}{'' if clear else ', which includes no difference'})"
         )

@@ -14,6 +14,9 @@ from fedtail.report.comparison import Comparison
 from fedtail.report.rows import row_chart
 from fedtail.runs.yardstick import TITLES, AtSite, Yardstick
 
+MOST_ROWS = 30
+"""Sites drawn."""
+
 
 def yardstick_cells(found: Sequence[Yardstick], columns: Sequence[str]) -> dict[str, tuple[tuple[float, float], ...]]:
     """Kind -> (mean, spread) of every column over seeds."""
@@ -101,12 +104,14 @@ def _rungs(comparison: Comparison, metric: str) -> list[tuple[str, int, dict[str
 
 
 def _per_site(comparison: Comparison) -> list[tuple[str, int, float, float, float]]:
-    """(site, samples, alone on the test set, alone and federated on its own split), means over seeds; least gain first."""
+    """(site, samples, alone on the test set, alone and federated on its own split), over seeds; least gain first."""
     found: dict[str, list[AtSite]] = {}
+    seeds = len({y.seed for y in comparison.yardsticks}) > 1
     for y in comparison.yardsticks:
         for site in y.sites:
             if site.own is not None and site.federated is not None:
-                found.setdefault(site.site, []).append(site)
+                drawn = seeds and site.site.startswith("client ")  # whose data are others under another seed
+                found.setdefault(f"{site.site}, seed {y.seed}" if drawn else site.site, []).append(site)
     rows = [
         (
             name,
@@ -121,7 +126,8 @@ def _per_site(comparison: Comparison) -> list[tuple[str, int, float, float, floa
 
 
 def _gains(comparison: Comparison) -> str:
-    rows = _per_site(comparison)
+    every = _per_site(comparison)
+    rows = every if len(every) <= MOST_ROWS else [*every[: MOST_ROWS // 2], *every[-MOST_ROWS // 2 :]]
     nothing = np.full(len(rows), math.nan)
     return row_chart(
         "Each site, alone and together",
@@ -135,7 +141,13 @@ def _gains(comparison: Comparison) -> str:
         link=True,
         sides=[f"{row[4] - row[3]:+.3f}" for row in rows],
         side_label="gain",
-        caption="Least gain first. A held-out split of few samples says little; one class alone makes it easy to be right.",
+        caption="Least gain first"
+        + (
+            f", the {MOST_ROWS // 2} least and the {MOST_ROWS // 2} largest of {len(every)}"
+            if len(rows) < len(every)
+            else ""
+        )
+        + ". A held-out split of few samples says little, and one of few classes makes it easy to be right alone.",
     )
 
 

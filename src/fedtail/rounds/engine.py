@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import Decisions
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.models.flat import FlatModel
@@ -40,10 +40,23 @@ class Engine(Protocol):
         """(C, C) pooled confusion matrix of a model on ``test`` or ``validation``."""
         ...
 
-    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
+    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
+        """The same on ``validation``, client by client; empty where the engine knows sums over clients only."""
+        ...
+
+    @property
+    def tells_scores(self) -> bool:
+        """Whether ``scores`` of validation splits can be had."""
+        ...
+
+    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         """Counts of a model's probabilities: for ``validation`` of each client on its private split, for ``test`` of
-        each client that has test samples of its own, or, under the number -1, of the server on the common test set.
-        Answers are those of ``decision``."""
+        each client that has test samples of its own and, under the number -1, of those that are nobody's own. Answers
+        are by ``decisions``."""
+        ...
+
+    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
+        """(s, counts of the probabilities of candidate s) pooled over the clients' private splits, in any order."""
         ...
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:

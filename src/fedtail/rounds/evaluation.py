@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision
-from fedtail.core.metrics import class_counts, confusion_matrix, score
+from fedtail.core.metrics import class_counts, confusion_matrix, score_of
 from fedtail.core.records import DIVERGED, Task
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples, Transform
@@ -24,6 +24,9 @@ EVAL_BATCH = 1024
 MEASUREMENTS = ("train_loss", "class_loss")
 
 Batches = Iterable[tuple[Tensor, Tensor]]
+"""Model input and labels, batch by batch."""
+Logits = Iterable[tuple[Tensor, Tensor]]
+"""(B, C) logits and (B,) labels, batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,23 @@ def federation_split(federation: Federation, name: str) -> Split:
     return Split(federation.test, federation.transform, federation.n_classes)
 
 
-def score_splits(federation: Federation, name: str) -> Iterator[tuple[int, Split]]:
-    """The common test set as client -1, or the private split of each client (of a panel, where there are very many)."""
+def client_splits(federation: Federation, name: str) -> Iterator[tuple[int, Split]]:
+    """The private split of each client (of a panel, where there are very many), or its own test set; test samples that
+    are nobody's own are those of client -1."""
     if name == "test":
-        yield -1, federation_split(federation, name)
+        for k, rows in federation.own_tests().items():
+            yield k, Split(federation.test, federation.transform, federation.n_classes, rows)
         return
     for k in federation.panel():
         yield k, Split.of(federation, federation.validation[k])
+
+
+def client_confusions(federation: Federation, guess: np.ndarray) -> dict[int, np.ndarray]:
+    """client -> (C, C) confusion matrix on its private split, from the answers to ``federation.validation_rows()``."""
+    c, panel = federation.n_classes, federation.panel()
+    owner = np.repeat(np.arange(len(panel)), [len(federation.validation[k]) for k in panel])
+    cells = (owner * c + federation.pool.y.numpy()[federation.validation_rows()]) * c + guess
+    return dict(zip(panel, np.bincount(cells, minlength=len(panel) * c * c).reshape(-1, c, c), strict=True))
 
 
 @torch.no_grad()
@@ -97,14 +110,27 @@ def confusion_on(model: FlatModel, split: Split) -> Callable[[Tensor], np.ndarra
     return confusion
 
 
-def scores_on(logits: Iterable[tuple[Tensor, Tensor]], n_classes: int, decision: Decision | None = None) -> Scores:
+def scores_on(logits: Logits, n_classes: int, decision: Decision | None = None, *, tempered: bool = True) -> Scores:
     """Counts of a model's probabilities and answers, from its (B, C) logits and labels batch by batch."""
     rule = decision or Decision()
-    total = Scores.of(np.empty((0, n_classes)), np.empty(0, dtype=np.int64))
-    for z, y in logits:
-        p = rule.probabilities(torch.softmax(z.double(), -1).cpu().numpy())
-        total = total + Scores.of(p, y.cpu().numpy(), rule.answers(p))
-    return total
+    p, y = probabilities_of(logits, n_classes)
+    p = rule.probabilities(p)
+    return Scores.of(p, y, rule.answers(p), tempered=tempered)
+
+
+def probabilities_of(logits: Logits, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """(N, C) probabilities and (N,) labels."""
+    parts = [(torch.softmax(z.double(), -1).cpu().numpy(), y.cpu().numpy()) for z, y in logits]
+    if not parts:
+        return np.empty((0, n_classes)), np.empty(0, dtype=np.int64)
+    return np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def score_candidates(model: FlatModel, candidates: Candidates, split: Split) -> Iterator[tuple[int, Scores]]:
+    """(s, counts of the probabilities of candidate s), one after another: those of all at once would be large."""
+    batches = list(split.batches(device=model.vector.device))
+    for s, vector in candidates.walk():
+        yield s, scores_on(model_logits(model, vector, batches), split.n_classes, tempered=False)
 
 
 def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> np.ndarray:
@@ -122,32 +148,37 @@ def count_candidates(model: FlatModel, candidates: Candidates, split: Split) -> 
 def run_reports(
     task: Task,
     delta: Tensor,
-    judge: Callable[[np.ndarray], float],
+    judge: Callable[[Logits], float],
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
-    confusions: Callable[[Tensor], Iterable[np.ndarray]],
+    held: Callable[[Tensor], Iterable[Logits]],
     failed: Sequence[int] = (),
 ) -> dict[str, np.ndarray]:
     """The (P,) scalars that ``task.reports`` asks of a client about its runs, delta: (P, n).
 
-    judge: what a confusion matrix is worth, higher is better, see ``judged``; mean_losses: models (m, n) -> (m,) mean
-    loss on the client's training samples; confusions: models (m, n) -> m confusion matrices on its validation samples;
-    failed: runs that diverged.
+    judge: what logits on the client's validation samples are worth, higher is better, see ``judged``; mean_losses:
+    models (m, n) -> (m,) mean loss on its training samples; held: models (m, n) -> such logits of each; failed: runs
+    that diverged.
     """
     reports, x = {}, task.x.to(delta.device)
     if "local_gain" in task.reports:  # relative fall of the local loss, FAST's reward
         before, *after = mean_losses(torch.cat([x.unsqueeze(0), x + delta]))
         reports["local_gain"] = np.clip((before - np.array(after)) / max(before, 1e-12), 0.0, 1.0)
     if "local_validation" in task.reports:
-        reports["local_validation"] = np.array([judge(m) for m in confusions(x + delta)])
+        reports["local_validation"] = np.array([judge(logits) for logits in held(x + delta)])
     if DIVERGED in task.reports:
         reports[DIVERGED] = np.isin(np.arange(len(delta)), failed).astype(np.float64)
     return reports
 
 
-def judged(metric: str, background: int | None) -> Callable[[np.ndarray], float]:
-    """Confusion matrix -> its score by a metric; NaN without samples: a client that cannot compare must not seem to
-    have a tie."""
-    return lambda m: float(score(class_counts(m), metric, background)) if m.sum() else float("nan")
+def judged(metric: str, n_classes: int, background: int | None = None) -> Callable[[Logits], float]:
+    """Logits on a client's validation samples -> their score by a metric; NaN without samples: a client that cannot
+    compare must not seem to have a tie."""
+
+    def judge(logits: Logits) -> float:
+        found = scores_on(logits, n_classes, tempered=False)
+        return score_of(found, metric, background) if found.n else float("nan")
+
+    return judge
 
 
 def measurement(client: Client, losses: Tensor, what: str) -> Tensor:

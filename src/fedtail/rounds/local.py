@@ -24,7 +24,7 @@ from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import Split, confusion_on, judged, measurement, model_logits, run_reports
+from fedtail.rounds.evaluation import Split, judged, measurement, model_logits, run_reports
 from fedtail.settings import Settings
 
 
@@ -304,13 +304,13 @@ def train_client(
             failed.append(p)
             runs.append((torch.zeros_like(task.x, device=model.vector.device), 0, 0.0, client_state, {}))
     deltas, steps, losses, states, extras = zip(*runs, strict=True)
-    delta = torch.stack(deltas)
+    delta, held = torch.stack(deltas), Split.of(client, client.validation)
     reports = run_reports(
         task,
         delta,
-        judged(settings.run.metric, client.background),
+        judged(settings.run.metric, client.n_classes, client.background),
         lambda models: [float(client_losses(model, client, x).mean()) for x in models],
-        lambda models: map(confusion_on(model, Split.of(client, client.validation)), models),
+        lambda models: (model_logits(model, x, held.batches(device=model.vector.device)) for x in models),
         failed,
     )
     return client_update(client, delta, steps, losses, reports, unmoved(extras, failed)), list(states)

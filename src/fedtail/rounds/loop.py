@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.metrics import METRICS, Evidence, check_known, gram_alignment
+from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, gram_alignment, signed
 from fedtail.core.random import generator
 from fedtail.core.records import Deltas, Task, Update
 from fedtail.core.schedule import round_rate
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
 from fedtail.rates.base import RateStrategy, Setting
@@ -23,6 +24,7 @@ from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.search import RatesInForce, candidate_models, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
+from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
 
 PIECES = 256
@@ -105,10 +107,11 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         if test:  # before validation: a real federation answers both in one exchange
             record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if run.validate_every and (last or state.round % run.validate_every == 0):
-            counts = engine.confusion(state.x, "validation")
-            record["validation"] = problem.metrics(counts)
+            record["validation"], sites, samples = validate_model(problem, state.x, run.metric)
+            if sites:
+                record["sites"] = sites
             if run.select == "best" or run.patience:
-                state.best = _better(state, record["validation"], int(_samples(counts)), run.metric)
+                state.best = _better(state, record["validation"], samples, run.metric)
         state.history.append(record)
         if exhausted(state, run) and not test:
             record["test"] = problem.metrics(engine.confusion(state.x, "test"))
@@ -126,7 +129,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", rates.searches, allowed)
     if run.search_only and round == 0 and rates.done:
         raise FedtailError(f"rates {rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
-    check_known(METRICS[run.metric], Evidence(np.zeros((3, problem.n_classes)), problem.background))
+    _check_metric(problem, METRICS[run.metric])
     if run.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, settings.privacy)
@@ -138,6 +141,18 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         seed=run.seed,
     )
     rates.begin(setting)
+
+
+def _check_metric(problem: Problem, metric: Metric) -> None:
+    """Refuse a metric that the engine cannot tell, or by which the rate strategy could not compare."""
+    nobody = Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64))
+    evidence = Evidence(
+        counts=np.zeros((3, problem.n_classes)),
+        background=problem.background,
+        scores=nobody if problem.engine.tells_scores else None,
+        sites=np.empty(0) if problem.rates.done else None,
+    )
+    check_known(metric, evidence)
 
 
 def starting_lr(rates: RateStrategy, local: Local) -> float:
@@ -173,11 +188,6 @@ def exhausted(state: State, run: Run) -> bool:
     return state.round - max(state.best.since, found) >= run.patience
 
 
-def _samples(confusion: np.ndarray) -> float:
-    """Samples behind a confusion matrix, or behind the (1, 2) correct and all samples of sites that reveal no more."""
-    return float(confusion[0, 1] if confusion.shape == (1, 2) else confusion.sum())
-
-
 def _better(state: State, validation: dict[str, Any], samples: int, metric: str) -> Best:
     """The model to keep by validation after one more round."""
     if not np.isfinite(validation["accuracy"]):
@@ -185,8 +195,7 @@ def _better(state: State, validation: dict[str, Any], samples: int, metric: str)
             "run.select = 'best' and run.patience compare models, but there is no validation data at the clients; set "
             "data.validation"
         )
-    sign = 1.0 if METRICS[metric].higher_is_better else -1.0
-    now, done, best = sign * validation[metric], state.round, state.best
+    now, done, best = signed(metric, validation.get(metric)), state.round, state.best
     if best is None or now > best.score:
         return Best(round=done, score=now, x=state.x, since=done)
     peak = best.score

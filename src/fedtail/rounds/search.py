@@ -9,12 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
-from fedtail.core.metrics import score
+from fedtail.core.metrics import METRICS, score, score_of
 from fedtail.core.records import Deltas, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
 from fedtail.rates.race import FURTHER, Race
+from fedtail.rounds.evaluation import count_candidates, score_candidates
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
 
@@ -32,7 +33,8 @@ def racing(rates: RateStrategy, method: Method, settings: Settings) -> RateStrat
             "local.lr, e.g. 0.1"
         )
     taken = (*settings.method.options, rates.searches)
-    return Race(rates, [name for name in FURTHER if name in method.tunable and name not in taken])
+    further = [name for name in FURTHER if name in method.tunable and name not in taken]
+    return Race(rates, further, settings.local.optimizer)
 
 
 def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:
@@ -62,16 +64,25 @@ def candidate_models(
 
 def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:
     """(N,) the metric of every candidate, from counts summed over all validating clients or from the server's set."""
-    run = settings.run
-    if run.validate_on == "server" and problem.holdout is not None:
-        counts = problem.holdout(candidates)
+    run, clients = settings.run, present.tolist()
+    held = problem.holdout if run.validate_on == "server" else None
+    if METRICS[run.metric].needs == "scores":
+        told = None if held is None else score_candidates(problem.model, candidates, held)
+        scored = told or problem.engine.validate_scores(candidates, clients)
+        found = {s: (score_of(one, run.metric, problem.background), one.n) for s, one in scored}
+        rewards, n = (np.array([found[s][i] for s in range(len(candidates))]) for i in (0, 1))
     else:
-        counts = problem.engine.validate(candidates, present.tolist())
-    if not counts[:, 1].sum(axis=-1).all():
+        counts = (
+            problem.engine.validate(candidates, clients)
+            if held is None
+            else count_candidates(problem.model, candidates, held)
+        )
+        rewards, n = score(counts, run.metric, problem.background), counts[:, 1].sum(axis=-1)
+    if not n.all():
         where = "at the clients; set data.validation" if run.validate_on == "clients" else "at the server"
         who = "local.lr = 'auto'" if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
         raise FedtailError(f"{who} compares models, but there is no validation data {where}")
-    return score(counts, run.metric, problem.background)
+    return rewards
 
 
 def reports_of(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import summarize
 from fedtail.core.records import Task, Tensors
 from fedtail.core.scores import Scores
@@ -17,6 +17,7 @@ from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.engine import Engine
+from fedtail.rounds.evaluation import Split
 from fedtail.rounds.growth import grown_history, grown_tensors
 
 
@@ -71,8 +72,8 @@ class Problem:
     """Measurements taken after each round; see ``rounds.diagnostics``."""
     background: int | None = None
     """The class that means "nothing found", where the data declare one."""
-    holdout: Callable[[Candidates], np.ndarray] | None = None
-    """Candidates -> (N, 3, C) per-class counts on the server's hold-out set, where it has one."""
+    holdout: Split | None = None
+    """The server's hold-out set, where it has one."""
     labels: tuple[str, ...] = ()
     """A label per client that the data names, for strategies that search over clusters of clients."""
     gone: Collection[int] = ()
@@ -85,9 +86,12 @@ class Problem:
         """The model's shape and layers; its weights are scratch space."""
         return self.engine.model
 
-    def metrics(self, confusion: np.ndarray, scores: Scores | None = None) -> dict[str, Any]:
-        """Everything reported of a confusion matrix, and of probabilities where they were counted."""
-        return summarize(confusion, self.train_counts, self.background, scores)
+    def metrics(
+        self, confusion: np.ndarray, scores: Scores | None = None, sites: ArrayLike | None = None
+    ) -> dict[str, Any]:
+        """Everything reported of a confusion matrix, of probabilities where they were counted, and of the macro F1 of
+        sites where it is known."""
+        return summarize(confusion, self.train_counts, self.background, scores, sites)
 
     def begin(self) -> State:
         """Round 0 from the model's own initial weights."""

@@ -11,6 +11,7 @@ from fedtail.core.metrics import METRICS
 from fedtail.data.registry import DATASETS, SUGGESTED
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
+from fedtail.methods.optimizers import check_optimizer
 from fedtail.models import MODELS
 from fedtail.rates import RATES
 from fedtail.registry import Registry
@@ -85,6 +86,7 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
         if not _settled_later(section, part.name):
             options = registry.check(part.name, part.options)
             settings = settings.model_copy(update={section: part.model_copy(update=options)})
+    check_optimizer(METHODS[settings.method.name], settings.local.optimizer)
     return settings
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from fedtail.core.decisions import Decision, best_temperature, f1_weights, recall_threshold
-from fedtail.core.scores import Scores
+from fedtail.core.decisions import Decision, Decisions, best_temperature, f1_weights, recall_threshold
+from fedtail.core.scores import Scores, total
 from fedtail.errors import FedtailError, one_of
 from fedtail.rounds.state import Problem
 from fedtail.settings import Decision as DecisionSettings
@@ -63,13 +63,7 @@ def _macro_f1(problem: Problem, scores: Scores) -> float:
 
 
 def _validation(problem: Problem, x: Tensor, decision: Decision) -> Scores | None:
-    return total(dict(problem.engine.scores(x, "validation", decision)))
-
-
-def total(parts: Mapping[int, Scores]) -> Scores | None:
-    """Of all sites together; None where nobody told."""
-    found = list(parts.values())
-    return sum(found[1:], found[0]) if found else None
+    return total(found for _, found in problem.engine.scores(x, "validation", Decisions(decision)))
 
 
 def describe_decision(decision: Decision, classes: Sequence[str]) -> dict[str, Any]:

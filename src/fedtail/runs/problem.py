@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 from torch import nn
 
-from fedtail.core.candidates import Candidates
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress
@@ -16,13 +14,14 @@ from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg, Method
-from fedtail.models import FlatModel, build_model, choose_model
+from fedtail.methods.optimizers import with_optimizer
+from fedtail.models import build_model, choose_model
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.rounds.engine import Engine
-from fedtail.rounds.evaluation import Split, count_candidates
+from fedtail.rounds.evaluation import Split
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.search import racing
 from fedtail.rounds.state import Problem
@@ -99,6 +98,7 @@ def assemble(
     federation: Federation, module: nn.Module, method: Method, rates: RateStrategy, settings: Settings
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
+    method = with_optimizer(method, settings.local.optimizer)
     if method.needs_auxiliary and not len(federation.auxiliary):
         raise FedtailError(
             f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
@@ -124,15 +124,8 @@ def assemble(
         train_counts=federation.label_map().sum(0),
         auxiliary=auxiliary_monitor(model, federation) if method.needs_auxiliary else None,
         background=federation.background,
-        holdout=_holdout(federation, model),
+        holdout=Split.of(federation, federation.holdout) if len(federation.holdout) else None,
         labels=federation.clusters,
         monitors=monitors,
         noise_seed=seed,
     )
-
-
-def _holdout(federation: Federation, model: FlatModel) -> Callable[[Candidates], np.ndarray] | None:
-    if not len(federation.holdout):
-        return None
-    split = Split.of(federation, federation.holdout)
-    return lambda candidates: count_candidates(model, candidates, split)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import Decision, Decisions
 from fedtail.core.metrics import METRICS, majority_floor, metrics
 from fedtail.core.scores import Scores
 from fedtail.data.about import About
@@ -18,10 +18,11 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.decide import choose_decision, describe_decision, total
+from fedtail.runs.decide import choose_decision, describe_decision
 from fedtail.runs.folder import append_round, begin_folder, end_folder
 from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
 from fedtail.runs.saved import SavedModel
+from fedtail.runs.told import curves_of, metrics_of_test, site_rows, tell_splits, tradeoff_of, worst_of
 from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
@@ -43,8 +44,16 @@ class Result:
     before: dict[str, Any] | None
     """Test metrics of the plain argmax, where a decision was asked for."""
     decision: Decision
+    validation: dict[str, Any]
+    """The same metrics on the private splits of all sites together; empty where sites keep them to themselves."""
     sites: list[dict[str, Any]]
     """Every metric of every site, on its private validation split and, where it has one, its own test set."""
+    worst: dict[str, Any]
+    """The worst site, the mean and the spread over sites of macro F1."""
+    curves: dict[str, Any]
+    """Precision-recall curves and reliability, on ``test`` and ``validation``."""
+    tradeoff: dict[str, Any]
+    """What each threshold of the class to find, or of the rarest, would give on validation."""
     floor: dict[str, float]
     """Metrics of always answering the majority class."""
     rates: np.ndarray
@@ -109,7 +118,11 @@ class Result:
             "titles": self.titles,
             "test": self.test,
             "confusion": self.confusion,
+            "validation": self.validation,
             "sites": self.sites,
+            "worst": self.worst,
+            "curves": self.curves,
+            "tradeoff": self.tradeoff,
             **({} if self.before is None else {"decision": self._decided(), "before": self.before}),
             "floor": self.floor,
             "rates": self.rates,
@@ -171,20 +184,6 @@ class Result:
         ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
 
 
-def site_results(
-    problem: Problem, x: Tensor, names: Sequence[str], tested: Mapping[int, Scores], decision: Decision | None = None
-) -> list[dict[str, Any]]:
-    """The metrics of each site; empty where sites keep them to themselves."""
-    out = []
-    for k, found in problem.engine.scores(x, "validation", decision):
-        row: dict[str, Any] = {"site": names[k]}
-        for split, scores in (("validation", found), ("test", tested.get(k))):
-            if scores is not None and scores.n:
-                row[split] = problem.metrics(scores.confusion, scores)
-        out.append(row)
-    return out
-
-
 def titles_of(problem: Problem) -> dict[str, Any]:
     """How tables and reports call what a run is made of."""
     own = {m.name: m.title for m in metrics() if is_own(m.name)}
@@ -195,12 +194,11 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     """The chosen model and its test metrics."""
     best = state.best if settings.run.select == "best" else None
     x = state.x if best is None else best.x
-    decision = choose_decision(problem, x, settings.decision, about.classes)
-    plain_scores = dict(problem.engine.scores(x, "test"))
-    tested = plain_scores if decision.plain else dict(problem.engine.scores(x, "test", decision))
-    scores, before = total(tested), total(plain_scores)
-    confusion = problem.engine.confusion(x, "test") if scores is None or decision.plain else scores.confusion
-    sites = site_results(problem, x, about.sites, tested, decision)
+    decisions = Decisions(choose_decision(problem, x, settings.decision, about.classes))
+    splits = tell_splits(problem, x, decisions)
+    before = None if decisions.plain else tell_splits(problem, x)
+    pooled, validated = splits["test"].pooled, splits["validation"].pooled
+    confusion = problem.engine.confusion(x, "test") if pooled is None or decisions.plain else pooled.confusion
     problem.model.load(x)
     problem.model.module.eval()
     last, rates = state.history[-1] if state.history else {}, problem.rates
@@ -218,14 +216,18 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),
     }
-    test = problem.metrics(confusion, scores)
+    test = metrics_of_test(problem, splits, confusion)
     return Result(
         module=problem.model.module,
         x=x,
         test=test,
-        before=None if decision.plain or before is None else problem.metrics(before.confusion, before),
-        decision=decision,
-        sites=sites,
+        before=None if before is None or before["test"].pooled is None else metrics_of_test(problem, before),
+        decision=decisions.common,
+        validation={} if validated is None else problem.metrics(validated.confusion, validated),
+        sites=site_rows(about.sites, splits, before),
+        worst=worst_of(about.sites, splits, before),
+        curves=curves_of(splits, before, about.classes, about.sites),
+        tradeoff=_tradeoff(validated, decisions.common, about.classes),
         confusion=confusion,
         floor=floor,
         rates=rates.rates if rates.searches == "rate" else rates.base_rates,
@@ -237,6 +239,16 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         settings=settings,
         verdict=verdict(test, confusion, floor, state.history, about.classes, settings),
     )
+
+
+def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str]) -> dict[str, Any]:
+    """Of the class to find, or of the rarest."""
+    if scores is None or not scores.n:
+        return {}
+    support = scores.bins[:, 1].sum(-1).astype(float)
+    target = int(np.where(support > 0, support, np.inf).argmin()) if decision.target is None else decision.target
+    chosen = None if decision.target is None else decision.threshold
+    return tradeoff_of(scores, target, classes[target], chosen, decision.costs)
 
 
 def _found(rates: RateStrategy) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,29 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decision
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.core.scores import Scores
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import (
+    Logits,
     Split,
     confusion_on,
     count_candidates,
     federation_split,
     model_logits,
-    score_splits,
-    scores_on,
 )
 from fedtail.rounds.local import DivergedError, measure_client, train_client
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
+from fedtail.simulate.scoring import Scoring
 
 T = TypeVar("T")
 
 
-class ReferenceSimulator(ClientStates):
+class ReferenceSimulator(ClientStates, Scoring):
     """Every client in this process. With ``workers`` > 1 several clients run at once, each on a model of its own;
     since every draw is keyed by client and round, the result does not depend on it."""
 
@@ -89,10 +87,8 @@ class ReferenceSimulator(ClientStates):
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         return confusion_on(self.model, federation_split(self.federation, split))(x)
 
-    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
-        device = self.model.vector.device
-        for k, part in score_splits(self.federation, split):
-            yield k, scores_on(model_logits(self.model, x, part.batches(device=device)), part.n_classes, decision)
+    def _logits(self, x: Tensor, split: Split) -> Logits:
+        return model_logits(self.model, x, split.batches(device=self.model.vector.device))
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         values = self._map(

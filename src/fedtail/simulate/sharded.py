@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import Decisions
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
@@ -112,8 +112,18 @@ class ShardedSimulator:
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         return self.inner.confusion(x, split)
 
-    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
-        return self.inner.scores(x, split, decision)
+    @property
+    def tells_scores(self) -> bool:
+        return self.inner.tells_scores
+
+    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
+        return self.inner.confusions(x)
+
+    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
+        return self.inner.scores(x, split, decisions)
+
+    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
+        return self.inner.validate_scores(candidates, clients)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         return self.inner.measure(x, what)

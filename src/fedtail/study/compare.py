@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, lacking
+from fedtail.core.metrics import METRICS, lacking, signed
 from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
@@ -146,14 +146,16 @@ def best_by_validation(outcomes: Sequence[Outcome], metric: str) -> list[Outcome
 
 
 def validation_score(outcome: Outcome, metric: str) -> float:
-    """The run's last validation metric; minus infinity for a failed run."""
+    """The run's last validation metric, negative where less is better; minus infinity for a failed run. A metric of
+    probabilities that the rounds did not take is that of the final model."""
     if outcome.error is not None:
         return -math.inf
     last: dict[str, Any] = {}
     for record in read_history(outcome.folder):
         last = record.get("validation") or last
-    value = last.get(metric)
-    return -math.inf if value is None else float(value)
+    if metric not in last:
+        last = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8")).get("validation", {})
+    return signed(metric, last.get(metric))
 
 
 def validation_size(outcome: Outcome) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS
+from fedtail.core.metrics import signed
 from fedtail.core.random import generator
 from fedtail.data.federation import Federation
 from fedtail.data.registry import Pooled
@@ -25,6 +25,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES
+from fedtail.rates.race import usual_lrs
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import State
 from fedtail.runs.config import changed
@@ -154,7 +155,8 @@ def climb(
 def candidates(settings: Settings, said: Collection[str]) -> list[dict[str, Any]]:
     """All points of the space that the caller has left free, in an order drawn by the run's seed."""
     named = {key.partition(".")[0] for key in said if key in ("rates.name", "rates.rates")}
-    free = {k: v for k, v in SPACE.items() if k not in said and k.partition(".")[0] not in named}
+    space = {**SPACE, "local.lr": sorted(usual_lrs(settings.local.optimizer)[: len(SPACE["local.lr"])])}
+    free = {k: v for k, v in space.items() if k not in said and k.partition(".")[0] not in named}
     points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
     order = generator(settings.run.seed, "tune").permutation(len(points))
     return [_complete(points[int(i)]) for i in order]
@@ -197,16 +199,10 @@ class _Problem:
 
         try:
             history = train_rounds(problem, tried, problem.begin(), check).history
-            score = max(_score(record, tried.run.metric) for record in history)
+            metric = tried.run.metric
+            score = max(signed(metric, record.get("validation", {}).get(metric)) for record in history)
         except FedtailError:  # it diverged, or does not fit this data: it has lost
             score = -np.inf
         finally:
             problem.engine.close()
         return Trial(dict(values), rung, rounds, float(score), time.perf_counter() - began)
-
-
-def _score(record: Mapping[str, Any], metric: str) -> float:
-    value = record.get("validation", {}).get(metric)
-    if value is None or not np.isfinite(value):
-        return -np.inf
-    return float(value) if METRICS[metric].higher_is_better else -float(value)

@@ -23,6 +23,7 @@ from fedtail.methods import METHODS
 from fedtail.models import FlatModel
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES
+from fedtail.rates.race import usual_lrs
 from fedtail.rounds.evaluation import Split, confusion_on, federation_split
 from fedtail.rounds.loop import train_rounds
 from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
@@ -158,7 +159,8 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> nn.Module:
     local: dict[str, Any] = {}
     if not len(one.validation[0]):
         run |= {"select": "last", "patience": 0}
-        local |= {"lr": setup.run.result.get("found", {}).get("lr", 0.1)} if settings.local.lr == "auto" else {}
+        usual = usual_lrs(settings.local.optimizer)[0]
+        local |= {"lr": setup.run.result.get("found", {}).get("lr", usual)} if settings.local.lr == "auto" else {}
     settings = settings.model_copy(
         update={
             "run": settings.run.model_copy(update=run),

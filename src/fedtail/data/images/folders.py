@@ -148,6 +148,7 @@ def from_listing(
         transform=Transform(1 / 255, mean, std),
         augment=augment,
         sites=sites[train] if sites is not None else None,
+        test_sites=sites[test] if sites is not None else None,
         model="auto",
         background=None if background is None else [str(v) for v in names].index(background),
         preprocessing={"kind": "images", "size": list(shape), "channels": 1 if grey else 3},

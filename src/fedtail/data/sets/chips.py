@@ -75,6 +75,7 @@ def chips(
         transform=Transform(1 / 255, (0.329, 0.337, 0.342), (0.192, 0.172, 0.174)),
         augment="flip",
         sites=names[site[train]],
+        test_sites=names[site[test]],
         model="resnet34",
         validation=3 / 17,
         background=0,

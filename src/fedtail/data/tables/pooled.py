@@ -173,17 +173,21 @@ def table_from_frame(
     notes += [leak_note(name, found, classes, label) for name, found in leaks.items()]
 
     samples = _samples(schema, columns, y, train, notes)
+    owners = np.array(site_names, dtype=object)[sites] if site else None
+    test_owners = None if owners is None else owners[held]
     if tested is None:
         test_set = _samples(schema, columns, y, held, notes)
     else:
         test_set = encode_table(tested, schema, notes)
+        test_owners = _test_sites(tested, schema, site, where)
     notes += _class_notes(y[train], test_set, classes)
     return Pooled(
         samples,
         test_set,
         classes=classes,
         name=source.name,
-        sites=np.array(site_names, dtype=object)[sites[train]] if site else None,
+        sites=None if owners is None else owners[train],
+        test_sites=test_owners,
         clusters=None if labels is None else labels[train],
         model="auto",
         preprocessing=schema.to_dict(),
@@ -250,6 +254,15 @@ def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Sample
     samples = _samples(schema, frame_columns(schema, source.frame, where), y, np.flatnonzero(y >= 0), own)
     notes += [f"{where}: {note}" for note in [*source.notes, *own]]
     return samples
+
+
+def _test_sites(source: Table, schema: TableSchema, site: str | None, where: str) -> np.ndarray | None:
+    """The site of each labelled row of a test table, where it names them."""
+    if site is None or site not in source.frame.columns:
+        return None
+    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
+    codes, names = name_codes(source.frame[site])
+    return np.array([*names, ""], dtype=object)[codes][y >= 0]
 
 
 def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str]:

@@ -202,6 +202,7 @@ def site_tables(
         classes=fitted.classes,
         name="site tables",
         sites=np.repeat(np.array([s.name for s in sites], dtype=object), [len(t) for t in train]),
+        test_sites=np.repeat(np.array([s.name for s in sites], dtype=object), [len(t) for t in test]),
         model="auto",
         preprocessing=fitted.to_dict(),
         notes=tuple(notes),

@@ -16,6 +16,7 @@ from fedtail.data.federation import Transform
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
+from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.encoding import build_encoded
@@ -78,7 +79,7 @@ class Job:
         return build_model(self.model, self.input_shape, self.n_classes, seed=seed, **self.model_options)
 
     def build_method(self) -> Method:
-        return METHODS.build(self.method, **self.method_options)
+        return with_optimizer(METHODS.build(self.method, **self.method_options), self.local.optimizer)
 
     def to_json(self) -> dict[str, Any]:
         """With the names of what is at its default: a site that is a version behind may not know it, and need not."""

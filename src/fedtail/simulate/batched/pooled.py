@@ -27,6 +27,12 @@ def logits(kernel: Kernel, x: Tensor, split: Split) -> Iterator[tuple[Tensor, Te
         yield kernel.forward(x, inputs.expand(len(x), *inputs.shape))[0], y
 
 
+def logits_each(kernel: Kernel, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
+    """Of every model of (m, d): its (b, C) logits and the labels, chunk by chunk."""
+    parts = list(logits(kernel, x, split))
+    return [[(z[i].T, y) for z, y in parts] for i in range(len(x))]
+
+
 @torch.no_grad()
 def confusions(kernel: Kernel, x: Tensor, split: Split) -> np.ndarray:
     """(m, C, C) confusion matrices of models (m, d)."""

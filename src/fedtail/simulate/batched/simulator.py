@@ -23,13 +23,13 @@ from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import MEASUREMENTS, Split, federation_split, judged, run_reports
+from fedtail.rounds.evaluation import MEASUREMENTS, Logits, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
-from fedtail.simulate.batched.pooled import candidate_confusions, confusions, losses
+from fedtail.simulate.batched.pooled import candidate_confusions, confusions, logits_each, losses
 from fedtail.simulate.batched.runner import CAPTURE_AFTER, Runner, Step
 from fedtail.simulate.batched.step import Signature, input_names, make_step
 from fedtail.simulate.reference import ReferenceSimulator
@@ -253,9 +253,9 @@ class BatchedSimulator(ReferenceSimulator):
         return run_reports(
             task,
             delta,
-            judged(self.settings.run.metric, client.background),
+            judged(self.settings.run.metric, client.n_classes, client.background),
             lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
-            lambda models: confusions(self.kernel, models, held),
+            lambda models: logits_each(self.kernel, models, held),
             failed,
         )
 
@@ -265,6 +265,10 @@ class BatchedSimulator(ReferenceSimulator):
         rows = np.concatenate([self.federation.validation[k] for k in clients])
         with _threads(self.threads):
             return class_counts(candidate_confusions(self.kernel, candidates, Split.of(self.federation, rows)))
+
+    def _logits(self, x: Tensor, split: Split) -> Logits:
+        with _threads(self.threads):
+            return logits_each(self.kernel, x.unsqueeze(0), split)[0]
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         if split not in self._splits:

@@ -8,7 +8,7 @@ code runs without recording on the CPU, where it is tested against the reference
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decision
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
-from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import judged, measurement, run_reports, scores_on
+from fedtail.rounds.evaluation import Logits, Split, judged, measurement, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
@@ -34,11 +32,12 @@ from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.numerics import Numerics
 from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
 from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
+from fedtail.simulate.scoring import Scoring
 
 MAX_LANES = 10
 
 
-class GraphSimulator(ClientStates):
+class GraphSimulator(ClientStates, Scoring):
     """Clients on lanes of one device. Draws are those of the reference path; results agree with it up to rounding."""
 
     path = "graph"
@@ -220,9 +219,9 @@ class GraphSimulator(ClientStates):
         return run_reports(
             task,
             delta,
-            judged(self.settings.run.metric, client.background),
+            judged(self.settings.run.metric, client.n_classes, client.background),
             lambda models: [float(self._losses(x, client).mean()) for x in models],
-            lambda models: [self.evaluator.confusion(x, client.validation) for x in models],
+            lambda models: [self._logits(x, Split.of(client, client.validation)) for x in models],
             failed,
         )
 
@@ -237,17 +236,11 @@ class GraphSimulator(ClientStates):
         rows = self.federation.validation_rows() if split == "validation" else self._test_rows
         return self.evaluator.confusion(x, rows)
 
-    def scores(self, x: Tensor, split: str, decision: Decision | None = None) -> Iterator[tuple[int, Scores]]:
-        n, y = self.federation.n_classes, self.resident.y
-        parts = [(-1, self._test_rows)] if split == "test" else self._private()
-        for k, rows in parts:
-            yield (
-                k,
-                scores_on([(self.evaluator.logits(x, rows), y[torch.as_tensor(rows).to(self.device)])], n, decision),
-            )
-
-    def _private(self) -> list[tuple[int, np.ndarray]]:
-        return [(k, self.federation.validation[k]) for k in self.federation.panel()]
+    def _logits(self, x: Tensor, split: Split) -> Logits:
+        rows = np.arange(len(split)) if split.rows is None else split.rows
+        if split.samples is self.federation.test:  # it lies behind the pool on the device
+            rows = self._test_rows[rows]
+        return [(self.evaluator.logits(x, rows), self.resident.y[torch.as_tensor(rows).to(self.device)])]
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         clients = map(self.federation.client, range(self.n_clients))

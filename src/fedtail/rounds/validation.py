@@ -1,0 +1,50 @@
+"""The global model on the clients' private splits: pooled, and how far apart clients are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtail.core.metrics import METRICS, summarize
+from fedtail.core.scores import total
+from fedtail.rounds.state import Problem
+
+SITE_METRIC = "macro_f1"
+"""What clients are compared by; accuracy, where they tell no counts per class."""
+
+
+def validate_model(problem: Problem, x: Tensor, metric: str) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """(every metric of the pooled private splits, the worst client and the spread over clients, samples).
+
+    ``metric``: what the run compares by; probabilities are counted only if it needs them. Where only sums over clients
+    are known, nothing is said of single ones.
+    """
+    engine = problem.engine
+    parts = engine.confusions(x)
+    counts = np.sum(list(parts.values()), axis=0) if parts else engine.confusion(x, "validation")
+    scores = total(found for _, found in engine.scores(x, "validation")) if METRICS[metric].needs == "scores" else None
+    by_class = counts.shape != (1, 2)
+    compared = SITE_METRIC if by_class else "accuracy"
+    each = {k: float(summarize(m)[compared]) for k, m in parts.items() if m.sum()}
+    told = problem.metrics(counts, scores, list(each.values()) if each and by_class else None)
+    return told, over_sites(each, compared), int(counts.sum() if by_class else counts[0, 1])
+
+
+def over_sites(values: Mapping[int, float], metric: str) -> dict[str, Any]:
+    """The worst client, the mean over clients and their spread, by a metric; empty if nobody tells."""
+    told = {k: v for k, v in values.items() if np.isfinite(v)}
+    if not told:
+        return {}
+    worst = (min if METRICS[metric].higher_is_better else max)(told, key=lambda k: told[k])
+    each = np.array(list(told.values()))
+    return {
+        "metric": metric,
+        "client": worst,
+        "worst": told[worst],
+        "mean": float(each.mean()),
+        "spread": float(each.std()),
+        "n": len(told),
+    }

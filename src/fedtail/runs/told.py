@@ -1,0 +1,194 @@
+"""What a finished model's probabilities tell, pooled and site by site: metrics, curves, and what a threshold costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtail.core.decisions import Decisions
+from fedtail.core.scores import Scores, curve, reliability
+from fedtail.rounds.state import Problem
+from fedtail.rounds.validation import SITE_METRIC, over_sites
+
+POINTS = 60
+"""Of a curve that is kept: enough to draw."""
+MOST_CLASSES, MOST_SITES = 50, 20
+"""Of which curves are kept, the rarest classes and the first sites."""
+
+
+SPLITS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Told:
+    """One split: the sum over sites, and each site's own metrics."""
+
+    pooled: Scores | None
+    sites: dict[int, dict[str, Any]]
+    """client -> its metrics; -1 is nobody's own samples."""
+    drawn: dict[int, Scores]
+    """The counts of the first few sites, for their curves."""
+
+    @property
+    def own(self) -> dict[int, dict[str, Any]]:
+        return {k: row for k, row in self.sites.items() if k >= 0}
+
+    @property
+    def spread(self) -> dict[str, Any]:
+        """The worst site, the mean and the spread over sites; empty where nobody has samples of their own."""
+        return over_sites({k: float(row[SITE_METRIC]) for k, row in self.own.items()}, SITE_METRIC)
+
+    def metrics(self, problem: Problem, confusion: np.ndarray, sites: Told) -> dict[str, Any]:
+        """Every metric of the sum; ``sites``: where the worst site is looked up."""
+        each = [float(row[SITE_METRIC]) for row in sites.own.values()]
+        return problem.metrics(confusion, self.pooled, each or None)
+
+
+Splits = Mapping[str, Told]
+"""``validation`` and ``test``."""
+
+
+def tell(problem: Problem, x: Tensor, split: str, decisions: Decisions | None = None) -> Told:
+    """A model on ``test`` or ``validation``; the counts of one site after the other are in memory."""
+    pooled: Scores | None = None
+    sites: dict[int, dict[str, Any]] = {}
+    drawn: dict[int, Scores] = {}
+    for k, found in problem.engine.scores(x, split, decisions):
+        pooled = found if pooled is None else pooled + found
+        if found.n:
+            sites[k] = problem.metrics(found.confusion, found)
+            if k >= 0 and len(drawn) < MOST_SITES:
+                drawn[k] = found
+    return Told(pooled, sites, drawn)
+
+
+def tell_splits(problem: Problem, x: Tensor, decisions: Decisions | None = None) -> Splits:
+    return {split: tell(problem, x, split, decisions) for split in SPLITS}
+
+
+def metrics_of_test(problem: Problem, splits: Splits, confusion: np.ndarray | None = None) -> dict[str, Any]:
+    """Of the test set, by its counts or by another confusion matrix; the worst site by private splits where the test
+    set is nobody's own."""
+    told = splits["test"]
+    counts = told.pooled.confusion if confusion is None and told.pooled is not None else confusion
+    assert counts is not None
+    return told.metrics(problem, counts, told if told.own else splits["validation"])
+
+
+def curves_of(
+    splits: Splits, before: Splits | None, classes: Sequence[str], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Precision-recall curves of classes and the reliability of the top class on each split, for ``result.json``."""
+    found = {s: _curves(told, None if before is None else before[s], classes, names) for s, told in splits.items()}
+    return {split: drawn for split, drawn in found.items() if drawn}
+
+
+def _curves(told: Told, before: Told | None, classes: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    if told.pooled is None or not told.pooled.n:
+        return {}
+    support = told.pooled.bins[:, 1].sum(-1)
+    order = [int(c) for c in np.argsort(support, kind="stable") if support[c]][:MOST_CLASSES]
+    rare = order[0]
+    out: dict[str, Any] = {
+        "pr": {str(classes[c]): thinned(told.pooled.bins[c]) for c in sorted(order)},
+        "reliability": reliable(told.pooled),
+    }
+    if before is not None and before.pooled is not None:
+        out["reliability_before"] = reliable(before.pooled)
+    if told.drawn:
+        out["sites"] = [
+            {
+                "site": names[k],
+                "reliability": reliable(found),
+                "class": str(classes[rare]),
+                "pr": thinned(found.bins[rare]) if found.bins[rare, 1].any() else None,
+            }
+            for k, found in told.drawn.items()
+        ]
+    return out
+
+
+def thinned(bins: np.ndarray) -> dict[str, list[float]]:
+    """At most ``POINTS`` points of a precision-recall curve, even in recall, its ends among them."""
+    thresholds, precision, recall = curve(bins)
+    at = np.unique(np.searchsorted(recall, np.linspace(recall[0], recall[-1], POINTS)).clip(0, len(recall) - 1))
+    return {
+        "threshold": thresholds[at].round(6).tolist(),
+        "precision": precision[at].round(5).tolist(),
+        "recall": recall[at].round(5).tolist(),
+    }
+
+
+def reliable(scores: Scores) -> dict[str, list[float]]:
+    """Mean probability and accuracy of the top class, in the bins of the calibration error."""
+    probability, accuracy, samples = reliability(scores.cells)
+    return {
+        "probability": probability.round(5).tolist(),
+        "accuracy": accuracy.round(5).tolist(),
+        "samples": samples.astype(int).tolist(),
+    }
+
+
+def tradeoff_of(
+    scores: Scores, target: int, name: str, chosen: float | None, costs: Sequence[Sequence[float]] = ()
+) -> dict[str, Any]:
+    """What each threshold of a class would give: how many of it are found, missed, and called in vain. With costs also
+    what misses and false alarms of this class against the rest cost on average, each at its mean over the others."""
+    bins = scores.bins[target]
+    thresholds, precision, recall = curve(bins)
+    support, n = int(bins[1].sum()), scores.n
+    at = np.unique(np.linspace(0, len(thresholds) - 1, 2 * POINTS).astype(int)) if len(thresholds) else np.empty(0, int)
+    hit = recall[at] * support
+    alarms = np.rint(hit / np.maximum(precision[at], 1e-12) - hit)
+    out: dict[str, Any] = {
+        "class": name,
+        "split": "validation",
+        "threshold": thresholds[at].round(6).tolist(),
+        "recall": recall[at].round(5).tolist(),
+        "precision": precision[at].round(5).tolist(),
+        "false_alarms": alarms.astype(int).tolist(),
+        "missed": np.rint(support - hit).astype(int).tolist(),
+        "chosen": chosen,
+        "samples": n,
+        "support": support,
+    }
+    if len(costs):
+        table = np.asarray(costs, dtype=np.float64)
+        others = np.arange(len(table)) != target
+        miss, alarm = table[target, others].mean(), table[others, target].mean()
+        out["cost"] = ((miss * (support - hit) + alarm * alarms) / max(n, 1)).round(6).tolist()
+    return out
+
+
+def site_rows(names: Sequence[str], splits: Splits, before: Splits | None) -> list[dict[str, Any]]:
+    """A row per site that told something: its metrics on each split, and those of the plain argmax."""
+    clients = sorted({k for told in splits.values() for k in told.own})
+    rows = []
+    for k in clients:
+        row: dict[str, Any] = {"site": names[k], **{s: told.own[k] for s, told in splits.items() if k in told.own}}
+        if before is not None:
+            row["before"] = {s: told.own[k] for s, told in before.items() if k in told.own}
+        rows.append(row)
+    return rows
+
+
+def worst_of(names: Sequence[str], splits: Splits, before: Splits | None) -> dict[str, Any]:
+    """The worst site, the mean and the spread: on the sites' own test sets, or else on their private splits."""
+    split = "test" if splits["test"].own else "validation"
+
+    def named(told: Told) -> dict[str, Any]:
+        found = told.spread
+        if not found:
+            return {}
+        worst = {"site": names[found["client"]], "value": found["worst"]}
+        return worst | {key: found[key] for key in ("mean", "spread")}
+
+    found = named(splits[split])
+    if not found:
+        return {}
+    out = {"metric": SITE_METRIC, "split": split, **found}
+    return out if before is None else {**out, "before": named(before[split])}
