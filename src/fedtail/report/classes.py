@@ -68,7 +68,20 @@ def classes(comparison: Comparison) -> str:
         _thirds_chart(groups, len(order)) if counts is not None else "",
         _shots(comparison, colours),
     ]
-    return charts(panels, "packed") + _table(comparison, first, order) + curves_of_classes(comparison, first, order)
+    drawn = _pr_charts(comparison, first, order)
+    if len(comparison.contenders) == 1:  # its classes share a chart
+        panels[1:1] = drawn[:1]
+        return charts(panels, "packed") + _table(comparison, first, order) + _more(drawn[1:])
+    text = (
+        "<h3>Precision and recall</h3><p>What share of the alarms is right, for every share of a class that is found, "
+        "rarest class first: each point of a curve is a threshold, the dot is where the answers are now.</p>"
+    )
+    shown = text + charts(drawn[:MOST_CURVES], "small") + _more(drawn[MOST_CURVES:]) if drawn else ""
+    return charts(panels, "packed") + _table(comparison, first, order) + shown
+
+
+def _more(drawn: Sequence[str]) -> str:
+    return fold(f"Precision and recall of more classes, in {len(drawn)} charts", charts(drawn, "small"))
 
 
 def scored(comparison: Comparison) -> RunRecord | None:
@@ -145,35 +158,23 @@ def number_of(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "–"
 
 
-def curves_of_classes(comparison: Comparison, first: RunRecord, order: np.ndarray) -> str:
-    """Precision-recall curves: of one contender its rarest classes in one chart, of several a chart per class."""
+def _pr_charts(comparison: Comparison, first: RunRecord, order: np.ndarray) -> list[str]:
+    """Precision-recall curves, rarest class first: of one contender some classes a chart, of several one each."""
     found = [c for c in reversed(order.tolist()) if any(_pr(r, first.classes[c]) for r in comparison.runs)]
-    if not found:
-        return ""
-    if len(comparison.contenders) == 1:
-        groups = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
-        panels = [_one_contender(comparison.contenders[0], first, group, len(groups) > 1) for group in groups]
-        shown, rest = panels[:1], panels[1:]
-    else:
-        panels = [_one_class(comparison, first, c) for c in found]
-        shown, rest = panels[:MOST_CURVES], panels[MOST_CURVES:]
-    text = (
-        "<h3>Precision and recall</h3><p>What share of the alarms is right, for every share of a class that is found: "
-        "each point of a curve is a threshold. The dot is where the answers are now.</p>"
-    )
-    small = "" if len(comparison.contenders) == 1 else "small"
-    more = f"Curves of the other {len(found) - MOST_CURVES if small else len(found) - MOST_PANELS} classes"
-    return text + charts(shown, small) + fold(more, charts(rest, small))
+    if len(comparison.contenders) > 1:
+        return [_one_class(comparison, first, c) for c in found]
+    groups = [found[i : i + MOST_PANELS] for i in range(0, len(found), MOST_PANELS)]
+    return [_one_contender(comparison.contenders[0], first, group) for group in groups]
 
 
-def _one_contender(contender: Contender, first: RunRecord, group: Sequence[int], part: bool) -> str:
+def _one_contender(contender: Contender, first: RunRecord, group: Sequence[int]) -> str:
     lines, dots = [], []
     for i, c in enumerate(group):
         recall, precision = _mean_curve(contender, first.classes[c])
         lines.append(Line(first.classes[c], i, recall, precision))
         dots += _answers(contender, c, i)
     return line_chart(
-        "Rarest classes" if part and group else "Every class",
+        "Precision and recall of each class",
         lines,
         x_label="recall",
         y_label="precision",
@@ -182,7 +183,7 @@ def _one_contender(contender: Contender, first: RunRecord, group: Sequence[int],
         x_ticks=SHARES,
         between=True,
         dots=dots,
-        caption=_split_note(first),
+        caption=f"{_split_note(first)} A point is a threshold; the dot is where the answers are now.",
     )
 
 

@@ -59,7 +59,8 @@ def decisions(comparison: Comparison) -> str:
         else ""
     )
     more = fold(f"{len(plots) - MOST_PANELS} more reliability plots", charts(plots[MOST_PANELS:]))
-    return said + body + text + charts([*plots[:MOST_PANELS], *trades[:MOST_PANELS]]) + more + _site_curves(comparison)
+    drawn = charts([*plots[:MOST_PANELS], *trades[:MOST_PANELS]], "packed")
+    return said + body + text + drawn + more + _site_curves(comparison)
 
 
 def _decided(contender: Contender, several: bool) -> str:
@@ -259,8 +260,8 @@ def _tradeoffs(contender: Contender, colours: dict[str, int]) -> list[str]:
             dots=dots,
             caption="Misses and false alarms of this class at the declared costs; the dot is the least."
             if declared
-            else "Misses and false alarms together, if a miss costs as much as so many false alarms; 1 is the cost of never "
-            "calling it. Dots: the least.",
+            else "Misses and false alarms together, if a miss costs as much as so many false alarms; 1 is the cost of "
+            "never calling it. Dots: the least.",
             **common,
         )
     )

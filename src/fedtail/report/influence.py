@@ -1,4 +1,4 @@
-"""The part of the page about what each site does to the model: what it weighs, where it pulls, whether it stands out."""
+"""The part of the page about what each site does to the model: its weight, where it pulls, whether it stands out."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _of_run(one: Contender, run: RunRecord, found: Sequence[Influence], colours:
         html_table(head, rows, runs=[run_of] * len(rows) if many else ()), f"{one.label}: influence of sites"
     )
     note = (
-        "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give it. "
+        "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give. "
         "Cosine: to the sum of the other sites' updates. Distance: to the centre of all updates, 1 is usual; a round "
         f"beyond {USUAL:g}, or a cosine below 0 with a large share, is flagged.</p>"
     )

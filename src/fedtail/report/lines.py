@@ -73,9 +73,9 @@ def line_chart(
 ) -> str:
     """Lines over a common x; empty text if there is nothing to draw.
 
-    ``x_ticks``: where the axis is labelled, by default at whole numbers; ``x_name``: an x as it is read; ``steps`` draws
-    values that hold until the next x; ``between``: values between points may be read off the line; ``mark`` is an x with a dashed line; ``runs``: the
-    lines are contenders, else ``run`` may be the contender that they are all of.
+    ``x_ticks``: where the axis is labelled, by default at whole numbers; ``x_name``: an x as it is read; ``steps``
+    draws values that hold until the next x; ``between``: values between points may be read off the line; ``mark`` is an
+    x with a dashed line; ``runs``: the lines are contenders, else ``run`` may be the contender that they are all of.
     """
     lines = [_thin(line) for line in lines if np.isfinite(line.y).any()]
     if not lines:

@@ -14,6 +14,7 @@ from fedtail.report.bars import Series
 from fedtail.report.chart import Cell, charts, esc, html_table, run_mark, scroll
 from fedtail.report.classes import class_order, number_of
 from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.federation import site_name
 from fedtail.report.heatmap import THIN, heat_table
 from fedtail.report.lines import Line, line_chart
 from fedtail.report.rows import row_chart
@@ -90,14 +91,14 @@ def _said(contender: Contender) -> str:
     name = METRICS[METRIC].words
     text = (
         f"worst served is {rows[0].name} with {name} {values[0]:.3f}; the {len(rows)} sites have {values.mean():.3f} ± "
-        f"{values.std(ddof=1):.3f} on {where}."
+        f"{values.std():.3f} on {where}."
     )
     large = [site for site in rows if site.samples >= SMALL]
     if rows[0].samples < SMALL and large:
         text += (
-            f" It has {rows[0].samples} samples to judge by; of the sites with at least {SMALL}, {large[0].name} is "
+            f" It has {rows[0].samples} samples to judge by; of the sites with at least {SMALL} the worst is "
+            f"{large[0].name} with {large[0].value():.3f}."
         )
-        text += f"worst with {large[0].value():.3f}."
     return text
 
 
@@ -120,7 +121,7 @@ def _summary(comparison: Comparison, colours: dict[str, int]) -> str:
         head = ["Method", "Worst site", "Mean of sites", "Spread"]
     else:
         head = ["Method", *(f"{h}, argmax" for h in ("Worst", "mean", "spread")), *("Worst, decided", "mean", "spread")]
-    if len(rows) < 2 and len(head) == 4:
+    if len(comparison.contenders) == 1:  # the lead says it, and the part about decisions what they changed
         return ""
     return scroll(html_table(head, rows, runs=runs), "Worst site and spread")
 
@@ -131,7 +132,7 @@ def _before(rows: Sequence[AtSite]) -> list[float]:
 
 
 def _sd(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1))
+    return float(np.std(values))
 
 
 def _spread_chart(found: Sequence[tuple[Contender, str, list[AtSite]]], colours: dict[str, int]) -> str:
@@ -183,11 +184,10 @@ def _history(comparison: Comparison, colours: dict[str, int]) -> str:
         spread = known[0].band("sites.spread")[1]
         x, worst, _ = known[0].band("sites.worst")
         lines = [Line("mean of the sites", 0, t + 1, mean, spread), Line("worst site", 2, x + 1, worst)]
-        who = list(dict.fromkeys(str(r.get("site")) for r in records))
-        caption = (
-            f"Band: the standard deviation over sites. {len(who)} site{'s' if len(who) > 1 else ''} came last in some "
-        )
-        caption += f"round; {esc(who[-1]) if len(who) == 1 else esc(str(records[-1].get('site')))} in the last."
+        who = [site_name(known[0].runs[0], r.get("client", r.get("site"))) for r in records]
+        others = len(set(who)) - 1
+        said = f"; {others} other{'s were' if others > 1 else ' was'} in some round." if others else ", as always."
+        caption = f"Band: the standard deviation over sites. Last in the end: {esc(who[-1])}{said}"
     many = len(comparison.contenders) > 1
     return line_chart(
         "The worst site over the rounds", lines, y_label=label, floor=0.0, ceiling=1.0, caption=caption, runs=many

@@ -183,6 +183,8 @@ def to_html(table: Table, colours: Mapping[str, int] | None = None) -> str:
     """The table of the page: the tested metric and its test first. ``colours``: of the contenders, for the filter."""
     many = len(table.rows) > 1
     seeds = max(r.seeds for r in table.rows) > 1
+    if not table.columns:
+        return ""
     first, *others = table.columns
     head = ["Method", *(["Seeds"] if seeds else []), METRICS[first].title]
     head += [f"Δ {METRICS[table.metric].title}", "p"] if many else []
