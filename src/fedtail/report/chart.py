@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT = 480, 290
-LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 44
-LETTERS = 27
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 46
+LETTERS = 24
 """Of a name on one line."""
 
 
@@ -94,10 +94,10 @@ def axes(x: Scale, y: Scale, x_ticks: Mapping[float, str], x_label: str, y_label
         out.append(f'<line class="grid" x1="{x.start}" x2="{x.stop}" y1="{at}" y2="{at}"/>')
         out.append(f'<text class="tick" x="{x.start - 7}" y="{at}" dy=".33em" text-anchor="end">{v:g}</text>')
     for v, text in x_ticks.items():
-        out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 17}" text-anchor="middle">{esc(text)}</text>')
+        out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 20}" text-anchor="middle">{esc(text)}</text>')
     out.append(f'<line class="axis" x1="{x.start}" x2="{x.stop}" y1="{y.start}" y2="{y.start}"/>')
     middle = (x.start + x.stop) / 2
-    out.append(f'<text class="label" x="{middle}" y="{y.start + 38}" text-anchor="middle">{esc(x_label)}</text>')
+    out.append(f'<text class="label" x="{middle}" y="{y.start + 40}" text-anchor="middle">{esc(x_label)}</text>')
     if y_label:
         side = (y.start + y.stop) / 2
         turn = f'transform="translate(13 {side}) rotate(-90)"'
@@ -237,8 +237,12 @@ def wrap_name(name: str) -> list[str]:
 
 
 def name_room(names: Iterable[str]) -> float:
-    """Canvas units that the longest of some wrapped names takes."""
-    return min(22 + 7.8 * max(len(part) for name in names for part in wrap_name(name)), 224)
+    """Canvas units that the widest of some wrapped names takes, in the larger letters of a phone."""
+    return 24 + max(_width(part) for name in names for part in wrap_name(name))
+
+
+def _width(text: str) -> float:
+    return sum(11.2 if c.isupper() or c in "mw%+" else 5.0 if c in "ijlft.,:;' " else 8.7 for c in text)
 
 
 def wrapped_name(name: str, x: float, y: float) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtail.core.metrics import METRICS, wilson
 from fedtail.report.chart import (
+    BOTTOM,
     HEIGHT,
     LEFT,
     RIGHT,
@@ -177,7 +178,7 @@ def reliability_chart(
     if not series:
         return ""
     height = HEIGHT + 50
-    x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, height - 44, TOP)
+    x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, height - BOTTOM, TOP)
     out = [axes(x, y, SHARES, "mean probability of the answer", "share that is right")]
     out.append(f'<line class="mark" x1="{x(0)}" y1="{y(0)}" x2="{x(1)}" y2="{y(1)}"/>')
     rows: list[list[str]] = []
