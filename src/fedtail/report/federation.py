@@ -118,7 +118,7 @@ def revealed(comparison: Comparison) -> str:
         return ""
     return (
         "<p class='note'>The sites revealed totals only, so there is accuracy and nothing per class. For more, set "
-        "deploy.reveal = 'classes' here and reveal = 'classes' in every site's policy.</p>"
+        "deploy.reveal = 'sums' here and reveal = 'sums' in every site's policy (three sites or more).</p>"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,18 +89,25 @@ class LocalNoise:
 
 
 def add_noise(
-    update: Update, task: Task, method: Method, noise: float, seed: int | None, n_classes: int, n_params: int
+    update: Update, task: Task, method: Method, noise: float, seed: int | bytes | None, n_classes: int, n_params: int
 ) -> Update:
     """The update as it leaves a site under local privacy. task: as the site got it, or the whole round's.
 
-    ``noise`` is the multiplier z; ``seed`` None draws from the system's entropy. Noise goes to the ``n_params`` trained
-    parameters: frozen ones do not move, and there is nothing to hide in them.
+    ``noise`` is the multiplier z; for ``seed`` see ``draw_noise``. With a secret, noise is keyed by what it covers:
+    equal runs get equal noise, and unequal ones unrelated noise. It goes to the ``n_params`` trained parameters: frozen
+    ones do not move, and there is nothing to hide in them.
     """
     delta = update.delta.clone()
     for i, steps in enumerate(update.steps):
         bound = run_bound(method, task, update.client, i, steps, n_classes)
         if bound is None:
             raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as set has none")
-        drawn = draw_noise(n_params, noise * bound, seed, f"privacy/{i}", update.client, task.round)
+        covered = f"/{noise!r}/{bound!r}/{row_digest(update.delta[i])}" if isinstance(seed, bytes) else f"/{i}"
+        drawn = draw_noise(n_params, noise * bound, seed, f"privacy{covered}", update.client, task.round)
         delta[i, :n_params] += drawn.to(delta.device)
     return replace(update, delta=delta)
+
+
+def row_digest(row: Tensor) -> str:
+    """The hash of an update's values."""
+    return hashlib.sha256(row.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

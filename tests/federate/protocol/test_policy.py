@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.policy import Ledger, Policy, PolicyError
+from fedtail.federate.protocol.policy import Policy, PolicyError
 from fedtail.federate.site.config import Rules
 from fedtail.settings import checked
 
@@ -55,17 +53,6 @@ def test_a_class_that_is_too_rare_is_refused_and_an_absent_one_is_not() -> None:
     Policy(min_class_count=5).check_data(np.array([10, 0, 5]))
     with pytest.raises(PolicyError, match="fewer than 5"):
         Policy(min_class_count=5).check_data(np.array([10, 4]))
-
-
-def test_rounds_per_day_are_limited_over_restarts_and_a_repeat_is_free(tmp_path: Path) -> None:
-    first = Ledger(tmp_path)
-    first.enter("run", 0, 2, now=1000.0)
-    first.enter("run", 0, 2, now=1001.0)
-    first.enter("run", 1, 2, now=1002.0)
-    again = Ledger(tmp_path)
-    with pytest.raises(PolicyError, match="2 rounds per day are used up"):
-        again.enter("run", 2, 2, now=1003.0)
-    again.enter("run", 2, 2, now=1003.0 + 86400)
 
 
 def test_an_unknown_key_names_the_nearest_right_one() -> None:

@@ -21,7 +21,7 @@ from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import error_parts
 from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
-from fedtail.federate.site.site import Site
+from fedtail.federate.site.site import Site, code_of
 from fedtail.federate.status import Status
 from fedtail.runs.config import load_config
 
@@ -73,8 +73,9 @@ class FedtailExecutor(Executor):
         reply = make_reply(ReturnCode.OK)
         try:
             reply["parts"] = self._open(fl_ctx.get_identity_name()).handle(*split_phase(shareable["parts"]))
-        except FedtailError as error:  # of its configuration or data: the server's operator wants to read it
-            reply["parts"] = error_parts(str(error))
+        except FedtailError as error:  # of its configuration or data; its words are for this site's operator
+            self.log_error(fl_ctx, str(error))
+            reply["parts"] = error_parts(code_of(error))
         return reply
 
     def _open(self, name: str) -> Site:

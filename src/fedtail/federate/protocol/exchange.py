@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from fedtail.federate.protocol.faults import from_site
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, Parts, WireError, pack, size_of, unpack
 
@@ -53,7 +54,7 @@ def exchange(
         try:
             parcel = unpack(parts)
             if "error" in parcel.meta:
-                reasons[client] = str(parcel.meta["error"])
+                reasons[client] = str(from_site(client, parcel.meta["error"]))
             else:
                 good[client] = read(client, parcel)
         except WireError as error:

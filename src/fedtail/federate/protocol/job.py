@@ -13,7 +13,8 @@ from typing import Any, get_args
 from torch import nn
 
 from fedtail.data.federation import Transform
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import one_of
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.methods.optimizers import with_optimizer
@@ -47,7 +48,8 @@ class Job:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How sites turn raw columns into features; agreed before round 0, from federated sums."""
     reveal: str = "totals"
-    """What validation sends back: ``totals`` (correct, samples) or ``classes`` (the same per class)."""
+    """What validation sends back: ``totals`` (correct, samples), ``classes`` (the same per class) or ``sums`` (the
+    same under masks)."""
     noise: float = 0.0
     """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
     compress: str = "none"
@@ -102,14 +104,15 @@ class Job:
             shape, classes = tuple(given.pop("input_shape")), tuple(given.pop("classes"))
             return cls(local=local, transform=made, input_shape=shape, classes=classes, **given)
         except (KeyError, TypeError, ValueError) as error:
-            raise FedtailError(f"malformed job: {type(error).__name__} {error}") from error
+            raise CodedError("malformed", f"malformed job: {type(error).__name__} {error}") from error
 
 
 def _known(told: dict[str, Any], known: set[str], usual: set[str], prefix: str) -> dict[str, Any]:
     """What this version knows of a newer server's settings; ``FedtailError`` if one that it does not know is used."""
     for name in told:
         if name not in known and f"{prefix}{name}" not in usual:
-            raise FedtailError(
-                f"the server uses {prefix + name!r}, which fedtail {version('fedtail')} here does not know; update it"
+            raise CodedError(
+                "version",
+                f"the server uses {prefix + name!r}, which fedtail {version('fedtail')} here does not know; update it",
             )
     return {name: value for name, value in told.items() if name in known}

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import time
-from pathlib import Path
+import math
+from typing import Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
-from fedtail.errors import FedtailError
+from fedtail.core.privacy import gaussian_epsilon
+from fedtail.core.records import Task
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
 from fedtail.models.encoders import is_registered
 from fedtail.registry import is_own
 from fedtail.settings import Reveal, Section
 
+REVEALS = get_args(Reveal)
+"""From the least to the most."""
 
-class PolicyError(FedtailError):
+
+class PolicyError(CodedError):
     """The site's policy forbids what the server asked for."""
 
 
@@ -31,38 +35,121 @@ class Policy(Section):
     encoders: tuple[str, ...] = ()
     """Encoders that may encode the images here. Empty allows those that come with an installed package; a file, a
     download (``timm:NAME``) or code (``module:callable``) must be named."""
-    reveal: Reveal = "totals"
-    """The most that validation may send: ``totals`` or ``classes``."""
+    reveal: Reveal = "sums"
+    """The most that validation may send: ``totals``, ``sums`` (counts per class, masked) or ``classes``."""
+    min_sites: int = Field(3, ge=3)
+    """Fewest sites whose numbers may be told together: of a masked sum, and of what several sums have in difference."""
+    differences: Literal["refuse", "allow"] = "refuse"
+    """What to do where the difference of masked sums would tell of fewer sites, because one was missing: refuse the
+    later sum, or take part."""
     min_class_count: int = Field(0, ge=0)
     """Refuse to train while a class that is present has fewer training samples."""
-    max_rounds_per_day: int = Field(0, ge=0)
-    """Training rounds allowed in 24 hours, over all runs; 0 is no limit."""
+    max_rounds_per_day: int = Field(1000, ge=0)
+    """Training messages answered in 24 hours, over all runs; one that comes again counts once. 0 is no limit, here and
+    below."""
+    max_statistics_per_day: int = Field(100, ge=0)
+    """Requests for sums over columns or pixels answered in 24 hours, over all runs."""
+    max_validations_per_day: int = Field(200_000, ge=0)
+    """Models validated or tested in 24 hours, over all runs: a search over 12 sites has 4,096 in a round."""
+    max_seeds_per_day: int = Field(20, ge=0)
+    """Splits of the data into training, validation and test samples in 24 hours, one for every seed and client's
+    number: who compares sums over many splits learns single rows."""
+    max_probes: int = Field(16, ge=0)
+    """Local runs that one message may ask for."""
+    max_lr: float = Field(10.0, ge=0)
+    """Largest learning rate."""
+    min_batch: int = Field(8, ge=1)
+    """Least samples of a batch that a server may ask for."""
+    min_steps: int = Field(1, ge=1)
+    """Refuse to train in fewer local steps: the first step alone is the gradient at a model of the server's choice."""
+    max_epochs: int = Field(100, ge=0)
+    """Most passes over the data in a round."""
+    max_move: float = Field(10.0, ge=0)
+    """How far a round's model may be from the last one that was trained here in the same run, as a multiple of the
+    longest update of this site's; a run's first model must be the one its seed gives."""
+    min_row_samples: int = Field(2, ge=1)
+    """Keep back what an update says of hidden units that tell of fewer samples, alone or by their difference; 1 keeps
+    nothing back, and then a federation has the simulator's bits however few samples there are."""
+    min_cell: int = Field(5, ge=0)
+    """Validation of a model that gives fewer samples than this another answer than its most common one is told with
+    noise of this deviation (a tenth of the samples if that is less): else a model with one answer for all counts a
+    class. 0 tells all as it is."""
     min_noise: float = Field(0.0, ge=0)
     """Refuse a run with a smaller local noise multiplier."""
+    max_epsilon: float = Field(0.0, ge=0)
+    """Refuse to train once the noisy updates of all runs together would exceed this epsilon; also refuses runs without
+    local noise."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """The delta that goes with ``max_epsilon``."""
+    max_message_mb: float = Field(1024.0, ge=0)
+    """Refuse larger messages before they are read."""
     max_update_mb: float = Field(0.0, ge=0)
-    """Refuse a run whose updates are larger; 0 is no limit."""
+    """Refuse a run whose updates are larger."""
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run this site does not take part in."""
         if self.methods and job.method not in self.methods:
-            raise PolicyError(f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})")
+            raise PolicyError(
+                "policy-method",
+                f"site policy: method {job.method!r} is not allowed (allowed: {', '.join(self.methods)})",
+            )
         for kind, name in (("model", job.model), ("method", job.method)):
             if is_own(name) and name not in self.code:
                 raise PolicyError(
+                    "policy-code",
                     f"site policy: the {kind} {name!r} is code that the server would have imported here; if you trust "
-                    "it, add it to policy.code"
+                    "it, add it to policy.code",
                 )
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
-        if job.reveal == "classes" and self.reveal != "classes":
-            raise PolicyError("site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server")
+        if REVEALS.index(job.reveal) > REVEALS.index(self.reveal):
+            raise PolicyError(
+                "policy-reveal",
+                f"site policy: per-class counts stay here; set deploy.reveal = {self.reveal!r} on the server",
+            )
         if self.reveal != "classes" and job.build_method().reveals_classes:
             raise PolicyError(
+                "policy-reveal",
                 f"site policy: method {job.method!r} as configured would reveal which classes are here; "
-                "choose other options or another method on the server"
+                "choose other options or another method on the server",
             )
-        if job.noise < self.min_noise:
-            raise PolicyError(f"site policy: local noise {job.noise:g} is below the least allowed {self.min_noise:g}")
+        if job.noise < self.min_noise or (self.max_epsilon and not job.noise):
+            least = f"{self.min_noise:g}" if self.min_noise else "more than 0, since policy.max_epsilon is set"
+            raise PolicyError(
+                "policy-noise", f"site policy: local noise {job.noise:g} is below the least allowed {least}"
+            )
+        if job.local.batch_size < self.min_batch:
+            raise PolicyError(
+                "policy-training",
+                f"site policy: a batch of {job.local.batch_size} samples is below policy.min_batch = {self.min_batch}",
+            )
+        if self.max_epochs and job.local.epochs > self.max_epochs:
+            raise PolicyError(
+                "policy-training",
+                f"site policy: {job.local.epochs} epochs are above policy.max_epochs = {self.max_epochs}",
+            )
+
+    def check_task(self, task: Task) -> None:
+        """Raise ``PolicyError`` for a training message that asks for too much."""
+        if self.max_probes and task.n_probes > self.max_probes:
+            raise PolicyError(
+                "policy-training",
+                f"site policy: {task.n_probes} local runs in a message are above policy.max_probes = {self.max_probes}",
+            )
+        lrs = [task.lr, *np.ravel(task.probes.get("lr", ())).tolist()]
+        if not all(0 <= lr <= (self.max_lr or math.inf) for lr in lrs):
+            raise PolicyError(
+                "policy-training",
+                f"site policy: learning rate {max(lrs, key=abs):g} is outside 0 .. policy.max_lr = {self.max_lr:g}",
+            )
+
+    def check_steps(self, steps: int) -> None:
+        """Raise ``PolicyError`` for a local run that was too short."""
+        if steps < self.min_steps:
+            raise PolicyError(
+                "policy-training",
+                f"site policy: {steps} steps are below policy.min_steps = {self.min_steps}; lower local.batch_size",
+            )
 
     def check_encoder(self, name: str) -> None:
         """Raise ``PolicyError`` for an encoder that may not be opened here."""
@@ -70,43 +157,45 @@ class Policy(Section):
             return
         allowed = ", ".join(self.encoders) or "those of installed packages"
         raise PolicyError(
+            "policy-encoder",
             f"site policy: encoder {name!r} is not allowed (allowed: {allowed}); if you trust it, add it to "
-            "policy.encoders"
+            "policy.encoders",
         )
 
     def check_data(self, counts: np.ndarray) -> None:
         """Raise if a class is too rare to train on. counts: (C,)."""
         present = counts[counts > 0]
         if self.min_class_count and present.size and int(present.min()) < self.min_class_count:
-            raise PolicyError(f"site policy: a class has fewer than {self.min_class_count} training samples")
+            raise PolicyError(
+                "policy-rare", f"site policy: a class has fewer than {self.min_class_count} training samples"
+            )
 
     def check_size(self, n_values: int) -> None:
         """Raise if an update of ``n_values`` float32 numbers is larger than allowed."""
         megabytes = n_values * 4 / 1e6
         if self.max_update_mb and megabytes > self.max_update_mb:
-            raise PolicyError(f"site policy: an update of {megabytes:.1f} MB exceeds {self.max_update_mb:g} MB")
+            raise PolicyError(
+                "policy-size", f"site policy: an update of {megabytes:.1f} MB exceeds {self.max_update_mb:g} MB"
+            )
 
+    def check_message(self, n_bytes: int) -> None:
+        """Raise if a message is larger than allowed."""
+        if n_bytes > self.message_bytes:
+            raise PolicyError(
+                "policy-size",
+                f"site policy: a message of {n_bytes / 1e6:.1f} MB exceeds max_message_mb = {self.max_message_mb:g}",
+            )
 
-class Ledger:
-    """Which rounds were trained when, so that a daily limit survives restarts. In memory without a folder."""
+    @property
+    def message_bytes(self) -> float:
+        """Most bytes of a message."""
+        return self.max_message_mb * 1e6 if self.max_message_mb else math.inf
 
-    def __init__(self, folder: Path | None) -> None:
-        self.path = folder / "ledger.json" if folder is not None else None
-        self.entries: dict[str, float] = {}
-        if self.path is not None and self.path.exists():
-            self.entries = {str(k): float(v) for k, v in json.loads(self.path.read_text()).items()}
-
-    def enter(self, run: str, round: int, limit: int, now: float | None = None) -> None:
-        """Count a round once, however often it is asked for; raise beyond ``limit`` (0: none) in 24 hours."""
-        now = time.time() if now is None else now
-        key = f"{run}#{round}"
-        self.entries = {k: t for k, t in self.entries.items() if t > now - 86400}
-        if key in self.entries:
-            return
-        if limit and len(self.entries) >= limit:
-            raise PolicyError(f"site policy: {limit} rounds per day are used up")
-        self.entries[key] = now
-        if self.path is not None:
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.entries))
-            temporary.replace(self.path)
+    def check_epsilon(self, releases: dict[float, int]) -> None:
+        """Raise if noisy updates, noise multiplier -> how many, cost more than is allowed."""
+        if self.max_epsilon and (spent := gaussian_epsilon(releases, self.delta)) > self.max_epsilon:
+            raise PolicyError(
+                "policy-limit",
+                f"site policy: with this answer epsilon would be {spent:.3g}, above policy.max_epsilon = "
+                f"{self.max_epsilon:g} at delta {self.delta:g}",
+            )

@@ -79,7 +79,7 @@ class InProcess:
         try:
             return self.sites[client](phase, parts)
         except FedtailError as error:
-            return error_parts(str(error))
+            return error_parts(getattr(error, "code", "site"))
 
     def close(self) -> None:
         self.sites.clear()

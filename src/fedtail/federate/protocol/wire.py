@@ -32,6 +32,8 @@ FORMAT = 1
 class WireError(FedtailError):
     """A message that cannot be read."""
 
+    code = "malformed"
+
 
 @dataclass(frozen=True)
 class Parcel:

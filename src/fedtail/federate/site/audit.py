@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtail.federate.protocol.faults import clean
 from fedtail.federate.protocol.wire import META, size_of
 
 FILE_BYTES, FILES = 10_000_000, 5
@@ -19,8 +20,11 @@ class Audit:
     def __init__(self, folder: Path | None) -> None:
         self.path = None if folder is None else folder / "audit.jsonl"
 
-    def enter(self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float) -> None:
-        """One message and its answer. Numbers of bytes, never what was in them."""
+    def enter(
+        self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float, words: str = ""
+    ) -> None:
+        """One message and its answer. Numbers of bytes, never what was in them; ``words``: of an error, which the reply
+        does not have."""
         if self.path is None:
             return
         question, answer = _meta(asked), _meta(reply)
@@ -32,7 +36,7 @@ class Audit:
             "round": task.get("round"),
             "phase": phase,
             "verdict": "answered" if error is None else "refused",
-            **({} if error is None else {"reason": str(error)}),
+            **({} if error is None else {"code": str(error), "reason": clean(words or error, 1000)}),
             "bytes_in": size_of(asked),
             "bytes_out": size_of(reply),
             "seconds": round(seconds, 3),

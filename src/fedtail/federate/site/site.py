@@ -1,16 +1,20 @@
 """The site's side of a real federation: one message in, one reply out.
 
 A site holds its data and its policy. What leaves it: updates, sample counts, validation counts and the scalars
-a rate strategy asks for. Training itself is ``rounds.local``, the code the reference simulator runs.
+a rate strategy asks for, each entered in its ledger first. Training itself is ``rounds.local``, the code the reference
+simulator runs. What goes wrong leaves as a fixed code; the words stay in the site's logs.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,13 +22,16 @@ from torch import Tensor
 
 from fedtail.core.decisions import Decision
 from fedtail.core.metrics import class_counts
+from fedtail.core.privacy import secure_normal
 from fedtail.core.records import Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.compress import compress
+from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.policy import Ledger, Policy
+from fedtail.federate.protocol.policy import Policy, PolicyError
+from fedtail.federate.protocol.sums import MASKED, ORDER, Order, SumError, as_tensor, content, flat_counts
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import (
     Parcel,
@@ -32,22 +39,32 @@ from fedtail.federate.protocol.wire import (
     error_parts,
     pack,
     pack_update,
+    size_of,
     unpack,
     unpack_candidates,
     unpack_task,
 )
 from fedtail.federate.site.audit import Audit
+from fedtail.federate.site.ledger import Ledger, message_key
+from fedtail.federate.site.rows import keep_back
 from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method, run_bound
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 from fedtail.rounds.local import measure_client, train_client
-from fedtail.rounds.privacy import add_noise
+from fedtail.rounds.privacy import add_noise, row_digest
 from fedtail.runs.encoding import choose_encoding, encode_client
 from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
 
+if TYPE_CHECKING:
+    from fedtail.federate.site.sums import SiteSums
+
+FIRST_TOLERANCE = 1e-3
+"""How far a run's first model may be from the one its seed gives, as a share of its norm: versions of torch differ."""
+MOST_ROUNDS = 10
+"""A site that was away for more rounds than this lets a model come no further."""
 LEFT = "compression/left"
 """What compression left of the last update, in the site's state."""
 
@@ -100,32 +117,40 @@ class Site:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
         self.ledger, self.audit = Ledger(folder), Audit(folder)
+        self.sums = open_sums(name, self.policy, folder)
+        self.own = data.schema()["kind"] != "slice"
+        """Whether the data are the site's own. A rehearsal's are not, and it is to be the simulator's bit by bit, so
+        crafted models are of no concern there."""
         self._prepared: Prepared | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
-        """The reply to one message, noted in the audit log; whatever goes wrong becomes an error reply of one line."""
-        began = time.perf_counter()
-        reply = self._answer(phase, parts)
-        self.audit.enter(phase, parts, reply, time.perf_counter() - began)
+        """The reply to one message, noted in the audit log; what goes wrong leaves as a code, and its words stay."""
+        began, words = time.perf_counter(), ""
+        try:
+            reply = self._answer(phase, parts)
+        except Exception as error:  # a site must answer, whatever happened
+            words = str(error) if isinstance(error, FedtailError) else f"{type(error).__name__}: {error}"
+            reply = error_parts(code_of(error))
+        self.audit.enter(phase, parts, reply, time.perf_counter() - began, words)
         return reply
 
     def _answer(self, phase: str, parts: Parts) -> Parts:
-        try:
-            if phase not in list(Phase):
-                raise one_of("phase", phase, list(Phase))
-            answer: Callable[[Parcel], Parcel] = getattr(self, phase)
-            return pack(answer(unpack(parts)))
-        except FedtailError as error:
-            return error_parts(str(error))
-        except Exception as error:  # a site must answer, whatever happened
-            return error_parts(f"{type(error).__name__}: {error}")
+        self.policy.check_message(size_of(parts))
+        if phase not in list(Phase):
+            raise CodedError("malformed", str(one_of("phase", phase, list(Phase))))
+        answer: Callable[[Parcel, str], Parcel] = getattr(self, phase)
+        return pack(answer(unpack(parts), message_key(phase, parts)))
 
-    def hello(self, parcel: Parcel) -> Parcel:
+    def hello(self, parcel: Parcel, key: str) -> Parcel:
         """Who is here, with which software, clock and data schema; the job is checked against the policy."""
         meta: dict[str, Any] = {"site": self.name, "schema": self._schema(parcel.meta), "versions": versions()}
         meta["clock"] = time.time()
+        if self.sums is not None:
+            meta["masks"] = {**self.sums.about(), "reveal": self.policy.reveal}
         if "job" in parcel.meta:
             here = self._prepare(parcel)
+            if self.sums is not None:
+                meta["masks"] |= self.sums.advert(here.job.run)
             self.policy.check_size(here.model.size)
             self.policy.check_data(here.counts)
             meta |= {"n_train": int(here.counts.sum()), "n_validation": len(here.client.validation)}
@@ -139,7 +164,10 @@ class Site:
             wanted = Job.from_json(asked["job"]).encoding
             if wanted is not None:
                 self.policy.check_encoder(wanted.name)
-                encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
+                try:
+                    encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
+                except FedtailError as error:
+                    raise CodedError("encoder", str(error)) from None
         elif "model" in asked:
             encoding = self._choose(checked(Model, asked["model"]), schema)
         return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
@@ -153,33 +181,95 @@ class Site:
             self.policy.check_encoder(model.encoder)
         return choose_encoding(model, tuple(schema.get("input_shape", ())), images=images)
 
-    def statistics(self, parcel: Parcel) -> Parcel:
+    def statistics(self, parcel: Parcel, key: str) -> Parcel:
         """Federated sums for a common preprocessing."""
-        return Parcel({"statistics": self.data.statistics(parcel.meta.get("request", {}))})
+        request = parcel.meta.get("request", {})
+        self._charge_split(int(request.get("seed", 0)), int(request.get("client", 0)))
+        self.ledger.charge("statistics", key, self.policy.max_statistics_per_day)
+        return Parcel({"statistics": self.data.statistics(request)})
 
-    def train(self, parcel: Parcel) -> Parcel:
+    def train(self, parcel: Parcel, key: str) -> Parcel:
         """Local training: the update, and nothing else."""
         here = self._prepare(parcel)
         task = unpack_task(parcel)
         self._check_vector(here, task.x)
         self.policy.check_size(task.x.numel() * task.n_probes)
         self.policy.check_data(here.counts)
-        self.ledger.enter(here.job.run, task.round, self.policy.max_rounds_per_day)
+        self.policy.check_task(task)
+        self.ledger.charge("rounds", key, self.policy.max_rounds_per_day, about=self._check_model(here, task))
         committed = parcel.meta.get("commit")
         if committed is not None:
             here.state.commit(int(committed["round"]), int(committed["probe"]))
         kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
         left = kept.pop(LEFT, None)
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
+        self.policy.check_steps(max(update.steps))
+        self.ledger.note(key, moved=float(torch.linalg.vector_norm(update.delta, dim=-1).max()))
+        least = self.policy.min_row_samples if self.own else 1
+        update = replace(update, delta=keep_back(here.model, here.client, task.x, update.delta, least))
         if here.job.compress != "none":
             return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
         if here.job.noise:
-            # From the system's entropy: whoever knows the run's seed could take keyed noise off again.
-            n_classes, n_params = here.job.n_classes, here.model.n_params
-            update = add_noise(update, task, here.method, here.job.noise, None, n_classes, n_params)
+            update = self._with_noise(here, task, update)
         return pack_update(update, {"round": task.round})
+
+    def _check_model(self, here: Prepared, task: Task) -> dict[str, Any]:
+        """What the ledger keeps of a model that is to be trained; ``PolicyError`` for one that this run cannot have led
+        to. A site that joins late has nothing to compare with but the method's own bound."""
+        run = hashlib.sha256(json.dumps(here.job.to_json(), sort_keys=True).encode()).hexdigest()[:24]
+        about: dict[str, Any] = {"run": run, "round": task.round, "model": self.ledger.sketch(task.x), "moved": 0.0}
+        if not self.policy.max_move or not self.own:
+            return about
+        before = self.ledger.last("rounds", run=run)
+        if before is not None and before.about is not None:
+            start, rounds = before.about["model"], abs(task.round - before.about["round"])
+            most = self.policy.max_move * before.about["moved"] * min(max(rounds, 1), MOST_ROUNDS)
+            about["moved"] = before.about["moved"]
+        else:
+            first = FlatModel(here.job.build_model(here.job.seed)).vector
+            start, most = self.ledger.sketch(first), FIRST_TOLERANCE * float(torch.linalg.vector_norm(first))
+            if task.round:
+                steps = here.job.local.epochs * math.ceil(len(here.client.train) / here.job.local.batch_size)
+                bound = here.method.bound(max(task.lr, self._lr(here.job)), steps, here.job.n_classes)
+                most = math.inf if bound is None else most + self.policy.max_move * task.round * bound
+        distance = math.dist(start, about["model"])
+        if not distance <= most:
+            raise PolicyError(
+                "policy-model",
+                f"site policy: the model of round {task.round} is {distance:.3g} away from "
+                f"{'the last one trained here' if before else 'the one the seed gives'}, at most {most:.3g} may be; "
+                "see policy.max_move",
+            )
+        return about
+
+    @staticmethod
+    def _lr(job: Job) -> float:
+        """The largest learning rate that the job itself names."""
+        return 1.0 if job.local.lr == "auto" else job.local.lr
+
+    def _with_noise(self, here: Prepared, task: Task, update: Update) -> Update:
+        """The update as it may leave. Its noise is drawn from the site's secret and what it covers: the same update
+        gets the same noise, so that asking again averages nothing, and a release that is entered once costs once."""
+        noise = here.job.noise
+        bounds = [
+            run_bound(here.method, task, update.client, i, n, here.job.n_classes) for i, n in enumerate(update.steps)
+        ]
+        keys = {
+            self.ledger.sign("release", row_digest(row), repr((noise, b)))
+            for row, b in zip(update.delta, bounds, strict=True)
+        }
+        new = self.ledger.unknown("releases", keys)
+        spent = self.ledger.releases()
+        self.policy.check_epsilon({**spent, noise: spent.get(noise, 0) + len(new)})
+        for each in new:
+            self.ledger.charge("releases", each, 0, noise=noise)
+        secret, n_classes, n_params = self.ledger.secret, here.job.n_classes, here.model.n_params
+        return add_noise(update, task, here.method, noise, secret, n_classes, n_params)
+
+    def _charge_split(self, seed: int, client: int) -> None:
+        self.ledger.charge("splits", f"{seed}/{client}", self.policy.max_seeds_per_day)
 
     @staticmethod
     def _compressed(here: Prepared, task: Task, update: Update, states: list[Tensors], left: Tensor | None) -> Parcel:
@@ -192,7 +282,7 @@ class Site:
         parcel = pack_update(update, {"round": task.round})
         return Parcel(parcel.meta, {**parcel.tensors, **sent})
 
-    def validate(self, parcel: Parcel) -> Parcel:
+    def validate(self, parcel: Parcel, key: str) -> Parcel:
         """(N, 3, C) counts of every candidate on the private validation split, or (N, 3, 1) totals."""
         here = self._prepare(parcel)
         if "models" in parcel.tensors:
@@ -201,51 +291,82 @@ class Site:
         else:
             candidates = unpack_candidates(parcel)
             vectors, n = candidates.walk(), len(candidates)  # type: ignore[assignment]
+        self.ledger.charge("validations", key, self.policy.max_validations_per_day, n)
         counts = np.zeros((n, 3, here.job.n_classes), dtype=np.int64)
         confusion = confusion_on(here.model, Split.of(here.client, here.client.validation))
         for s, vector in vectors:
             self._check_vector(here, vector)
-            counts[s] = class_counts(confusion(vector))
+            matrix = confusion(vector)
+            counts[s] = class_counts(matrix)
+            if here.job.reveal == "totals":
+                counts[s, 0, 0] += self._blur(matrix, "validation")
         if here.job.reveal == "totals":
             counts = counts.sum(-1, keepdims=True)
-        return Parcel({}, {"counts": torch.as_tensor(counts)})
+        return self._counted(here, parcel, {"counts": counts})
 
-    def confusion(self, parcel: Parcel) -> Parcel:
+    def _counted(self, here: Prepared, parcel: Parcel, counts: dict[str, np.ndarray]) -> Parcel:
+        """Counts as they leave: each as it is, or all of them as one vector under masks."""
+        if here.job.reveal != "sums":
+            return Parcel({}, {name: torch.as_tensor(value) for name, value in counts.items()})
+        if self.sums is None:
+            raise SumError("mask-keys", "this site has no list of sites (sites.pub) for masked sums")
+        order = Order.from_json(parcel.meta.get(ORDER))
+        masked = self.sums.mask_counts(here.job.run, order, content(parcel), flat_counts(counts))
+        return Parcel({}, {MASKED: as_tensor(masked)})
+
+    def confusion(self, parcel: Parcel, key: str) -> Parcel:
         """(C, C) confusion matrix on each split asked for; (2,) correct and all samples where totals must do."""
         here = self._prepare(parcel)
         x = parcel.tensors["x"]
         self._check_vector(here, x)
         splits = {"test": here.test, "validation": here.client.validation}
+        self.ledger.charge("validations", key, self.policy.max_validations_per_day, len(parcel.meta["splits"]))
         out = {}
         for split in parcel.meta["splits"]:
             matrix = confusion_on(here.model, Split.of(here.client, splits[split]))(x)
             if here.job.reveal == "totals":
-                matrix = np.array([np.diag(matrix).sum(), matrix.sum()])
-            out[split] = torch.as_tensor(matrix)
-        return Parcel({}, out)
+                matrix = np.array([np.diag(matrix).sum() + self._blur(matrix, split), matrix.sum()])
+            out[split] = matrix
+        return self._counted(here, parcel, out)
 
-    def scores(self, parcel: Parcel) -> Parcel:
+    def scores(self, parcel: Parcel, key: str) -> Parcel:
         """Counts of a model's probabilities on a split; only where counts per class may leave."""
         here = self._prepare(parcel)
         if here.job.reveal == "totals":
-            raise FedtailError(
-                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'"
+            raise CodedError(
+                "policy-reveal",
+                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'sums'",
             )
         self._check_vector(here, parcel.tensors["x"])
+        self.ledger.charge("validations", key, self.policy.max_validations_per_day)
         rows = here.test if parcel.meta["split"] == "test" else here.client.validation
         batches = Split.of(here.client, rows).batches(device=self.device)
         rule = Decision.from_json(parcel.meta.get("decision", {}))
         found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
-        return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
+        return self._counted(here, parcel, vars(found))
 
-    def measure(self, parcel: Parcel) -> Parcel:
-        """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
+    def measure(self, parcel: Parcel, key: str) -> Parcel:
+        """``train_loss`` at a model or, where per-class numbers may leave, what tells of classes."""
         here = self._prepare(parcel)
         what = parcel.meta["what"]
-        if what == "class_loss" and here.job.reveal == "totals":
-            raise FedtailError(f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'")
+        if what != "train_loss" and here.job.reveal != "classes":
+            raise CodedError(
+                "policy-reveal", f"method {here.job.method!r} needs per-class numbers; set deploy.reveal = 'classes'"
+            )
         self._check_vector(here, parcel.tensors["x"])
+        self.ledger.charge("validations", key, self.policy.max_validations_per_day)
         return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], what)})
+
+    def _blur(self, matrix: np.ndarray, split: str) -> int:
+        """What is added to how many samples a model gets right, where it has one answer for (nearly) all and so counts
+        a class. matrix: (C, C). One draw for each answer and split, for good: asking in other ways averages nothing."""
+        answers = matrix.sum(0)
+        least = min(self.policy.min_cell, max(int(answers.sum()) // 10, 1)) if self.own else 0
+        if answers.sum() - answers.max(initial=0) >= least:
+            return 0
+        drawn = secure_normal(self.ledger.secret, f"cell/{split}/{int(answers.argmax())}", 1)[0]
+        right = int(np.trace(matrix))
+        return int(np.clip(right + round(least * drawn), 0, answers.sum())) - right
 
     def _prepare(self, parcel: Parcel) -> Prepared:
         job, index = Job.from_json(parcel.meta["job"]), int(parcel.meta["client"])
@@ -253,6 +374,7 @@ class Site:
         if now is not None and now.job == job and now.client.index == index:
             return now
         self.policy.check_job(job)
+        self._charge_split(job.seed, index)
         client, test = self.data.client(index, job), self.data.test(index, job)
         counts = client.counts
         if job.encoding is not None:
@@ -274,4 +396,23 @@ class Site:
     @staticmethod
     def _check_vector(here: Prepared, x: torch.Tensor) -> None:
         if tuple(x.shape) != (here.model.size,):
-            raise FedtailError(f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)")
+            raise CodedError(
+                "malformed", f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)"
+            )
+
+
+def code_of(error: Exception) -> str:
+    """All that a server hears of what went wrong."""
+    if isinstance(error, MemoryError):
+        return "memory"
+    code = getattr(error, "code", "site")
+    return code if code in CODES else "site"
+
+
+def open_sums(name: str, policy: Policy, folder: Path | None) -> SiteSums | None:
+    """The site's part in masked sums; None for a site without keys, as in a simulation of one."""
+    if folder is None or not all((folder / file).is_file() for file in ("sites.pub", "site.key")):
+        return None
+    from fedtail.federate.site.sums import SiteSums  # needs the extra of a federation that has keys
+
+    return SiteSums(name, policy, folder)

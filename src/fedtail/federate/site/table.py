@@ -19,6 +19,7 @@ from fedtail.data.tables import (
     site_sketch,
 )
 from fedtail.errors import FedtailError, check_range
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
 
 
@@ -53,14 +54,14 @@ class TableSite:
         if "scaling" in request:
             scaled = TableSchema.from_dict(request["scaling"], "the server's scaling")
             if not scaled.fitted or declared(scaled) != declared(self.schema_):
-                raise FedtailError("the server's schema is not the one this site agreed to")
+                raise CodedError("data", "the server's schema is not the one this site agreed to")
             return {"sketch": pack_sketch(site_sketch(self.table, scaled, train, min_count=self.min_count))}
         return {"moments": site_moments(self.table, self.schema_, train, min_count=self.min_count).tolist()}
 
     def client(self, index: int, job: Job) -> Client:
         fitted = TableSchema.from_dict(job.preprocessing)
         if not fitted.fitted or declared(fitted) != declared(self.schema_):
-            raise FedtailError("the server's schema is not the one this site agreed to")
+            raise CodedError("data", "the server's schema is not the one this site agreed to")
         samples: Samples = encode_site(self.table, fitted)
         rest, _ = self._split(index, job.seed)
         y = samples.y.numpy()

@@ -98,7 +98,7 @@ def answer(site: Site, phase: str, parts: Parts, connection: socket.socket) -> N
     try:
         reply = site.handle(phase, parts)
     except MemoryError:
-        reply = error_parts("the site's worker ran out of memory; raise worker.memory_mb in site.toml")
+        reply = error_parts("memory")
     try:
         frames.send(connection, reply)
         log(f"{phase}: {time.perf_counter() - began:.2f} s, {resident_mb():.0f} MB")

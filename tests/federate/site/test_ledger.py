@@ -1,0 +1,88 @@
+"""What a site has given away is counted once, for good, whatever a server calls it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtail.federate.protocol.policy import PolicyError
+from fedtail.federate.site import ledger as ledger_module
+from fedtail.federate.site.ledger import Ledger, message_key
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_limit_holds_over_restarts_and_a_repeat_is_free(tmp_path: Path) -> None:
+    clock = Clock()
+    first = Ledger(tmp_path, clock)
+    assert first.charge("rounds", "a", 2) and not first.charge("rounds", "a", 2) and first.charge("rounds", "b", 2)
+    again = Ledger(tmp_path, clock)
+    assert not again.charge("rounds", "a", 2), "known from before"
+    with pytest.raises(PolicyError, match="2 of 2 rounds per day are used up"):
+        again.charge("rounds", "c", 2)
+    assert again.charge("statistics", "c", 2), "each kind has its own"
+    clock.now += 86401
+    assert again.charge("rounds", "c", 2) and Ledger(tmp_path, clock).spent("rounds") == 1
+
+
+def test_two_processes_with_one_folder_share_their_limits(tmp_path: Path) -> None:
+    one, other = Ledger(tmp_path), Ledger(tmp_path)
+    one.charge("rounds", "a", 2)
+    other.charge("rounds", "b", 2)
+    with pytest.raises(PolicyError):
+        one.charge("rounds", "c", 2)
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_what_follows_is_kept(tmp_path: Path) -> None:
+    Ledger(tmp_path).charge("rounds", "a", 0)
+    with (tmp_path / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"time": 1, "kind": "rou')
+    torn = Ledger(tmp_path)
+    torn.charge("rounds", "b", 0)
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [line["key"] for line in lines] == ["a", "b"]
+
+
+def test_a_long_file_is_written_anew_and_forgets_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    before = Ledger(tmp_path, clock)
+    for i in range(30):
+        before.charge("releases", f"r{i}", 0, noise=0.5 if i % 3 else 2.0)
+        before.charge("rounds", f"r{i}", 0)
+    clock.now += 90000
+    before.charge("releases", "late", 0, noise=2.0)
+    monkeypatch.setattr(ledger_module, "FILE_BYTES", 100)
+    size = (tmp_path / "ledger.jsonl").stat().st_size
+    after = Ledger(tmp_path, clock)
+    assert (tmp_path / "ledger.jsonl").stat().st_size < size / 3
+    assert after.releases() == Ledger(tmp_path, clock).releases() == {0.5: 20, 2.0: 11}
+
+
+def test_the_secret_is_the_owners_alone_and_lasts(tmp_path: Path) -> None:
+    assert Ledger(tmp_path).secret == Ledger(tmp_path).secret != Ledger(None).secret
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("n", [10, 5000, 2_100_000])
+def test_sketches_are_as_far_apart_as_the_models(n: int) -> None:
+    site, x = Ledger(None), torch.randn(n)
+    for scale in (1e-3, 1.0):
+        y = x + scale * torch.randn(n)
+        far = float(torch.dist(torch.tensor(site.sketch(x)), torch.tensor(site.sketch(y))))
+        assert far == pytest.approx(float(torch.dist(x, y)), rel=0.3)
+
+
+def test_a_message_is_known_by_its_bytes_and_not_by_their_order() -> None:
+    key = message_key("train", {"meta": b"1", "tensor/x": b"23"})
+    assert key == message_key("train", {"tensor/x": b"23", "meta": b"1"})
+    others = [("train", {"meta": b"12", "tensor/x": b"3"}), ("hello", {"meta": b"1", "tensor/x": b"23"})]
+    assert key not in [message_key(*other) for other in others]
