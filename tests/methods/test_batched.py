@@ -49,6 +49,11 @@ def labels() -> Tensor:
     return torch.as_tensor(np.stack([rng.choice(np.flatnonzero(c), size=B) for c in COUNTS]))
 
 
+def outputs(method: Method) -> int:
+    """Logits of a sample in training."""
+    return 2 * C if method.classifier == "sparse_etf" else C
+
+
 def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-6, atol=1e-7)
 
@@ -57,7 +62,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 def test_loss_and_its_gradient_agree(name: str, options: dict[str, Any]) -> None:
     method = METHODS.build(name, **options)
     rng = torch.Generator().manual_seed(1)
-    logits = torch.randn(K, B, C, generator=rng).requires_grad_()
+    logits = torch.randn(K, B, outputs(method), generator=rng).requires_grad_()
     teacher = torch.randn(K, B, C, generator=rng)
     weight = torch.ones(K, B)
     weight[1, -2:] = 0.0  # padding
@@ -101,8 +106,9 @@ def test_direction_agrees_also_with_one_hyperparameter_per_client(name: str, opt
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda v: str(v))
 def test_padding_changes_nothing(name: str, options: dict[str, Any]) -> None:
     method = METHODS.build(name, **options)
-    logits, teacher = torch.randn(2, B, C, generator=torch.Generator().manual_seed(3))
-    y, n = labels()[0], B - 3
+    rng = torch.Generator().manual_seed(3)
+    logits, teacher = torch.randn(B, outputs(method), generator=rng), torch.randn(B, C, generator=rng)
+    y, n = labels()[0], B - 2 if method.needs_views else B - 3
     weight = torch.ones(B)
     weight[n:] = 0.0
     const, state = start(method, 0)

@@ -14,7 +14,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, Method
 from fedtail.rates import RATES
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.loop import kept_model, train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.settings import Settings
 from fedtail.simulate.reference import ReferenceSimulator
@@ -25,6 +25,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "climb": {"primal_rounds": 1, "eta": 5.0, "eps": 0.0},
     "fedgrab": {"bypass": True},
     "logit_adjustment": {"prior": "global"},
+    "creff": {"features": 8, "match_steps": 10, "steps": 30},
+    "ccvr": {"virtual": 50, "steps": 30},
+    "fedyoyo": {"warmup": 2},
 }
 """Options under which three rounds reach every branch of a method."""
 
@@ -148,7 +151,8 @@ def test_uploads_beyond_fedavg_are_declared(method: Method) -> None:
     measured: list[str] = []
     measure = made.engine.measure
     made.engine.measure = lambda x, what: (measured.append(what), measure(x, what))[1]  # type: ignore[method-assign]
-    train(made)
+    state = train(made)
+    kept_model(made, Settings.of(), state)
     if uploads or measured:
         assert method.wire != "nothing"
     else:

@@ -175,7 +175,7 @@ def _federates(method: Method, federation: Federation) -> str:
         classes=federation.classes,
         method=method.name,
         rounds=ROUNDS,
-        model_options=HIDDEN,
+        model_options={**HIDDEN, "classifier": method.classifier},
         method_options=method.config(),
         local=settings.local,
         seed=settings.run.seed,
@@ -185,7 +185,7 @@ def _federates(method: Method, federation: Federation) -> str:
     policy = Policy(reveal="classes", code=(method.name,) if is_own(method.name) else ())
     sites = {k: Site(f"site {k}", FederationSlice(federation, k), policy).handle for k in range(federation.n_clients)}
     engine = RemoteEngine(transport=InProcess(sites), job=job, sizes=federation.sizes, test=federation.test)
-    module = build_model("mlp", federation.input_shape, federation.n_classes, seed=3, **HIDDEN)
+    module = job.build_model(seed=3)
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     rates = RATES.build("uniform", federation.n_clients)
     problem = Problem(engine=engine, method=method, rates=rates, n_classes=federation.n_classes)

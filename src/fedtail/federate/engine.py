@@ -22,9 +22,11 @@ from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.sums import ORDER
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
 from fedtail.federate.spool import StoredUpdate
+from fedtail.federate.sums import Sums, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
@@ -71,6 +73,8 @@ class RemoteEngine:
     spool: Path | None = None
     """Folder where the updates of a round wait that are larger, all together, than ``memory_mb``; None for memory."""
     memory_mb: float = 0.0
+    sums: Sums | None = None
+    """Needed where the job's ``reveal`` is ``sums``."""
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -105,6 +109,7 @@ class RemoteEngine:
 
         def read(client: int, parcel: Parcel) -> Update:
             update = read_update(client, parcel, task, most)
+            task.advance(1.0 / len(payloads))
             return update if spool is None else StoredUpdate(update, spool)
 
         # The update, what a method may send beside it, and a little for names and numbers.
@@ -126,6 +131,8 @@ class RemoteEngine:
         return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        if self.job.reveal == "sums":
+            return self._validate_masked(candidates, clients)
         counts = {k: np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64) for k in clients}
         for rows, parcel in self._candidate_messages(candidates):
             # Candidates are compared on the same samples: who misses one message counts in none.
@@ -138,6 +145,35 @@ class RemoteEngine:
                 counts[k][rows, :, : found.shape[-1]] = found
         return np.sum(list(counts.values()), axis=0)
 
+    def _validate_masked(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        """The same from masked sums. Who misses one message counts in none, so all of them are asked again."""
+        counts = np.zeros((len(candidates), 3, self.job.n_classes), dtype=np.int64)
+        for rows, parcel in self._candidate_messages(candidates):
+            shapes = {"counts": (len(rows), 3, self.job.n_classes)}
+            found, there = self._sum(Phase.VALIDATE, parcel, shapes, clients, len(clients))
+            if len(there) < len(clients) and len(rows) < len(candidates):
+                return self._validate_masked(candidates, there)
+            counts[rows] = found["counts"]
+        return counts
+
+    def _sum(
+        self, phase: Phase, parcel: Parcel, shapes: Mapping[str, tuple[int, ...]], clients: Sequence[int], wanted: int
+    ) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Named counts added over clients under masks, and the clients. Where some do not answer, the others are asked
+        for a new sum; whether they give it is theirs to decide."""
+        assert self.sums is not None
+        members, read = self.sums.members(clients), partial(read_masked_counts, shapes=shapes)
+        wanted = min(wanted, len(members))
+        while True:
+            order = {ORDER: self.sums.order(members).to_json()}
+            asked = {k: Parcel({**self._meta(k), **parcel.meta, **order}, parcel.tensors) for k in members}
+            values = sum(math.prod(shape) for shape in shapes.values())
+            replies = self._ask(phase, asked, read, wanted, values)
+            if len(replies) == len(members):
+                self.sums.last = tuple(members)
+                return sum_of_counts(replies, shapes), members
+            members = list(replies)
+
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
         if split == "test" and self.test is not None:
@@ -145,7 +181,7 @@ class RemoteEngine:
         return np.asarray(np.sum(list(self._confusions(x, split).values()), axis=0))
 
     def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
-        return self._confusions(x, "validation")
+        return {} if self.job.reveal == "sums" else self._confusions(x, "validation")
 
     def _confusions(self, x: Tensor, split: str) -> dict[int, np.ndarray]:
         if self._answered is None or self._answered[0] is not x or split not in self._answered[1]:
@@ -155,6 +191,11 @@ class RemoteEngine:
 
     def _ask_confusion(self, x: Tensor, splits: list[str]) -> dict[str, dict[int, np.ndarray]]:
         n = self.job.n_classes
+        if self.job.reveal == "sums":
+            question = Parcel({"splits": splits}, {"x": x})
+            shapes = dict.fromkeys(splits, (n, n))
+            found, _ = self._sum(Phase.CONFUSION, question, shapes, self._present, self._members)
+            return {split: {-1: counts} for split, counts in found.items()}
         shape = (2,) if self.job.reveal == "totals" else (n, n)
         asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in self._present}
 
@@ -162,13 +203,13 @@ class RemoteEngine:
             return [read_counts(client, parcel, split, shape) for split in splits]
 
         values = len(splits) * math.prod(shape)
-        found = self._ask(Phase.CONFUSION, asked, read, self._members, values)
+        replies = self._ask(Phase.CONFUSION, asked, read, self._members, values)
         matrix = (1, 2) if shape == (2,) else shape
-        return {split: {k: one[i].reshape(matrix) for k, one in found.items()} for i, split in enumerate(splits)}
+        return {split: {k: one[i].reshape(matrix) for k, one in replies.items()} for i, split in enumerate(splits)}
 
     @property
     def tells_scores(self) -> bool:
-        return self.job.reveal == "classes"
+        return self.job.reveal != "totals"
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         """As the protocol says; nothing where class counts stay at the sites, since these counts would tell them."""
@@ -177,34 +218,42 @@ class RemoteEngine:
             batches = Split(self.test, self.job.transform, n).batches()
             yield -1, scores_on(model_logits(self.model, x, batches), n, rules.common)
         elif self.tells_scores:
-            yield from self._ask_scores(x, split, rules, self._present, self._members).items()
+            yield from self._ask_scores(x, split, rules, self._present, self._members)[0].items()
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         """One exchange per candidate: counts of all of them at once would be a large message."""
         asked, s = list(clients), 0
         while s < len(candidates):
-            parts = self._ask_scores(candidates.vector(s), "validation", Decisions(), asked, len(clients))
-            if len(parts) < len(asked) and s:  # candidates are compared on the same samples: again, without who left
-                asked, s = list(parts), 0
+            parts, there = self._ask_scores(candidates.vector(s), "validation", Decisions(), asked, len(clients))
+            if len(there) < len(asked) and s:  # candidates are compared on the same samples: again, without who left
+                asked, s = there, 0
                 continue
-            asked, pooled = list(parts), total(parts.values())
+            asked, pooled = there, total(parts.values())
             assert pooled is not None
             yield s, pooled
             s += 1
 
     def _ask_scores(
         self, x: Tensor, split: str, rules: Decisions, clients: Sequence[int], wanted: int
-    ) -> dict[int, Scores]:
+    ) -> tuple[dict[int, Scores], list[int]]:
+        """The counts of each client, or under -1 of all together, and the clients."""
         n = self.job.n_classes
+        shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
+        if self.job.reveal == "sums":
+            if rules.sites:
+                raise FedtailError("decisions of single sites need their own counts; set deploy.reveal = 'classes'")
+            question = Parcel({"split": split, "decision": rules.common.to_json()}, {"x": x})
+            found, there = self._sum(Phase.SCORES, question, shapes, clients, wanted)
+            return {-1: Scores(**found)}, there
         asked = {
             k: Parcel({**self._meta(k), "split": split, "decision": rules.at(k).to_json()}, {"x": x}) for k in clients
         }
-        shapes = {name: value.shape for name, value in vars(Scores.of(np.empty((0, n)), np.empty(0))).items()}
 
         def read(client: int, parcel: Parcel) -> Scores:
             return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
 
-        return self._ask(Phase.SCORES, asked, read, wanted)
+        replies = self._ask(Phase.SCORES, asked, read, wanted)
+        return replies, list(replies)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}

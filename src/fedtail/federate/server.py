@@ -20,6 +20,7 @@ from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.sums import Sums, choose_reveal
 from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
@@ -34,7 +35,7 @@ from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
 from fedtail.runs.folder import choose_folder, claimed, write_clients
-from fedtail.runs.problem import load_pooled
+from fedtail.runs.problem import classifier_option, load_pooled
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
 
@@ -77,14 +78,16 @@ def federate(
     everybody, quorum = [k for k in range(len(names)) if k not in gone], config.run.quorum
     before = read_agreement(folder, names) if resume else None
     began_with = len(names) if before is None else before[2]
+    reveal, told_less = "totals" if before is None else before[3], ""
     if before is None:
         hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
         schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
+        reveal, told_less = choose_reveal(config, hellos, names, len(everybody))
     else:
-        agreed, schema, _ = before
-    job, architecture = make_job(config, schema, folder.name, transport.name)
+        agreed, schema = before[:2]
+    job, architecture = make_job(config, schema, folder.name, transport.name, reveal)
     hellos, missing = say_hello(transport, everybody, deploy.timeout, job)
     agree(hellos, missing, names, quorum, agreed)
     test = server_test(config, schema)
@@ -94,12 +97,14 @@ def federate(
         found, reasons = say_hello(transport, clients, deploy.timeout, job)
         reasons |= {names.index(f.subject): f.message for f in compare(found, names, agreed) if f.level == "error"}
         joined = {k: hello for k, hello in found.items() if k not in reasons}
+        sums.learn(joined)
         for k, hello in joined.items():
             about.sizes[k], held_out[k] = hello.n_train, hello.n_validation
         if joined:
             write_clients(folder, about, titles_of(problem))
         return {k: hello.n_train for k, hello in joined.items()}, reasons
 
+    sums = Sums.of(hellos, names)
     engine = RemoteEngine(
         transport=transport,
         job=job,
@@ -114,6 +119,7 @@ def federate(
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
         memory_mb=deploy.memory_mb,
+        sums=sums,
     )
     method = job.build_method()
     if method.needs_auxiliary:
@@ -127,9 +133,10 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,
+        real=True,
     )
     held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
-    notes = encoder_notes(job.encoding, config.model, images=False)
+    notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
     about = describe(schema, job, names, hellos, test, held_out, notes)
 
     def amend(record: dict[str, Any]) -> None:
@@ -139,6 +146,7 @@ def federate(
 
     def begin(folder: Path, done: int) -> None:
         said = {"sites": list(names), "began_with": began_with, "agreed": agreed, "schema": plain(schema)}
+        said["reveal"] = reveal
         write_atomically(folder / AGREEMENT, json.dumps(said))
         if on_start is not None:
             on_start(folder, done)
@@ -173,9 +181,9 @@ def federate(
         )
 
 
-def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int] | None:
-    """What the sites agreed on when the run began, without and with the preprocessing, and how many they were: a site
-    that is away now does not change it. None if the run has not begun.
+def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int, str] | None:
+    """What the sites agreed on when the run began, without and with the preprocessing, how many they were, and what
+    they reveal: a site that is away now does not change it. None if the run has not begun.
 
     ``FedtailError`` where the numbers are not those of the run, since its state is kept by them.
     """
@@ -188,25 +196,28 @@ def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], 
             f"{str(folder)!r} has the sites {', '.join(before)}, in this order, and not {', '.join(names)}; "
             "new sites come after them, or start a new run"
         )
-    return about["agreed"], about["schema"], int(about.get("began_with", len(before)))
+    began_with = int(about.get("began_with", len(before)))
+    return about["agreed"], about["schema"], began_with, str(about.get("reveal", "totals"))
 
 
-def make_job(config: Settings, schema: dict[str, Any], run: str, engine: str) -> tuple[Job, dict[str, Any]]:
+def make_job(
+    config: Settings, schema: dict[str, Any], run: str, engine: str, reveal: str
+) -> tuple[Job, dict[str, Any]]:
     """The work order of a run, and the model's description for ``model.json``."""
-    if config.run.metric != "accuracy" and config.deploy.reveal == "totals":
+    if config.run.metric != "accuracy" and reveal == "totals":
         raise FedtailError(
-            f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'classes' (sites must "
-            "allow it in their policy), or run.metric = 'accuracy'"
+            f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'sums' or 'classes' "
+            "(sites must allow it in their policy), or run.metric = 'accuracy'"
         )
     if config.deploy.compress != "none" and config.privacy.mode == "local":
         raise FedtailError(
             f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
             "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
         )
-    beside = [name for name in config.run.diagnostics if name != "alignment"]
+    beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
-    name, options = config.model.name, config.model.options
+    name, options = config.model.name, {**config.model.options, **classifier_option(config)}
     encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
     if encoding is not None:
         name = config.model.head if name == "auto" else name
@@ -229,7 +240,7 @@ def make_job(config: Settings, schema: dict[str, Any], run: str, engine: str) ->
         augment=schema["augment"] if encoding is None else None,
         encoder={} if encoding is None else encoding.to_dict(),
         preprocessing=schema["preprocessing"],
-        reveal=config.deploy.reveal,
+        reveal=reveal,
         noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
         compress=config.deploy.compress,
         engine=engine,

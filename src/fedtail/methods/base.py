@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -70,6 +70,14 @@ class LocalRun:
     """Draws come from ``generator(seed, purpose, client, round)``."""
 
 
+class Measure(Protocol):
+    def __call__(self, what: str, x: Tensor | None = None) -> dict[int, Tensor]: ...
+
+
+def _no_classifier(x: Tensor) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError("this server view knows no output layer")
+
+
 @dataclass(frozen=True)
 class Server:
     """What a server hook may use in round ``round``."""
@@ -82,15 +90,28 @@ class Server:
     n_classes: int
     weights: np.ndarray
     """(K,) p_k of all registered clients."""
-    measure: Callable[[str], dict[int, Tensor]]
-    """Ask every client for a measurement of the global model: ``train_loss`` (scalar, unweighted cross-entropy on
-    its un-resampled training data) or ``class_loss`` ((C,) mean per class, NaN if absent)."""
+    measure: Measure
+    """Ask every client for a measurement of the global model, or of another, on its un-resampled training data:
+    ``train_loss`` (scalar, unweighted cross-entropy), ``class_loss`` ((C,) mean per class, NaN if absent), or of the
+    features before the output layer ``class_moments``, ``class_gradients`` or ``effective_numbers``; see
+    ``core.features``."""
     auxiliary_gradients: Callable[[], Tensor]
     """(C, rows, columns) gradient of the output layer's weight on the auxiliary samples of each class."""
     output_weight: Callable[[Tensor], Tensor]
     """The output layer's (rows, columns) weight inside a model vector."""
+    classifier: Callable[[Tensor], tuple[Tensor, Tensor]] = _no_classifier
+    """(C, d) weight and (C,) bias of the output layer inside a model vector, as views."""
     lr: float = 0.0
     """Learning rate of the round."""
+    seed: int = 0
+    """Draws come from ``generator(seed, purpose, round=round)``."""
+
+    def with_classifier(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """A copy of the model ``x`` with another output layer."""
+        out = x.clone()
+        for place, value in zip(self.classifier(out), (weight, bias), strict=True):
+            place.copy_(value)
+        return out
 
 
 @dataclass(frozen=True)
@@ -115,6 +136,10 @@ class Method:
     not be split by group. On its own logits alone it depends still."""
     needs_teacher: ClassVar[bool] = False
     """``Batch.teacher`` must hold the logits of the round's global model."""
+    classifier: ClassVar[str] = "linear"
+    """What the model's output layer must be; one of ``models.classifiers.CLASSIFIERS``."""
+    needs_views: ClassVar[bool] = False
+    """A batch holds every sample twice, one after the other: weakly and strongly augmented."""
     needs_auxiliary: ClassVar[bool] = False
     """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
     optimizer: ClassVar[str] = "sgd"
@@ -199,6 +224,15 @@ class Method:
     def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
         """Digest the round; ``choice[i]`` is the probe of ``updates[i]`` that was kept."""
         return state
+
+    def serve(self, server: Server, state: Tensors) -> Tensor:
+        """The model that is judged and kept after a round, where it is not ``server.x``, which training goes on
+        from."""
+        return server.x
+
+    def conclude(self, server: Server, state: Tensors) -> Tensor:
+        """After the last round: the model to keep, from the one that would be kept, ``server.x``."""
+        return server.x
 
     # -- description -------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -69,17 +70,45 @@ class FlatModel:
             p.data = p.data.clone()
         return FlatModel(module)
 
+    def output_linear(self) -> nn.Linear:
+        """The last trainable linear layer."""
+        layers = [m for m in self.module.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad]
+        if not layers:
+            raise FedtailError("the model has no trainable linear output layer, which this method needs")
+        return layers[-1]
+
     def output_layer(self) -> tuple[int, tuple[int, int]]:
         """Offset in the vector and (rows, columns) of the last linear layer's weight."""
-        last = None
-        for layer in self.module.modules():
-            if isinstance(layer, nn.Linear) and layer.weight.requires_grad:
-                last = layer.weight
-        if last is None:
-            raise FedtailError("the model has no trainable linear output layer, which this method needs")
+        weight = self.output_linear().weight
+        return self.offset(weight), (int(weight.shape[0]), int(weight.shape[1]))
+
+    def offset(self, param: Tensor) -> int:
+        """Where a trainable parameter begins in the vector."""
         offset = 0
         for p in self.params:
-            if p is last:
-                return offset, (int(p.shape[0]), int(p.shape[1]))
+            if p is param:
+                return offset
             offset += p.numel()
         raise FedtailError("the output layer is not trainable, which this method needs")
+
+    def classifier(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(C, d) weight and (C,) bias of the output layer inside the model ``x``, as views; the model must answer with
+        what that layer says and have a bias."""
+        layer = self.output_linear()
+        if type(layer) is not nn.Linear or layer.bias is None:
+            raise FedtailError("the model's output layer is no plain linear one with a bias, which this method needs")
+        (rows, columns), at, bias = layer.weight.shape, self.offset(layer.weight), self.offset(layer.bias)
+        return x[at : at + rows * columns].view(rows, columns), x[bias : bias + rows]
+
+    @torch.no_grad()
+    def features(self, x: Tensor, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        """(n, d) inputs of the output layer in the model ``x``, (n, C) logits and (n,) labels."""
+        seen: list[Tensor] = []
+        self.load(x)
+        self.module.eval()
+        hook = self.output_linear().register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(1)))
+        try:
+            logits, labels = zip(*[(self.module(inputs), y) for inputs, y in batches], strict=True)
+        finally:
+            hook.remove()
+        return torch.cat(seen), torch.cat(logits), torch.cat(labels)

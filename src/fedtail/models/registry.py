@@ -10,6 +10,7 @@ from torch import nn
 
 from fedtail.core.random import torch_seed
 from fedtail.errors import FedtailError, check_range
+from fedtail.models.classifiers import with_classifier
 from fedtail.models.custom import custom_model
 from fedtail.models.norm import batchnorm_note, treat_batchnorm
 from fedtail.registry import Registry, is_own
@@ -27,13 +28,14 @@ def build_model(
     *,
     seed: int = 0,
     batchnorm: str = "keep",
+    classifier: str = "linear",
     **options: object,
 ) -> nn.Module:
     """A freshly initialised model; the same seed gives the same weights, and torch's own state is untouched.
 
     ``name`` is a registered model, ``auto``, or the user's own ``module:callable``. A model with BatchNorm draws a
-    warning that explains what it means here; ``batchnorm="groupnorm"`` converts those layers.
-    """
+    warning that explains what it means here; ``batchnorm="groupnorm"`` converts those layers. ``classifier`` is what
+    the output layer shall be; see ``models.classifiers``."""
     if n_classes < 2:
         raise FedtailError(f"a classifier needs two classes or more, not {n_classes}")
     with torch.random.fork_rng(devices=[]):
@@ -46,6 +48,7 @@ def build_model(
                 for width in np.atleast_1d(np.asarray(options[key])):
                     check_range(f"model.{key}", width.item(), 1)
             module = MODELS.build(name, tuple(input_shape), n_classes, **options)
+        module = with_classifier(module, classifier)
     module = treat_batchnorm(module, batchnorm)
     note = batchnorm_note(module)
     if note:

@@ -51,8 +51,8 @@ class Engine(Protocol):
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         """Counts of a model's probabilities: for ``validation`` of each client on its private split, for ``test`` of
-        each client that has test samples of its own and, under the number -1, of those that are nobody's own. Answers
-        are by ``decisions``."""
+        each client that has test samples of its own and, under the number -1, of those that are nobody's own, or of all
+        clients where only their sum is known. Answers are by ``decisions``."""
         ...
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
@@ -60,7 +60,7 @@ class Engine(Protocol):
         ...
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        """Every client's ``train_loss`` or ``class_loss`` at a model."""
+        """Every client's measurement of a model: one of ``evaluation.LOSSES`` or ``evaluation.FEATURES``."""
         ...
 
     def commit(self, choice: dict[int, int]) -> None:

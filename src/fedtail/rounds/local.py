@@ -19,12 +19,20 @@ from torch import Tensor
 from fedtail.core.random import generator, torch_seed
 from fedtail.core.records import DIVERGED, Task, Tensors, Update
 from fedtail.core.sampling import epoch_counts, local_batches
-from fedtail.data.federation import Client
-from fedtail.data.images.augment import apply_augment, draw_augment
+from fedtail.data.federation import Client, Federation
+from fedtail.data.images.augment import BASIC, STRONG, apply_augment, draw_augment, draw_views
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import Split, judged, measurement, model_logits, run_reports
+from fedtail.rounds.evaluation import (
+    FEATURES,
+    Split,
+    feature_measurement,
+    judged,
+    measurement,
+    model_logits,
+    run_reports,
+)
 from fedtail.settings import Settings
 
 
@@ -58,7 +66,7 @@ class LocalPlan:
     sizes: np.ndarray
     """Size of each step's batch."""
     all_draws: np.ndarray | None
-    """Augmentation draws of all steps' batches, (len(index), 3)."""
+    """Augmentation draws of all steps' batches, (len(index), 3) or, with two views, (len(index), 12)."""
     counts: np.ndarray
     """(C,) the client's training samples per class."""
     resampled: np.ndarray
@@ -78,8 +86,10 @@ class LocalPlan:
         return [values[a:b] for a, b in pairwise([0, *np.cumsum(self.sizes).tolist()])]
 
 
-def plan_local_run(client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled") -> LocalPlan:
-    """The batches of client and round at ``rate``; ``sampler`` is the method's.
+def plan_local_run(
+    client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled", views: bool = False
+) -> LocalPlan:
+    """The batches of client and round at ``rate``; ``sampler`` and ``views`` are the method's.
 
     Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow."""
     labels = client.labels
@@ -94,10 +104,15 @@ def plan_local_run(client: Client, rate: float, round: int, settings: Settings, 
         replication=settings.local.replication,
         epoch_length=settings.local.epoch_length,
     )
-    draws = None
-    if client.augment:
-        rng = generator(settings.run.seed, "augment", client.index, round)
+    draws, rng = None, generator(settings.run.seed, "augment", client.index, round)
+    if views and client.pool.x.ndim == 4:
+        strong = generator(settings.run.seed, "strong", client.index, round)
+        draws = np.concatenate([draw_views(client.augment, len(b), rng, strong) for b in positions])
+    elif client.augment:
         draws = np.concatenate([draw_augment(client.augment, len(b), rng) for b in positions])
+        draws = draws.repeat(2, 0) if views else draws
+    if views:
+        positions = [np.repeat(b, 2) for b in positions]
     counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
         index=client.train[np.concatenate(positions)] if positions else np.empty(0, dtype=np.int64),
@@ -106,6 +121,13 @@ def plan_local_run(client: Client, rate: float, round: int, settings: Settings, 
         counts=counts,
         resampled=epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
     )
+
+
+def draw_width(federation: Federation, method: Method) -> int:
+    """Numbers that a sample's augmentation is drawn as in this federation; 0 for none."""
+    if method.needs_views and federation.pool.x.ndim == 4:
+        return BASIC + STRONG
+    return BASIC if federation.augment else 0
 
 
 @dataclass(frozen=True)
@@ -144,7 +166,7 @@ def prepare_runs(
         tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
         rate = tried.pop("rate")
         if rate not in drawn:
-            plan = plan_local_run(client, rate, task.round, settings, method.sampler)
+            plan = plan_local_run(client, rate, task.round, settings, method.sampler, method.needs_views)
             drawn[rate] = plan, method.groups(plan.resampled)
         plan, groups = drawn[rate]
         hyper = {**method.hyper(), "lr": task.lr, **tried}
@@ -278,6 +300,7 @@ def train_probe(
             if on_step is not None:
                 on_step(i, params, state)
             mean_loss += loss / len(plan.batches)
+            task.advance(1.0 / (task.n_probes * len(plan.batches)))
     delta = model.vector.detach() - x0
     kept, extras = method.finish(run.local, delta[: model.n_params], const, state, client_state)
     return delta, len(plan.batches), mean_loss, kept, extras
@@ -373,5 +396,7 @@ def client_losses(model: FlatModel, client: Client, x: Tensor) -> Tensor:
 
 
 def measure_client(model: FlatModel, client: Client, x: Tensor, what: str) -> Tensor:
-    """``measurement`` of the model ``x`` at a client."""
+    """``measurement`` or ``feature_measurement`` of the model ``x`` at a client."""
+    if what in FEATURES:
+        return feature_measurement(model, client, x, what)
     return measurement(client, client_losses(model, client, x), what)

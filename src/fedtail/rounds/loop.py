@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, gram_alignment, signed
+from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, signed
 from fedtail.core.random import generator
-from fedtail.core.records import Deltas, Task, Update
+from fedtail.core.records import Deltas, Task
 from fedtail.core.schedule import round_rate
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rounds.acceptance import accept
+from fedtail.rounds.aggregation import Gathered, check_aggregate, limited
 from fedtail.rounds.privacy import check_privacy, privatize
-from fedtail.rounds.search import RatesInForce, candidate_models, probes_of, reports_of, rewards_of
+from fedtail.rounds.progress import Pace, ProgressHook
+from fedtail.rounds.search import RatesInForce, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
 
-PIECES = 256
-"""Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
-STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
-"""So many values of all updates are stacked in float64 at once; of more, only so many at a time."""
 RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
 
 
-def train_rounds(problem: Problem, settings: Settings, state: State, on_round: RoundHook | None = None) -> State:
-    """Run rounds ``state.round`` .. ``run.rounds - 1``, calling ``on_round(state, record, seconds)`` after each.
+def train_rounds(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
+) -> State:
+    """Run rounds ``state.round`` .. ``run.rounds - 1``, calling ``on_round(state, record, seconds)`` after each and
+    ``on_progress`` now and then inside them.
 
     The record holds only what the settings determine, so that a resumed run has the history of an uninterrupted one.
     """
@@ -44,14 +48,16 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
     local, run = settings.local, settings.run
     begin_search(problem, settings, state.round)
     in_force = RatesInForce(state.history)
+    pace = Pace(run.rounds, on_progress) if on_progress is not None else None
     for t in range(state.round, run.rounds):
         if (run.search_only and rates.done) or exhausted(state, run):
             break
         began = time.perf_counter()
-        p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
+        # Of this round: a site may have joined after the last one.
+        p_all = limited(engine.sizes / engine.sizes.sum(), settings.server, problem.real)
         first = starting_lr(rates, local)
         lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
-        server = _server_view(problem, run.rounds, state.x, t, p_all, lr)
+        server = _server_view(problem, settings, state.x, t, p_all, lr)
         state.method = method.before_round(server, state.method)
 
         clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
@@ -65,19 +71,23 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             messages={k: m for k in clients if (m := method.message(state.method, k))},
             reports=rates.reports,
         )
+        if pace is not None:
+            pace.begin(t, task.n_probes)
+            task = replace(task, advance=pace.advance)
         updates, refusals = accept(*engine.train(task), problem, task, settings)
         present = np.array([u.client for u in updates])
         p = rates.weights(p_all, present)
-        weights = method.weights(p, updates, state.method)
         rates.observe(present, Deltas(updates))
+        gathered = Gathered(problem, settings, updates, method.weights(p, updates, state.method))
+        updates, weights = gathered.updates, gathered.weights
 
-        candidates = candidate_models(rates, state.x, weights, updates, present)
+        candidates = gathered.candidates(state.x, rates, present)
         rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
         winner = rates.tell(
             rewards, reports=reports_of(updates, engine.n_clients), present=_mask(engine.n_clients, present)
         )
         choice = rates.choice[present]
-        aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
+        aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
         aggregate, cost = privatize(problem, settings.privacy, task, aggregate, weights, updates, state.history)
         state.x, state.server = server_step(settings.server, state.x, aggregate, state.server, problem.model.n_params)
 
@@ -95,7 +105,8 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
-            **({"alignment": _alignment(updates, choice, p)} if "alignment" in run.diagnostics else {}),
+            **({"alignment": gathered.alignment(choice, p)} if "alignment" in run.diagnostics else {}),
+            **({"influence": gathered.influence(choice)} if problem.real or "influence" in run.diagnostics else {}),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])
@@ -104,17 +115,20 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         state.round = t + 1
         last = state.round == run.rounds or (run.search_only and rates.done)
         test = last or state.round % run.evaluate_every == 0
+        served = method.serve(replace(server, x=state.x), state.method)
         if test:  # before validation: a real federation answers both in one exchange
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+            record["test"] = problem.metrics(engine.confusion(served, "test"))
         if run.validate_every and (last or state.round % run.validate_every == 0):
-            record["validation"], sites, samples = validate_model(problem, state.x, run.metric)
+            record["validation"], sites, samples = validate_model(problem, served, run.metric)
             if sites:
                 record["sites"] = sites
             if run.select == "best" or run.patience:
-                state.best = _better(state, record["validation"], samples, run.metric)
+                state.best = _better(state, served, record["validation"], samples, run.metric)
         state.history.append(record)
         if exhausted(state, run) and not test:
-            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+            record["test"] = problem.metrics(engine.confusion(served, "test"))
+        if pace is not None:
+            pace.end()
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state
@@ -133,6 +147,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     if run.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, settings.privacy)
+    check_aggregate(problem, settings)
     setting = Setting(
         rounds=run.rounds,
         participation=run.participation,
@@ -172,14 +187,6 @@ def sample_clients(
     return tuple(there[int(i)] for i in np.sort(picked))
 
 
-def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
-    """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
-    total = x.to(torch.float64, copy=True)
-    for a, u, c in zip(weights, updates, choice, strict=True):
-        total += u.delta[int(c)].double().mul_(float(a))
-    return total.to(x.dtype)
-
-
 def exhausted(state: State, run: Run) -> bool:
     """Whether validation has not improved for ``run.patience`` rounds; never while something is still searched."""
     if not run.patience or state.best is None or state.history[-1]["searching"]:
@@ -188,7 +195,7 @@ def exhausted(state: State, run: Run) -> bool:
     return state.round - max(state.best.since, found) >= run.patience
 
 
-def _better(state: State, validation: dict[str, Any], samples: int, metric: str) -> Best:
+def _better(state: State, x: Tensor, validation: dict[str, Any], samples: int, metric: str) -> Best:
     """The model to keep by validation after one more round."""
     if not np.isfinite(validation["accuracy"]):
         raise FedtailError(
@@ -197,13 +204,22 @@ def _better(state: State, validation: dict[str, Any], samples: int, metric: str)
         )
     now, done, best = signed(metric, validation.get(metric)), state.round, state.best
     if best is None or now > best.score:
-        return Best(round=done, score=now, x=state.x, since=done)
+        return Best(round=done, score=now, x=x, since=done)
     peak = best.score
     error = 0.5 * np.sqrt(peak * (1 - peak) / samples) if samples and 0 < peak < 1 else 0.0
-    return replace(best, round=done, x=state.x) if now >= peak - error else best
+    return replace(best, round=done, x=x) if now >= peak - error else best
 
 
-def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
+def kept_model(problem: Problem, settings: Settings, state: State) -> Tensor:
+    """The model that a run ends with, by ``run.select`` and what its method does after the last round."""
+    sizes, method = problem.engine.sizes, problem.method
+    view = _server_view(problem, settings, state.x, state.round, sizes / sizes.sum(), 0.0)
+    best = state.best if settings.run.select == "best" else None
+    x = method.serve(view, state.method) if best is None else best.x
+    return method.conclude(replace(view, x=x), state.method)
+
+
+def _server_view(problem: Problem, settings: Settings, x: Tensor, t: int, p_all: np.ndarray, lr: float) -> Server:
     def auxiliary() -> Tensor:
         if problem.auxiliary is None:
             raise FedtailError(f"method {problem.method.name!r} needs an auxiliary set; set data.auxiliary to e.g. 20")
@@ -215,15 +231,17 @@ def _server_view(problem: Problem, rounds: int, x: Tensor, t: int, p_all: np.nda
 
     return Server(
         round=t,
-        rounds=rounds,
+        rounds=settings.run.rounds,
         x=x,
         n_clients=problem.engine.n_clients,
         n_classes=problem.n_classes,
         weights=p_all,
-        measure=lambda what: problem.engine.measure(x, what),
+        measure=lambda what, other=None: problem.engine.measure(x if other is None else other, what),
         auxiliary_gradients=auxiliary,
         output_weight=output_weight,
+        classifier=problem.model.classifier,
         lr=lr,
+        seed=settings.run.seed,
     )
 
 
@@ -232,25 +250,3 @@ def _mask(n: int, index: np.ndarray) -> np.ndarray:
     out = np.zeros(n, dtype=bool)
     out[index] = True
     return out
-
-
-def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
-    return gram_alignment(_inner_products(Deltas(updates), choice).cpu().numpy(), p)
-
-
-def _inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
-    """(S, S) in float64. Large updates are taken a few pieces at a time, which may change the last bits."""
-    first_one, n_clients = deltas[0], len(deltas)
-    n, device = first_one.shape[-1], first_one.device
-    width = -(-n // PIECES)
-    at_once = PIECES if n * n_clients <= STACKED else max(1, STACKED_OF_MORE // (width * n_clients))
-    done = []
-    for first in range(0, PIECES, at_once):
-        count = min(at_once, PIECES - first)
-        rows = torch.zeros(n_clients, count * width, dtype=torch.float64, device=device)
-        for row, delta, c in zip(rows, deltas, choice, strict=True):
-            part = delta[int(c), first * width : (first + count) * width]
-            row[: len(part)] = part
-        pieces = rows.view(n_clients, count, width).transpose(0, 1)
-        done.append(pieces @ pieces.mT)
-    return torch.cat(done).sum(0)

@@ -39,7 +39,7 @@ def choose_decision(problem: Problem, x: Tensor, wanted: DecisionSettings, class
     if scores is None or not scores.n:
         raise FedtailError(
             "decision: there is nothing to choose by; it needs validation data at the clients (data.validation) and, "
-            "in a real federation, deploy.reveal = 'classes'"
+            "in a real federation, deploy.reveal = 'sums' or 'classes'"
         )
     decision = Decision()
     if wanted.calibrate == "temperature":

@@ -16,6 +16,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model, choose_model
+from fedtail.models.classifiers import with_classifier
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
@@ -80,7 +81,7 @@ def build_module(
     settings: Settings, federation: Federation, pooled: Pooled, encoding: Encoding | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model that the settings name, freshly initialised, and its description (name and options)."""
-    name, options = settings.model.name, settings.model.options
+    name, options = settings.model.name, {**settings.model.options, **classifier_option(settings)}
     if encoding is not None:
         name = settings.model.head if name == "auto" else name
         module = build_encoded(encoding, name, federation.n_classes, seed=settings.run.seed, **options)
@@ -94,6 +95,17 @@ def build_module(
     return module, {"name": name, "options": options}
 
 
+def classifier_option(settings: Settings) -> dict[str, str]:
+    """The output layer as an option of ``build_model``; empty for the model's own."""
+    asked, needed = settings.model.classifier, METHODS[settings.method.name].classifier
+    if needed == "sparse_etf" and asked != "auto":
+        raise FedtailError(
+            f"model.classifier = {asked!r}: method {settings.method.name!r} needs its own output layer; use 'auto'"
+        )
+    kind = needed if asked == "auto" else asked
+    return {} if kind == "linear" else {"classifier": kind}
+
+
 def assemble(
     federation: Federation, module: nn.Module, method: Method, rates: RateStrategy, settings: Settings
 ) -> Problem:
@@ -104,6 +116,8 @@ def assemble(
             f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
             f"{AUXILIARY}"
         )
+    if settings.model.classifier == "auto":
+        module = with_classifier(module, method.classifier)
     engine: Engine = simulator(federation, module, method, settings)
     model, diagnostics, monitors = engine.model, settings.run.diagnostics, list[Monitor]()
     if "losses" in diagnostics:

@@ -17,6 +17,7 @@ from fedtail.data.about import About
 from fedtail.errors import FedtailError, one_of
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
+from fedtail.rounds.loop import kept_model
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.decide import choose_decision, describe_decision
 from fedtail.runs.folder import append_round, begin_folder, end_folder
@@ -193,7 +194,7 @@ def titles_of(problem: Problem) -> dict[str, Any]:
 def conclude(problem: Problem, state: State, about: About, settings: Settings, seconds: list[float]) -> Result:
     """The chosen model and its test metrics."""
     best = state.best if settings.run.select == "best" else None
-    x = state.x if best is None else best.x
+    x = kept_model(problem, settings, state)
     decisions = Decisions(choose_decision(problem, x, settings.decision, about.classes))
     splits = tell_splits(problem, x, decisions)
     before = None if decisions.plain else tell_splits(problem, x)

@@ -25,7 +25,7 @@ from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES
 from fedtail.rates.race import usual_lrs
 from fedtail.rounds.evaluation import Split, confusion_on, federation_split
-from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.loop import kept_model, train_rounds
 from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import load_model
@@ -172,10 +172,10 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> nn.Module:
     method = METHODS.build(settings.method.name, **settings.method.options)
     problem = assemble(one, module, method, RATES.build("uniform", 1, rate=rate), settings)
     try:
-        state = train_rounds(problem, settings, problem.begin())
+        kept = kept_model(problem, settings, train_rounds(problem, settings, problem.begin()))
     finally:
         problem.engine.close()
-    problem.model.load(state.best.x if settings.run.select == "best" and state.best is not None else state.x)
+    problem.model.load(kept)
     return problem.model.module
 
 

@@ -17,7 +17,7 @@ from fedtail.federate.deployment import Deployment, check_site_names
 from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.operate.certificates import inspect_certificate, make_server_certificate, make_site_key
 from fedtail.federate.operate.control import Control, is_healthy
-from fedtail.federate.operate.create import write_site
+from fedtail.federate.operate.create import write_rosters, write_site
 from fedtail.runs.config import load_config
 
 
@@ -41,6 +41,7 @@ def add_site(deployment: Deployment, name: str) -> Deployment:
     write_site(deployment, name, client)
     grown = replace(deployment, sites=(*deployment.sites, name))
     grown.save()
+    write_rosters(grown)
     if is_healthy(grown):
         with Control(grown) as control:
             control.register(name)
@@ -59,6 +60,7 @@ def remove_site(deployment: Deployment, name: str) -> Deployment:
         kept = deployment.server / "removed"
         kept.mkdir(mode=0o700, exist_ok=True)
         shutil.move(deployment.site(name), kept / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    write_rosters(rest)
     return rest
 
 
@@ -68,12 +70,14 @@ def revoke_site(deployment: Deployment, name: str) -> None:
     _forget(deployment, name)
     for key in ("site.key", "site.pub"):
         (deployment.site(name) / key).unlink(missing_ok=True)
+    write_rosters(deployment)
 
 
 def renew_site(deployment: Deployment, name: str) -> None:
     """A new key for a site; the old one is worth nothing from now on."""
     revoke_site(deployment, name)
     make_site_key(deployment.site(name), name)
+    write_rosters(deployment)
     if is_healthy(deployment):
         with Control(deployment) as control:
             control.register(name)

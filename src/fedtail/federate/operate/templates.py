@@ -15,7 +15,10 @@ server = "{server}"
 # methods = ["fedcgnm", "fedavg"]   # allowed methods; without this line, all
 # code = ["my_net:Net"]             # models of your own that a server may have imported here; without this line, none
 # encoders = ["efficientnet_lite0"] # encoders of images; without this line, those of installed packages
-reveal = "totals"                   # the most validation may send: "totals", or "classes" (counts per class)
+reveal = "sums"                     # the most validation may send: "totals", "sums" (class counts of which the server
+                                    # sees sums over sites only), or "classes" (the class counts of this site)
+min_sites = 3                       # fewest sites that a sum, or a difference of sums, may tell of
+differences = "refuse"              # or "allow": take part in a sum although another site is missing that was in others
 min_class_count = 0                 # refuse to train while a class here has fewer samples
 max_rounds_per_day = 1000           # training messages answered in 24 hours, over all runs; 0 is no limit
 min_noise = 0.0                     # refuse a run with less local noise than this
@@ -58,7 +61,6 @@ Wants=network-online.target
 [Service]
 User=fedtail
 WorkingDirectory={server}
-Environment={environment}
 ExecStart={command}
 Restart=on-failure
 RestartSec=5
@@ -157,7 +159,9 @@ What leaves: model updates, with their number of steps and mean training loss; t
 validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail
 methods` lists it) or a search of rates asks for. Before the first round: column names and class names, and sums over
 the columns of a table or the pixels of images; with a pretrained encoder its hash instead of pixel sums. With
-`policy.reveal = "classes"` also counts per class. Nothing else.
+`policy.reveal = "sums"` also counts per class, under masks that cancel only in the sum over at least `min_sites` sites:
+`sites.pub` lists whose keys may be behind them, so compare it with the other sites' over the telephone. With
+`policy.reveal = "classes"` counts per class as they are. Nothing else.
 
 To leave, stop the service. A run goes on without you, and takes you back when you return.
 """

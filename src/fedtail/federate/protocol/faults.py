@@ -24,6 +24,11 @@ CODES: dict[str, str] = {
     # What a message says against what was agreed or is possible.
     "changed": "it changed what it had agreed to in the handshake",
     "update": "its update cannot be taken",
+    # Masked sums that a site takes no part in.
+    "mask-few": "so few sites are left that a sum would tell of single ones",
+    "mask-difference": "this sum and earlier ones would tell of single sites; wait until the same sites are there",
+    "mask-keys": "a key for masks is not the one on its list of sites (sites.pub); hand out the same list to all",
+    "mask-repeat": "it has answered this sum, or its model and round, before",
     # What a site says of itself.
     "site": "it could not answer; its own log says why",
     "data": "it cannot read its data, or they do not fit the run; its own log says why",

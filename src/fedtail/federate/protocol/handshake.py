@@ -7,7 +7,7 @@ import platform
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -37,6 +37,8 @@ class Hello:
     """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
     n_train: int = 0
     n_validation: int = 0
+    masks: dict[str, Any] = field(default_factory=dict)
+    """What the site says of masked sums, and its key for the run; empty if it has no keys."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def say_hello(
             clock_offset=float(said["clock"]) - began,
             n_train=int(said.get("n_train", 0)),
             n_validation=int(said.get("n_validation", 0)),
+            masks=dict(said.get("masks", {})),
         )
 
     answers = exchange(transport, Phase.HELLO, parcels, read, timeout)

@@ -48,7 +48,8 @@ class Job:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How sites turn raw columns into features; agreed before round 0, from federated sums."""
     reveal: str = "totals"
-    """What validation sends back: ``totals`` (correct, samples) or ``classes`` (the same per class)."""
+    """What validation sends back: ``totals`` (correct, samples), ``classes`` (the same per class) or ``sums`` (the
+    same under masks)."""
     noise: float = 0.0
     """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
     compress: str = "none"

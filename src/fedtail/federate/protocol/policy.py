@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -14,6 +15,9 @@ from fedtail.federate.protocol.job import Job
 from fedtail.models.encoders import is_registered
 from fedtail.registry import is_own
 from fedtail.settings import Reveal, Section
+
+REVEALS = get_args(Reveal)
+"""From the least to the most."""
 
 
 class PolicyError(CodedError):
@@ -31,8 +35,13 @@ class Policy(Section):
     encoders: tuple[str, ...] = ()
     """Encoders that may encode the images here. Empty allows those that come with an installed package; a file, a
     download (``timm:NAME``) or code (``module:callable``) must be named."""
-    reveal: Reveal = "totals"
-    """The most that validation may send: ``totals`` or ``classes``."""
+    reveal: Reveal = "sums"
+    """The most that validation may send: ``totals``, ``sums`` (counts per class, masked) or ``classes``."""
+    min_sites: int = Field(3, ge=3)
+    """Fewest sites whose numbers may be told together: of a masked sum, and of what several sums have in difference."""
+    differences: Literal["refuse", "allow"] = "refuse"
+    """What to do where the difference of masked sums would tell of fewer sites, because one was missing: refuse the
+    later sum, or take part."""
     min_class_count: int = Field(0, ge=0)
     """Refuse to train while a class that is present has fewer training samples."""
     max_rounds_per_day: int = Field(1000, ge=0)
@@ -93,10 +102,10 @@ class Policy(Section):
                 )
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
-        if job.reveal == "classes" and self.reveal != "classes":
+        if REVEALS.index(job.reveal) > REVEALS.index(self.reveal):
             raise PolicyError(
                 "policy-reveal",
-                "site policy: per-class counts stay here; set deploy.reveal = 'totals' on the server",
+                f"site policy: per-class counts stay here; set deploy.reveal = {self.reveal!r} on the server",
             )
         if self.reveal != "classes" and job.build_method().reveals_classes:
             raise PolicyError(

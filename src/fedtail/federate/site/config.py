@@ -85,7 +85,8 @@ class SiteConfig:
 
     def stamp(self) -> tuple[object, ...]:
         """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
-        files = [self.file, *(self.folder / str(self.data[key]) for key in ("path", "schema") if key in self.data)]
+        named = [self.folder / str(self.data[key]) for key in ("path", "schema") if key in self.data]
+        files = [self.file, self.folder / "sites.pub", *named]
         files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
         times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)
         if "config" not in self.data:

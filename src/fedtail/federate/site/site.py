@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy, PolicyError
+from fedtail.federate.protocol.sums import MASKED, ORDER, Order, SumError, as_tensor, content, flat_counts
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import (
     Parcel,
@@ -56,6 +57,9 @@ from fedtail.rounds.privacy import add_noise, row_digest
 from fedtail.runs.encoding import choose_encoding, encode_client
 from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
+
+if TYPE_CHECKING:
+    from fedtail.federate.site.sums import SiteSums
 
 FIRST_TOLERANCE = 1e-3
 """How far a run's first model may be from the one its seed gives, as a share of its norm: versions of torch differ."""
@@ -113,6 +117,7 @@ class Site:
         self.name, self.data, self.folder, self.device = name, data, folder, torch.device(device)
         self.policy = policy or Policy()
         self.ledger, self.audit = Ledger(folder), Audit(folder)
+        self.sums = open_sums(name, self.policy, folder)
         self.own = data.schema()["kind"] != "slice"
         """Whether the data are the site's own. A rehearsal's are not, and it is to be the simulator's bit by bit, so
         crafted models are of no concern there."""
@@ -140,8 +145,12 @@ class Site:
         """Who is here, with which software, clock and data schema; the job is checked against the policy."""
         meta: dict[str, Any] = {"site": self.name, "schema": self._schema(parcel.meta), "versions": versions()}
         meta["clock"] = time.time()
+        if self.sums is not None:
+            meta["masks"] = {**self.sums.about(), "reveal": self.policy.reveal}
         if "job" in parcel.meta:
             here = self._prepare(parcel)
+            if self.sums is not None:
+                meta["masks"] |= self.sums.advert(here.job.run)
             self.policy.check_size(here.model.size)
             self.policy.check_data(here.counts)
             meta |= {"n_train": int(here.counts.sum()), "n_validation": len(here.client.validation)}
@@ -293,7 +302,17 @@ class Site:
                 counts[s, 0, 0] += self._blur(matrix, "validation")
         if here.job.reveal == "totals":
             counts = counts.sum(-1, keepdims=True)
-        return Parcel({}, {"counts": torch.as_tensor(counts)})
+        return self._counted(here, parcel, {"counts": counts})
+
+    def _counted(self, here: Prepared, parcel: Parcel, counts: dict[str, np.ndarray]) -> Parcel:
+        """Counts as they leave: each as it is, or all of them as one vector under masks."""
+        if here.job.reveal != "sums":
+            return Parcel({}, {name: torch.as_tensor(value) for name, value in counts.items()})
+        if self.sums is None:
+            raise SumError("mask-keys", "this site has no list of sites (sites.pub) for masked sums")
+        order = Order.from_json(parcel.meta.get(ORDER))
+        masked = self.sums.mask_counts(here.job.run, order, content(parcel), flat_counts(counts))
+        return Parcel({}, {MASKED: as_tensor(masked)})
 
     def confusion(self, parcel: Parcel, key: str) -> Parcel:
         """(C, C) confusion matrix on each split asked for; (2,) correct and all samples where totals must do."""
@@ -307,8 +326,8 @@ class Site:
             matrix = confusion_on(here.model, Split.of(here.client, splits[split]))(x)
             if here.job.reveal == "totals":
                 matrix = np.array([np.diag(matrix).sum() + self._blur(matrix, split), matrix.sum()])
-            out[split] = torch.as_tensor(matrix)
-        return Parcel({}, out)
+            out[split] = matrix
+        return self._counted(here, parcel, out)
 
     def scores(self, parcel: Parcel, key: str) -> Parcel:
         """Counts of a model's probabilities on a split; only where counts per class may leave."""
@@ -316,7 +335,7 @@ class Site:
         if here.job.reveal == "totals":
             raise CodedError(
                 "policy-reveal",
-                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'classes'",
+                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'sums'",
             )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
@@ -324,15 +343,15 @@ class Site:
         batches = Split.of(here.client, rows).batches(device=self.device)
         rule = Decision.from_json(parcel.meta.get("decision", {}))
         found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
-        return Parcel({}, {name: torch.as_tensor(value) for name, value in vars(found).items()})
+        return self._counted(here, parcel, vars(found))
 
     def measure(self, parcel: Parcel, key: str) -> Parcel:
-        """``train_loss`` or, where per-class numbers may leave, ``class_loss`` at a model."""
+        """``train_loss`` at a model or, where per-class numbers may leave, what tells of classes."""
         here = self._prepare(parcel)
         what = parcel.meta["what"]
-        if what == "class_loss" and here.job.reveal == "totals":
+        if what != "train_loss" and here.job.reveal != "classes":
             raise CodedError(
-                "policy-reveal", f"method {here.job.method!r} needs per-class losses; set deploy.reveal = 'classes'"
+                "policy-reveal", f"method {here.job.method!r} needs per-class numbers; set deploy.reveal = 'classes'"
             )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
@@ -388,3 +407,12 @@ def code_of(error: Exception) -> str:
         return "memory"
     code = getattr(error, "code", "site")
     return code if code in CODES else "site"
+
+
+def open_sums(name: str, policy: Policy, folder: Path | None) -> SiteSums | None:
+    """The site's part in masked sums; None for a site without keys, as in a simulation of one."""
+    if folder is None or not all((folder / file).is_file() for file in ("sites.pub", "site.key")):
+        return None
+    from fedtail.federate.site.sums import SiteSums  # needs the extra of a federation that has keys
+
+    return SiteSums(name, policy, folder)

@@ -36,7 +36,7 @@ class Cohort:
     windows: tuple[tuple[int, int], ...]
     """(H,) columns low:high that hold all samples of each group, in all steps."""
     draws: Tensor | None
-    """(S, N, B, 3) augmentation draws."""
+    """(S, N, B, 3 or 12) augmentation draws."""
 
     def __len__(self) -> int:
         return len(self.active)
@@ -70,11 +70,12 @@ def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) 
 
 
 def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """(S, N, B) indices, (S, N) batch sizes, (S, N, B, 3) augmentation draws."""
+    """(S, N, B) indices, (S, N) batch sizes, (S, N, B, 3 or 12) augmentation draws."""
     n, longest = len(plans), max((len(p.sizes) for p in plans), default=0)
     index = np.zeros((n, longest, columns), dtype=np.int64)
     sizes = np.zeros((n, longest), dtype=np.int64)
-    draws = None if plans[0].all_draws is None else np.zeros((n, longest, columns, 3), dtype=np.int64)
+    drawn = plans[0].all_draws
+    draws = None if drawn is None else np.zeros((n, longest, columns, drawn.shape[1]), dtype=np.int64)
     for i, plan in enumerate(plans):
         lengths, steps = plan.sizes, len(plan.sizes)
         if not steps:
@@ -85,7 +86,7 @@ def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndar
         place = np.arange(len(plan.index)) + np.repeat(np.arange(steps) * columns - starts, lengths)
         index[i].reshape(-1)[place] = plan.index
         if draws is not None:
-            draws[i].reshape(-1, 3)[place] = plan.all_draws
+            draws[i].reshape(-1, draws.shape[-1])[place] = plan.all_draws
     return (
         np.ascontiguousarray(index.transpose(1, 0, 2)),
         np.ascontiguousarray(sizes.T),

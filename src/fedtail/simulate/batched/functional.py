@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,22 +17,25 @@ class FunctionalKernel:
     """A module without BatchNorm, dropout or buffers, as a function of its flat parameters."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module, self.answering = copy.deepcopy(module).train(), copy.deepcopy(module).eval()
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.n_params = sum(s.numel() for s in self.shapes.values())
 
-    def logits(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def logits(self, x: Tensor, inputs: Tensor, module: nn.Module | None = None) -> Tensor:
         """(B, C) logits of one model (d,) on one batch."""
         params, offset = {}, 0
         for name, shape in self.shapes.items():
             params[name] = x[offset : offset + shape.numel()].view(shape)
             offset += shape.numel()
-        out: Tensor = functional_call(self.module, params, (inputs,))
+        out: Tensor = functional_call(module or self.module, params, (inputs,))
         return out
 
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         logits, pull = vjp(lambda v: vmap(self.logits)(v, inputs), x)  # type: ignore[misc]
         return logits.transpose(1, 2), pull
+
+    def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return vmap(lambda v, given: self.logits(v, given, self.answering))(x, inputs).transpose(1, 2)
 
     def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
         d = d.transpose(1, 2)

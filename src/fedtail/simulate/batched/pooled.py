@@ -24,7 +24,7 @@ CANDIDATES, CANDIDATE_CHUNK = 32, 256
 def logits(kernel: Kernel, x: Tensor, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
     """(m, C, b) logits of models (m, d) on the same samples, and their labels (b,), chunk by chunk."""
     for inputs, y in split.batches(max(CHUNK // len(x), 64)):
-        yield kernel.forward(x, inputs.expand(len(x), *inputs.shape))[0], y
+        yield kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y
 
 
 def logits_each(kernel: Kernel, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
@@ -61,7 +61,7 @@ def candidate_confusions(kernel: Kernel, candidates: Candidates, split: Split) -
                 z = kernel.affine_logits(candidates.base, candidates.directions, on, inputs)
             else:
                 models = candidates.base + on @ candidates.directions
-                z, _ = kernel.forward(models, inputs.expand(len(models), *inputs.shape))
+                z = kernel.answers(models, inputs.expand(len(models), *inputs.shape))
             total[i : i + CANDIDATES] += _count(z, y, split.n_classes)
     return total
 

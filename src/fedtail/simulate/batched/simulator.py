@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import MEASUREMENTS, Logits, Split, federation_split, judged, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, prepare_runs, unmoved
+from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
+from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
@@ -74,9 +75,8 @@ class BatchedSimulator(ReferenceSimulator):
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
-        self._pool_plain = (
-            federation.pool.x.dtype == torch.float32 and federation.transform == Transform() and not federation.augment
-        )
+        plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
+        self._pool_plain = plain and not draw_width(federation, method)
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -91,10 +91,12 @@ class BatchedSimulator(ReferenceSimulator):
                 with torch.enable_grad():
                     return super().train(task)
             x, ends, loss = torch.empty(len(runs), self.model.n_params), state, []
+            steps = max(sum(r.local.steps for r in runs), 1)
+            counted = replace(task, advance=lambda n: task.advance(n / steps))
             for part in _parts(len(runs), MAX_ROWS):
                 cohort = pack_cohort(runs[part], self._labels, self.n_groups)
                 mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
-                loss += self._steps(cohort, task, *mine, x[part], {k: v[part] for k, v in ends.items()})
+                loss += self._steps(cohort, counted, *mine, x[part], {k: v[part] for k, v in ends.items()})
             return self._collect(task, runs, x, loss, const, ends)
 
     def _runs(self, task: Task) -> list[PreparedRun]:
@@ -131,6 +133,7 @@ class BatchedSimulator(ReferenceSimulator):
                 feed = self._feed(runner, cohort, s, loss)
             place = next(feed)
             place.copy_(runner.run())
+            task.advance(n)
             left = int(cohort.active[s + 1]) if s + 1 < len(cohort) else 0
             if left < n:
                 for k, final in places.items():
@@ -156,7 +159,7 @@ class BatchedSimulator(ReferenceSimulator):
             else:
                 x = transform(pool.index_select(0, index))
                 if cohort.draws is not None:
-                    x = apply_augment(x, cohort.draws[s, :rows].view(-1, 3))
+                    x = apply_augment(x, cohort.draws[s, :rows].flatten(0, 1))
                 inputs.copy_(x.reshape(inputs.shape))
             labels.copy_(label)
             shares.copy_(share)
@@ -278,8 +281,8 @@ class BatchedSimulator(ReferenceSimulator):
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         f = self.federation
-        if what not in MEASUREMENTS:
-            raise ValueError(f"unknown measurement {what!r}")
+        if what not in LOSSES:
+            return super().measure(x, what)
         rows = np.concatenate(f.train)
         with _threads(self.threads):
             each = losses(self.kernel, x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()

@@ -25,6 +25,10 @@ class Kernel(Protocol):
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         ...
 
+    def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """The logits of models that are not being trained."""
+        ...
+
     def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
         """(n, H, d) group gradients from the logits' gradient d (n, C, B).
 
@@ -86,7 +90,7 @@ def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[
         logits, saved = kernel.forward(x, given["inputs"])
         teacher = None
         if method.needs_teacher:
-            teacher = kernel.forward(x0, given["inputs"])[0].transpose(1, 2)
+            teacher = kernel.answers(x0, given["inputs"]).transpose(1, 2)
         batch = Batch(y, given["weight"], teacher)
         share = given["share"]
         if n_groups == 1:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
+from fedtail.data.images.augment import PAD
 from fedtail.rounds.local import PreparedRun
 from fedtail.simulate.graph.numerics import Layout
 from fedtail.simulate.graph.passes import Schedule, Step
@@ -62,7 +63,8 @@ class Shared:
     update: Callable[..., None]
     capacity: tuple[int, int]
     """Rows and passes of the longest run that fits."""
-    augmented: bool
+    draws: int
+    """Numbers that an augmentation is drawn as; 0 for none."""
     warm: set[Any]
     """Shapes that have run once outside a recording: libraries have made their plans for them."""
 
@@ -101,8 +103,9 @@ class Lane:
             "shares": torch.zeros(rows, device=device),
             "groups": torch.zeros(passes, dtype=torch.int64, device=device),
         }
-        if s.augmented:
-            self.plan["draws"] = torch.full((rows, 3), 4, dtype=torch.int64, device=device)
+        if s.draws:
+            self.plan["draws"] = torch.zeros(rows, s.draws, dtype=torch.int64, device=device)
+            self.plan["draws"][:, :2] = PAD
         self.losses = torch.zeros(passes, device=device)
         self.offsets = torch.arange(rows, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)

@@ -33,7 +33,7 @@ class Schedule:
     rows: np.ndarray
     """(M,) int64 pool index; filling has ~index of a real sample of the same pass."""
     draws: np.ndarray | None
-    """(M, 3) augmentation draws."""
+    """(M, 3 or 12) augmentation draws."""
     scales: np.ndarray
     """(M,) float32 factor of each sample's loss in its group's gradient: 1/B or 1/N_h; 0 for filling."""
     shares: np.ndarray

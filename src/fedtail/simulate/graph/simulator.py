@@ -8,7 +8,7 @@ code runs without recording on the CPU, where it is tested against the reference
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,16 @@ from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.evaluation import Logits, Split, judged, measurement, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, lone_samples_named, prepare_runs, unmoved
+from fedtail.rounds.evaluation import FEATURES, Logits, Split, feature_measurement, judged, measurement, run_reports
+from fedtail.rounds.local import (
+    PreparedRun,
+    client_update,
+    diverged,
+    draw_width,
+    lone_samples_named,
+    prepare_runs,
+    unmoved,
+)
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
 from fedtail.simulate.graph.evaluation import Evaluator
@@ -95,7 +103,7 @@ class GraphSimulator(ClientStates, Scoring):
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
             with lone_samples_named():
-                self._run(slots, out)
+                self._run(slots, out, task.advance)
         return self._collect(task, slots, out)
 
     def _slots(self, task: Task, row: int) -> list[Slot]:
@@ -127,7 +135,7 @@ class GraphSimulator(ClientStates, Scoring):
             plan={name: torch.as_tensor(a).to(self.device) for name, a in schedule.arrays.items()},
         )
 
-    def _run(self, slots: list[Slot], out: Tensor) -> None:
+    def _run(self, slots: list[Slot], out: Tensor, advance: Callable[[float], None]) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
         keep = self.method.own_finish
         launches = []
@@ -139,8 +147,10 @@ class GraphSimulator(ClientStates, Scoring):
                 self._record(lane, todo)
                 launches.append(lane.run(todo, out, keep))
         self._synchronize()
+        steps_in_all = max(sum(len(s.schedule.steps) for s in slots), 1)
         while launches:
             launches = [steps for steps in launches if next(steps, True) is None]
+            advance(len(launches) / steps_in_all)
         self._synchronize()
 
     def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:
@@ -159,7 +169,7 @@ class GraphSimulator(ClientStates, Scoring):
                 gradients=self._gradients,
                 update=self._update,
                 capacity=self._capacity(rows, passes),
-                augmented=self.federation.augment is not None,
+                draws=draw_width(self.federation, self.method),
                 warm=set() if shared is None else shared.warm,
             )
         lanes = self._lanes.setdefault(kind, [])
@@ -244,6 +254,8 @@ class GraphSimulator(ClientStates, Scoring):
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         clients = map(self.federation.client, range(self.n_clients))
+        if what in FEATURES:
+            return {c.index: feature_measurement(self.model, c, x, what) for c in clients}
         return {c.index: measurement(c, self._losses(x, c), what) for c in clients}
 
     def _losses(self, x: Tensor, client: Client) -> Tensor:

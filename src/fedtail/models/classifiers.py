@@ -1,0 +1,107 @@
+"""Output layers that some methods need in place of a model's own linear one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtail.errors import FedtailError, one_of
+
+CLASSIFIERS = ("linear", "etf", "sparse_etf")
+SCALE = 10.0
+"""Where the trained temperature of an ETF classifier starts, as in FedETF's convolutional models."""
+SPARSITY, ANGLE_STEPS = 0.6, 400
+ROW_NORM = 1.7
+"""Norm of every class's weight after realignment, as in FedLoGe's code; only its size against the biases matters."""
+
+
+def with_classifier(module: nn.Module, kind: str) -> nn.Module:
+    """The module with a classifier of this kind; its own linear output layer is used or replaced."""
+    if kind not in CLASSIFIERS:
+        raise one_of("model.classifier", kind, CLASSIFIERS)
+    if kind == "linear" or any(isinstance(m, KINDS[kind]) for m in module.modules()):
+        return module
+    if kind == "etf":
+        return nn.Sequential(module, SimplexETF())
+    module = copy.deepcopy(module)
+    found = [(name, m) for name, m in module.named_modules() if type(m) is nn.Linear]
+    if not found:
+        raise FedtailError("model.classifier = 'sparse_etf' replaces a linear output layer, and the model has none")
+    name, last = found[-1]
+    head = TwoHeads(last)
+    if not name:
+        return head
+    parent = module.get_submodule(name.rpartition(".")[0])
+    setattr(parent, name.rpartition(".")[2], head)
+    return module
+
+
+class SimplexETF(nn.Module):
+    """(N, C) -> (N, C) logits against the vertices of a fixed simplex: equiangular, as far apart as they can be.
+
+    The model's own output layer projects to C dimensions, where the simplex's vertices are sqrt(C / (C - 1)) (e_c -
+    1/C) up to a rotation, which a trained projection absorbs. So the logits are the projection, brought to length 1,
+    centred and scaled by a trained temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(SCALE))
+
+    def forward(self, z: Tensor) -> Tensor:
+        c = z.shape[-1]
+        h = F.normalize(z, dim=-1)
+        return self.scale * math.sqrt(c / max(c - 1, 1)) * (h - h.mean(dim=-1, keepdim=True))
+
+
+class TwoHeads(nn.Module):
+    """FedLoGe's output layer: a fixed sparse simplex that trains the features, and a linear layer that answers.
+
+    In training (N, d) -> (N, 2C): logits of the simplex, then those of the linear layer on features whose gradient is
+    cut off. Otherwise (N, C): those of the linear layer with all rows of its weight brought to one length."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = nn.Linear(linear.in_features, linear.out_features)
+        self.linear.load_state_dict({**self.linear.state_dict(), **linear.state_dict()})
+        self.simplex = sparse_simplex(linear.in_features, linear.out_features)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """The simplex is no parameter and no buffer, since nobody needs to be sent it; it moves with the module
+        still."""
+        self.simplex = fn(self.simplex)
+        return super()._apply(fn, recurse)
+
+    def forward(self, f: Tensor) -> Tensor:
+        if self.training:
+            return torch.cat([f @ self.simplex, self.linear(f.detach())], -1)
+        weight = self.linear.weight
+        return F.linear(f, ROW_NORM * F.normalize(weight, dim=1), self.linear.bias)
+
+
+KINDS: dict[str, type[nn.Module]] = {"etf": SimplexETF, "sparse_etf": TwoHeads}
+
+
+def sparse_simplex(width: int, n_classes: int, sparsity: float = SPARSITY) -> Tensor:
+    """(d, C) unit columns, a share ``sparsity`` of zeros at random places, turned as far apart as they go; always the
+    same for a width and a number of classes."""
+    rng = torch.Generator().manual_seed(width * 100_003 + n_classes)
+    start = torch.randn(width, n_classes, generator=rng, dtype=torch.float64)
+    mask = torch.rand(width, n_classes, generator=rng, dtype=torch.float64) >= sparsity
+    mask[torch.arange(n_classes) % width, torch.arange(n_classes)] = True  # no column is empty
+    with torch.enable_grad():
+        free = start.requires_grad_()
+        optimizer = torch.optim.Adam([free], lr=0.02)
+        for _ in range(ANGLE_STEPS):
+            unit = F.normalize(free * mask, dim=0)
+            cosines = unit.T @ unit
+            worst = torch.logsumexp(20 * (cosines - 2 * torch.eye(n_classes, dtype=torch.float64)), 1).mean()
+            optimizer.zero_grad()
+            worst.backward()
+            optimizer.step()
+        return F.normalize(free.detach() * mask, dim=0).float()
