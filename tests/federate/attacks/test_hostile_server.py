@@ -99,11 +99,8 @@ def test_constant_predictors_count_no_class(federation: Federation) -> None:
     """Off by a draw of deviation 5, the same however often and in whatever way it is asked for: asking 40 times in
     other words teaches nothing."""
     asked_for = job(federation)
-    victim, truth = (
-        site(federation),
-        np.bincount(federation.client(0).pool.y[federation.client(0).validation], minlength=3),
-    )
-    told = []
+    mine, victim = federation.client(0), site(federation)
+    truth = np.bincount(mine.pool.y[mine.validation], minlength=3)
     for c in range(3):
         answers = set()
         for strength in np.linspace(1, 9, 20):

@@ -25,8 +25,8 @@ ALIKE, SCALE = 0.999, 0.01
 difference leaves what they share out."""
 FEW = 8
 """Units of a layer that may differ by so little from others without being alike; in an honest model it is chance."""
-MOST = 4096
-"""Units that about as many samples switch on, with which a unit is compared."""
+MOST = 8192
+"""Units that are compared with each other; where more come into question, all count as close: no honest model is so."""
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,16 @@ def watched(model: FlatModel, client: Client, x: Tensor, hidden: list[Hidden], *
 
 def close_pairs(on: Tensor, least: int) -> tuple[Tensor, Tensor]:
     """Two units each that fewer than ``least`` samples, but at least one, tell apart. on: (n, units) bool."""
-    sizes = on.sum(0)
-    order = torch.argsort(sizes)
-    found: list[tuple[Tensor, Tensor]] = [(order[:0], order[:0])]
-    for shift in range(1, len(order)):
-        low, high = order[:-shift], order[shift:]
-        near = (sizes[high] - sizes[low]) < least  # sets whose sizes differ by more differ in more
-        if not bool(near.any()):
-            break
-        low, high = low[near], high[near]
-        if shift <= MOST:  # beyond, all count as close: no honest model is like this, and to compare would take a day
-            apart = (on[:, low] ^ on[:, high]).sum(0)
-            close = (apart > 0) & (apart < least)
-            low, high = low[close], high[close]
-        found.append((low, high))
-        if shift > MOST:
-            break
-    return torch.cat([low for low, _ in found]), torch.cat([high for _, high in found])
+    sizes, order = torch.sort(on.sum(0))
+    near = (sizes[1:] - sizes[:-1]) < least  # sets whose sizes differ by more differ in more
+    some = order[torch.cat([near, near[:0].new_zeros(1)]) | torch.cat([near[:0].new_zeros(1), near])]
+    if len(some) > MOST:
+        return some[:-1], some[1:]
+    mine = on[:, some].float()
+    size = mine.sum(0)
+    apart = size + size.unsqueeze(1) - 2 * mine.T @ mine
+    low, high = torch.nonzero(torch.triu((apart > 0.5) & (apart < least - 0.5))).T
+    return some[low], some[high]
 
 
 def read_alike(on: Tensor, signal: Tensor, low: Tensor, high: Tensor, normed: bool) -> Tensor:
