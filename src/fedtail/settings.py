@@ -163,7 +163,22 @@ SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad"
 
 
 class Server(Section):
-    """Server optimizer (FedOpt)."""
+    """What the server makes of updates, some of which may be hostile, and its optimizer (FedOpt)."""
+
+    aggregate: Literal["auto", "mean", "bounded", "trimmed", "median", "krum"] = "auto"
+    """How updates become one: their weighted ``mean``; the mean once those that are far from the others are drawn
+    towards them (``bounded``); the mean of every coordinate without its extremes (``trimmed``), or its ``median``, with
+    one vote per site; the mean without the sites that agree least with their neighbours (``krum``). ``auto``:
+    ``bounded`` in a real federation, ``mean`` in the simulator. Takes three sites or more."""
+    max_weight: float | None = Field(None, gt=0, le=1)
+    """Largest share of the weights that one site can have, however many samples it claims; by default three
+    equal shares but at most a quarter (among fewer than six sites: one and a half equal shares) in a real federation,
+    and 1 in the simulator, or among two."""
+    reach: float = Field(1.5, gt=0)
+    """With ``bounded``: how far from the centre of all updates one may be, in medians of that distance."""
+    suspects: float = Field(0.2, gt=0, lt=0.5)
+    """Share of the sites that may be hostile, at least one: ``trimmed`` leaves out so many at both ends, ``krum`` so
+    many sites."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
     """What the server makes of a round's aggregate: take it, FedAvgM, FedAdam, FedYogi or FedAdagrad."""
@@ -224,8 +239,9 @@ class Run(Section):
     metric: str = "accuracy"
     """What rate search and model selection compare by, on private validation splits: ``accuracy``,
     ``balanced_accuracy``, ``macro_f1``, ``weighted_f1``, ``defect_score`` (where the data name a class that means
-    "nothing found"), of probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``brier`` or ``calibration_error``, of
-    sites ``worst_site`` (selection only), or one of your own, ``file.py:name``."""
+    "nothing found"), of probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``balanced_loss`` (a rare class counts
+    like a common one), ``brier`` or ``calibration_error``, of sites ``worst_site`` (selection only), or one of your
+    own, ``file.py:name``."""
     validate_on: Literal["clients", "server"] = "clients"
     """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
     validate_every: int = Field(1, ge=0)
@@ -245,8 +261,9 @@ class Run(Section):
     """What ``--resume`` goes on from is written every so many rounds."""
     trackers: tuple[str, ...] = Field((), json_schema_extra=FREE)
     """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
-    diagnostics: tuple[Literal["alignment", "losses", "sgd_alignment", "assumption"], ...] = ("alignment",)
-    """What to log beside metrics; all but ``alignment`` (of client updates) cost time and need the simulator."""
+    diagnostics: tuple[Literal["alignment", "influence", "losses", "sgd_alignment", "assumption"], ...] = ("alignment",)
+    """What to log beside metrics; all but ``alignment`` (of client updates) and ``influence`` (of each client on the
+    model; a real federation always logs it) cost time and need the simulator."""
 
     @field_validator("trackers", "diagnostics", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from sklearn.metrics import log_loss as exact_log_loss
 from fedtail.core.scores import (
     Scores,
     average_precision,
+    balanced_loss,
     brier_score,
     calibration_error,
     curve,
@@ -60,6 +61,9 @@ def test_losses_and_calibration_are_the_textbooks() -> None:
     p, y = draw(4000, 5, 2.0, 0)
     scores = Scores.of(p, y)
     assert log_loss(scores) == pytest.approx(exact_log_loss(y, p.astype(np.float64)), rel=1e-4)
+    each = [exact_log_loss(y[y == c], p[y == c].astype(np.float64), labels=range(5)) for c in range(5)]
+    assert balanced_loss(scores) == pytest.approx(np.mean(each), rel=1e-4)
+    assert balanced_loss(Scores.of(p[y != 4], y[y != 4])) == pytest.approx(np.mean(each[:4]), rel=1e-4)
     assert brier_score(scores) == pytest.approx(((p - np.eye(5)[y]) ** 2).sum(1).mean(), rel=1e-4)
     top, hit = p.max(1), p.argmax(1) == y
     cell = np.minimum((top.astype(np.float64) * 15).astype(int), 14)

@@ -118,6 +118,19 @@ def test_simulator_and_transport_give_the_same_bits(
         assert reveal == "totals" or repr(a["validation"]) == repr(b["validation"])
 
 
+def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> None:
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS)
+    here = run(plain, federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
+    there = run(remote(federation, reveal="classes"), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
+    assert [r["rates"] for r in here.history] == [r["rates"] for r in there.history]
+    for a, b in zip(here.history, there.history, strict=True):
+        assert a["reward"] == pytest.approx(b["reward"], rel=1e-5)
+        assert a["validation"]["balanced_loss"] == pytest.approx(b["validation"]["balanced_loss"], rel=1e-5)
+    with pytest.raises(FedtailError, match=r"deploy\.reveal = 'classes'"):
+        run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
+
+
 def test_candidates_built_by_the_server_give_the_same_model(federation: Federation) -> None:
     affine = run(remote(federation), federation, "fedcgnm", TwoProbe(K))
     models = run(remote(federation, candidates="models", models_per_message=3), federation, "fedcgnm", TwoProbe(K))

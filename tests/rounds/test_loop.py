@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.metrics import class_counts, path_variation
@@ -18,7 +17,6 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES, FedHOO
 from fedtail.rates.base import RateStrategy
-from fedtail.rounds import loop
 from fedtail.rounds.evaluation import Split, confusion_on
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
@@ -143,14 +141,3 @@ def test_the_metric_decides_which_candidate_wins() -> None:
         records = history(problem(FedHOO(3, 0.0, 1.0)), 5, metric=metric)
         picked.add(tuple(round(r["reward"], 6) for r in records))
     assert len(picked) > 1
-
-
-def test_inner_products_of_large_updates_are_those_of_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    deltas = [torch.randn(2, 3001) for _ in range(4)]
-    choice = np.array([0, 1, 1, 0])
-    whole = loop._inner_products(deltas, choice)
-    rows = torch.stack([d[int(c)] for d, c in zip(deltas, choice, strict=True)]).double()
-    torch.testing.assert_close(whole, rows @ rows.T)
-    monkeypatch.setattr(loop, "STACKED", 0)
-    monkeypatch.setattr(loop, "STACKED_OF_MORE", 500)
-    torch.testing.assert_close(loop._inner_products(deltas, choice), whole, rtol=1e-14, atol=0)

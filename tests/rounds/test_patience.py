@@ -16,7 +16,7 @@ def played(scores: list[float], samples: int = 100, searching: int = 0) -> State
     state = State(0, torch.zeros(1))
     for t, score in enumerate(scores):
         state.round, state.x = t + 1, torch.tensor([float(t + 1)])
-        state.best = _better(state, {"accuracy": score}, samples, "accuracy")
+        state.best = _better(state, state.x, {"accuracy": score}, samples, "accuracy")
         state.history.append({"round": t, "searching": t < searching})
     return state
 

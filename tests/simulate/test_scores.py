@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 import fedtail as ft
-from fedtail.core.candidates import uniform_candidates
+from fedtail.core.candidates import binary_candidates, uniform_candidates
 from fedtail.core.scores import Scores, average_precision, log_loss, total
 from fedtail.data import Federation
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
+from fedtail.rounds.evaluation import federation_split, model_logits
+from fedtail.rounds.search import rewards_of
 from fedtail.rounds.state import Problem
 from fedtail.runs.problem import assemble
 from fedtail.settings import Settings
@@ -64,6 +68,22 @@ def test_candidates_are_scored_as_they_would_be_one_by_one(federation: Federatio
     for s in range(3):
         alone = total(one for _, one in problem.engine.scores(candidates.model(s), "validation"))
         assert alone is not None and log_loss(found[s]) == pytest.approx(log_loss(alone), rel=1e-3)
+
+
+@pytest.mark.parametrize("path", ["reference", "batched", "graph"])
+def test_fedhoo_can_search_by_the_class_balanced_loss(federation: Federation, path: str) -> None:
+    """What the search is told of each of its candidates, against cross-entropies of the plain module."""
+    problem, settings = problem_of(federation, path), Settings.of(path=path, metric="balanced_loss")
+    x, k = problem.model.vector.clone(), federation.n_clients
+    moved = [x.new_tensor(np.random.default_rng(i).normal(size=(2, len(x)))) for i in range(k)]
+    candidates = binary_candidates(x, np.full(k, 1 / k), moved, np.arange(k), k)
+    told = rewards_of(problem, settings, candidates, np.arange(k))
+    split = federation_split(federation, "validation")
+    for s in (0, 5, 2**k - 1):
+        batches = list(model_logits(problem.model, candidates.vector(s), split.batches()))
+        losses = torch.cat([cross_entropy(z, y, reduction="none") for z, y in batches]).numpy()
+        each = [losses[split.labels == c].mean() for c in np.unique(split.labels)]
+        assert told[s] == pytest.approx(1 / (1 + np.mean(each)), rel=1e-4)
 
 
 @pytest.mark.parametrize("metric", ["pr_auc", "log_loss"])

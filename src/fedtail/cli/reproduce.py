@@ -46,6 +46,7 @@ def reproduce(
         str, typer.Option(help="smoke: seconds, no data needed; cpu: what a CPU can do; full: all.")
     ] = "cpu",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per cell.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them: more seeds of a table that has some.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Keep cells whose name contains this; repeatable.")] = None,
     tuned: Annotated[bool, typer.Option("--tuned", help="Use the settings a recorded search found best.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("results"),
@@ -64,15 +65,22 @@ def reproduce(
     if scale not in SCALES:
         raise one_of("--scale", scale, SCALES)
     if name in BESIDE_GRIDS:
-        ignored = {"--tuned": tuned, "--dry-run": dry_run, f"--launcher {launcher}": launcher != "processes"}
+        ignored = {
+            "--tuned": tuned,
+            "--first-seed": first_seed > 0,
+            "--dry-run": dry_run,
+            f"--launcher {launcher}": launcher != "processes",
+        }
         if given := [*overrides, *(flag for flag, is_set in ignored.items() if is_set)]:
             raise FedtailError(f"{name!r} takes no settings, got {' '.join(given)}; tables and figures do")
         if name == "convergence":
             convergence(scale, seeds, out / name / scale)
         elif name == "page":
             page = Path("RESULTS.md")
-            tables, n = write_page(page, out / FILE)
-            typer.echo(f"wrote {tables} tables into {page} from {n} records in {out / FILE}")
+            made = write_page(page, out / FILE)
+            typer.echo(f"wrote {made.tables} tables into {page} from {made.records} records in {out / FILE}")
+            for line in made.below:
+                typer.echo(f"below always answering the majority class: {line}", err=True)
         else:
             search(scale, seeds, words, out, pool, device, data_dir)
         return
@@ -80,6 +88,7 @@ def reproduce(
         grid=load_grid(name),
         scale=scale,
         seeds=seeds,
+        first_seed=first_seed,
         tuned=tuned,
         overrides=overrides,
         device=device,

@@ -103,7 +103,17 @@ def uniform_candidates(x: Tensor, weights: np.ndarray, deltas: Sequence[Tensor] 
     models = x.double().repeat(deltas[0].shape[0], 1)
     for a, delta in zip(weights, deltas, strict=True):
         models.add_(delta.double(), alpha=float(a))
-    base = models[0].to(x.dtype)
-    directions = (models[1:] - models[0]).to(x.dtype)
+    return _from_first(models[0].to(x.dtype), (models[1:] - models[0]).to(x.dtype))
+
+
+def separate_candidates(models: Sequence[Tensor]) -> Candidates:
+    """Models (n,) that are no sums of clients' directions, as the first and the way from there to each other one."""
+    return _from_first(
+        models[0],
+        torch.stack([m - models[0] for m in models[1:]]) if models[1:] else models[0].new_zeros(0, len(models[0])),
+    )
+
+
+def _from_first(base: Tensor, directions: Tensor) -> Candidates:
     patterns = np.concatenate([np.zeros((1, len(directions)), dtype=np.int64), np.eye(len(directions), dtype=np.int64)])
     return Candidates(base, directions, patterns)

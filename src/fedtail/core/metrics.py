@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from fedtail.core.scores import (
     Scores,
     average_precision,
+    balanced_loss,
     brier_score,
     calibration_error,
     log_loss,
@@ -173,6 +174,15 @@ _declare(
     headline=False,
 )
 _declare("log_loss", "Log loss", lambda e: log_loss(e.scores), needs="scores", higher_is_better=False, headline=False)
+_declare(
+    "balanced_loss",
+    "Balanced loss",
+    lambda e: balanced_loss(e.scores),
+    words="class-balanced log loss",
+    needs="scores",
+    higher_is_better=False,
+    headline=False,
+)
 _declare(
     "brier", "Brier score", lambda e: brier_score(e.scores), needs="scores", higher_is_better=False, headline=False
 )

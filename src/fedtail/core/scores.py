@@ -33,7 +33,7 @@ class Scores:
     cells: np.ndarray
     """(3, CELLS): of the top probability: samples, correct ones, sum of probabilities in fixed point."""
     sums: np.ndarray
-    """(2,) Brier score and log loss summed over samples, in fixed point."""
+    """(1 + C,) Brier score summed over samples, then each class's log loss summed over its own, in fixed point."""
     tempered: np.ndarray
     """(len(TEMPERATURES),) log loss at each temperature, summed over samples, in fixed point."""
     mass: np.ndarray
@@ -67,7 +67,7 @@ class Scores:
             confusion=np.bincount(y * c + given, minlength=c * c).reshape(c, c),
             bins=np.bincount(place.ravel(), minlength=2 * c * BINS).reshape(c, 2, BINS),
             cells=cells,
-            sums=np.rint(np.array([((p - own) ** 2).sum(), log.sum()]) * ONE).astype(np.int64),
+            sums=np.rint(np.append(((p - own) ** 2).sum(), np.bincount(y, log, c)) * ONE).astype(np.int64),
             tempered=np.rint((_tempered(p, y) if tempered else np.zeros(len(TEMPERATURES))) * ONE).astype(np.int64),
             mass=np.rint(p.sum(0) * ONE).astype(np.int64),
         )
@@ -187,4 +187,11 @@ def brier_score(scores: Scores) -> float:
 
 def log_loss(scores: Scores) -> float:
     """Mean negative log-probability of the true class, cut at 1e-12."""
-    return float(scores.sums[1] / ONE / scores.n) if scores.n else float("nan")
+    return float(scores.sums[1:].sum() / ONE / scores.n) if scores.n else float("nan")
+
+
+def balanced_loss(scores: Scores) -> float:
+    """The same averaged within each class, then over the classes that have samples: a rare class counts like a common
+    one, and unlike balanced accuracy it sees how sure a wrong answer was."""
+    n = scores.confusion.sum(1)
+    return float((scores.sums[1:][n > 0] / ONE / n[n > 0]).mean()) if scores.n else float("nan")

@@ -116,6 +116,7 @@ class RemoteEngine:
 
         def read(client: int, parcel: Parcel) -> Update:
             update = read_update(client, parcel, task, most)
+            task.advance(1.0 / len(payloads))
             return update if spool is None else StoredUpdate(update, spool)
 
         # The update, what a method may send beside it, and a little for names and numbers.

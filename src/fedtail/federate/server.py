@@ -138,6 +138,7 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,
+        real=True,
     )
     if deploy.updates == "masked":
         check_masked(config, method, problem.rates)
@@ -229,7 +230,7 @@ def make_job(
         )
     if config.deploy.updates == "plain" and config.privacy.mode == "shares":
         raise FedtailError("privacy.mode = 'shares' hides shares of noise under masks; set deploy.updates = 'masked'")
-    beside = [name for name in config.run.diagnostics if name != "alignment"]
+    beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
     name, options = config.model.name, {**config.model.options, **classifier_option(config)}

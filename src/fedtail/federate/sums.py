@@ -246,6 +246,8 @@ def check_masked(settings: Settings, method: Method, rates: RateStrategy) -> Non
             f"{where}: rates {rates.name!r} compare updates of single sites; use rates.name = 'fedhoo_clusters', whose "
             f"clusters have at least {LEAST} sites"
         )
+    if settings.server.aggregate not in ("auto", "mean"):
+        raise FedtailError(f"{where}: server.aggregate = {settings.server.aggregate!r} compares updates; use 'mean'")
     if settings.run.participation < 1:
         raise FedtailError(f"{where} needs all sites in every round; set run.participation = 1")
 

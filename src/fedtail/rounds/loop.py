@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, gram_alignment, signed
+from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, signed
 from fedtail.core.random import generator
-from fedtail.core.records import Deltas, Task, Update, clients_of, pooled
+from fedtail.core.records import Deltas, Task, clients_of, pooled
 from fedtail.core.schedule import round_rate
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rounds.acceptance import accept
+from fedtail.rounds.aggregation import Gathered, check_aggregate, limited
 from fedtail.rounds.privacy import check_privacy, privatize
-from fedtail.rounds.search import RatesInForce, candidate_models, probes_of, reports_of, rewards_of
+from fedtail.rounds.progress import Pace, ProgressHook
+from fedtail.rounds.search import RatesInForce, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
 
-PIECES = 256
-"""Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
-STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
-"""So many values of all updates are stacked in float64 at once; of more, only so many at a time."""
 RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
 
 
-def train_rounds(problem: Problem, settings: Settings, state: State, on_round: RoundHook | None = None) -> State:
-    """Run rounds ``state.round`` .. ``run.rounds - 1``, calling ``on_round(state, record, seconds)`` after each.
+def train_rounds(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
+) -> State:
+    """Run rounds ``state.round`` .. ``run.rounds - 1``, calling ``on_round(state, record, seconds)`` after each and
+    ``on_progress`` now and then inside them.
 
     The record holds only what the settings determine, so that a resumed run has the history of an uninterrupted one.
     """
@@ -44,11 +48,13 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
     local, run = settings.local, settings.run
     begin_search(problem, settings, state.round)
     in_force = RatesInForce(state.history)
+    pace = Pace(run.rounds, on_progress) if on_progress is not None else None
     for t in range(state.round, run.rounds):
         if (run.search_only and rates.done) or exhausted(state, run):
             break
         began = time.perf_counter()
-        p_all = engine.sizes / engine.sizes.sum()  # of this round: a site may have joined after the last one
+        # Of this round: a site may have joined after the last one.
+        p_all = limited(engine.sizes / engine.sizes.sum(), settings.server, problem.real)
         first = starting_lr(rates, local)
         lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
         server = _server_view(problem, settings, state.x, t, p_all, lr)
@@ -67,20 +73,24 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             weights=p_all[list(clients)],
             axes=rates.axes[list(clients)] if rates.patterns() == "binary" else None,
         )
+        if pace is not None:
+            pace.begin(t, task.n_probes)
+            task = replace(task, advance=pace.advance)
         updates, refusals = accept(*engine.train(task), problem, task, settings)
         present, first_of = clients_of(updates), np.array([u.client for u in updates])
         p = pooled(rates.weights(p_all, present), updates)
         summed = len(present) > len(updates)  # under masks there is nothing to say of single clients
-        weights = method.weights(p, updates, state.method)
         rates.observe(first_of, Deltas(updates))
+        gathered = Gathered(problem, settings, updates, method.weights(p, updates, state.method))
+        updates, weights = gathered.updates, gathered.weights
 
-        candidates = candidate_models(rates, state.x, weights, updates, first_of)
+        candidates = gathered.candidates(state.x, rates, first_of)
         rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
         winner = rates.tell(
             rewards, reports=reports_of(updates, engine.n_clients), present=_mask(engine.n_clients, present)
         )
         choice = rates.choice[first_of]
-        aggregate = candidates.model(winner) if candidates else combine(state.x, weights, updates, choice)
+        aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
         aggregate, cost = privatize(problem, settings.privacy, task, aggregate, weights, updates, state.history)
         state.x, state.server = server_step(settings.server, state.x, aggregate, state.server, problem.model.n_params)
 
@@ -98,7 +108,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
-            **({"alignment": _alignment(updates, choice, p)} if "alignment" in run.diagnostics and not summed else {}),
+            **({} if summed else gathered.diagnostics(choice, p, problem.real, run.diagnostics)),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])
@@ -119,6 +129,8 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         state.history.append(record)
         if exhausted(state, run) and not test:
             record["test"] = problem.metrics(engine.confusion(served, "test"))
+        if pace is not None:
+            pace.end()
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state
@@ -137,6 +149,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     if run.validate_on == "server" and problem.holdout is None:
         raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
     check_privacy(problem, settings.privacy)
+    check_aggregate(problem, settings)
     setting = Setting(
         rounds=run.rounds,
         participation=run.participation,
@@ -174,14 +187,6 @@ def sample_clients(
     n = max(1, round(participation * len(there)))
     picked = generator(seed, "participation", round=t).choice(len(there), size=n, replace=False)
     return tuple(there[int(i)] for i in np.sort(picked))
-
-
-def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
-    """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
-    total = x.to(torch.float64, copy=True)
-    for a, u, c in zip(weights, updates, choice, strict=True):
-        total += u.delta[int(c)].double().mul_(float(a))
-    return total.to(x.dtype)
 
 
 def exhausted(state: State, run: Run) -> bool:
@@ -247,25 +252,3 @@ def _mask(n: int, index: np.ndarray) -> np.ndarray:
     out = np.zeros(n, dtype=bool)
     out[index] = True
     return out
-
-
-def _alignment(updates: Sequence[Update], choice: np.ndarray, p: np.ndarray) -> float:
-    return gram_alignment(_inner_products(Deltas(updates), choice).cpu().numpy(), p)
-
-
-def _inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
-    """(S, S) in float64. Large updates are taken a few pieces at a time, which may change the last bits."""
-    first_one, n_clients = deltas[0], len(deltas)
-    n, device = first_one.shape[-1], first_one.device
-    width = -(-n // PIECES)
-    at_once = PIECES if n * n_clients <= STACKED else max(1, STACKED_OF_MORE // (width * n_clients))
-    done = []
-    for first in range(0, PIECES, at_once):
-        count = min(at_once, PIECES - first)
-        rows = torch.zeros(n_clients, count * width, dtype=torch.float64, device=device)
-        for row, delta, c in zip(rows, deltas, choice, strict=True):
-            part = delta[int(c), first * width : (first + count) * width]
-            row[: len(part)] = part
-        pieces = rows.view(n_clients, count, width).transpose(0, 1)
-        done.append(pieces @ pieces.mT)
-    return torch.cat(done).sum(0)

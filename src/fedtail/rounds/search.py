@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
+from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import METRICS, score, score_of
-from fedtail.core.records import Deltas, Update
+from fedtail.core.records import Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
@@ -47,19 +46,6 @@ def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> di
     else:
         tried |= {"rate": np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape), rates.searches: rows}
     return {name: values * decay if name == "lr" else values for name, values in tried.items()}
-
-
-def candidate_models(
-    rates: RateStrategy, x: Tensor, weights: np.ndarray, updates: Sequence[Update], present: np.ndarray
-) -> Candidates | None:
-    """The models that the strategy wants compared; None if it compares none."""
-    wanted = rates.patterns()
-    if wanted is None:
-        return None
-    deltas = Deltas(updates)
-    if wanted == "uniform":
-        return uniform_candidates(x, weights, deltas)
-    return binary_candidates(x, weights, deltas, rates.axes[present], rates.n_axes)
 
 
 def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:

@@ -78,6 +78,8 @@ class Problem:
     """A label per client that the data names, for strategies that search over clusters of clients."""
     gone: Collection[int] = ()
     """Clients that have left for good and are not asked any more; may change between rounds."""
+    real: bool = False
+    """Whether clients are sites, which may be hostile, and not simulated: what ``auto`` settings of the server mean."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
 

@@ -22,6 +22,7 @@ class Reproduction:
     grid: Grid
     scale: str
     seeds: int
+    first_seed: int = 0
     tuned: bool = False
     overrides: Sequence[str] = ()
     """``section.key=value``, for the cells that have the setting."""
@@ -30,7 +31,7 @@ class Reproduction:
 
     def cells(self, only: Sequence[str] = ()) -> dict[Place, Cell]:
         """The cells to run, or those of them that ``only`` names."""
-        declared = self.grid.cells(self.scale, range(self.seeds), only, self.tuned)
+        declared = self.grid.cells(self.scale, self._seeds, only, self.tuned)
         where = {"engine.device": self.device, "data.dir": self.data_dir}
         moved = {key: value for key, value in where.items() if value is not None}
         return {
@@ -38,12 +39,16 @@ class Reproduction:
             for place, cell in with_overrides(declared, parse_overrides(self.overrides))
         }
 
+    @property
+    def _seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
+
     def recorder(self, cells: Mapping[Place, Cell], out: Path) -> Callable[[Outcome], None] | None:
         """What writes the line of each finished cell into the record; None where a stand-in replaced the data, and for
         grids of a user's own, of which no page tells."""
         if self.scale == "smoke" or self.grid.name not in grid_names():
             return None
-        recipes = dict(self.grid.cells(self.scale, range(self.seeds)))
+        recipes = dict(self.grid.cells(self.scale, self._seeds))
         own = {place: recipes[place].config for place in cells}
         return recorder(out / FILE, self.grid.name, cells, own, parse_overrides(self.overrides))
 

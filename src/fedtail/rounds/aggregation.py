@@ -1,0 +1,223 @@
+"""From accepted updates to one step of the global model, by ``server.aggregate``, and who had how much part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates, binary_candidates, separate_candidates, uniform_candidates
+from fedtail.core.metrics import gram_alignment
+from fedtail.core.records import Deltas, Update
+from fedtail.core.robust import bounded, capped, centre, distances, krum, suspected, trimmed_by_blocks
+from fedtail.errors import FedtailError
+from fedtail.methods.base import Method
+from fedtail.rates.base import RateStrategy
+from fedtail.rounds.state import Problem
+from fedtail.settings import Server, Settings
+
+PIECES = 256
+"""Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
+STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
+"""So many values of all updates are stacked in float64 at once; of more, only so many at a time."""
+FAR, AGAINST = 3.0, -0.95
+"""An update is flagged that is farther from the centre than so many medians of that distance, or whose cosine to the
+sum of all others is lower."""
+
+
+VOTES = ("median", "trimmed")
+"""Rules that sort every coordinate over the sites."""
+
+
+def rule_of(settings: Settings, real: bool) -> str:
+    """What ``auto`` means here. Central privacy's noise is made for a mean."""
+    if settings.server.aggregate != "auto":
+        return settings.server.aggregate
+    return "bounded" if real and settings.privacy.mode != "central" else "mean"
+
+
+def limited(weights: np.ndarray, server: Server, real: bool) -> np.ndarray:
+    """The weights with none above the share that one site can have: a site's size is what it claims."""
+    n = int((weights > 0).sum())
+    if server.max_weight is not None:
+        return capped(weights, server.max_weight)
+    return capped(weights, max(min(0.25, 3 / n), 1.5 / n)) if real and n > 2 else weights
+
+
+def check_aggregate(problem: Problem, settings: Settings) -> None:
+    """Refuse a rule that cannot work with this method, search or promise."""
+    rule, method, rates = rule_of(settings, problem.real), problem.method, problem.rates
+    where = f"server.aggregate = {rule!r}"
+    if rule != "mean" and settings.privacy.mode == "central":
+        raise FedtailError(f"{where}: the noise of privacy.mode = 'central' is made for a mean; use 'mean' or 'auto'")
+    if rule not in VOTES:
+        return
+    while isinstance(inner := getattr(rates, "inner", None), RateStrategy):  # behind a race, or newcomers
+        rates = inner
+    if rates.patterns() == "binary":
+        raise FedtailError(
+            f"{where}: rates {rates.name!r} compare sums of the sites' directions, and a coordinate-wise rule is no "
+            "sum; use 'bounded' or 'krum', or other rates"
+        )
+    if type(method).weights is not Method.weights:
+        raise FedtailError(
+            f"{where} gives every site one vote, but {method.name!r} works by weighting them; use 'bounded' or 'krum'"
+        )
+
+
+class Gathered:
+    """A round's updates as the model takes them: ``updates`` drawn towards the centre and ``weights`` capped, where the
+    rule says so."""
+
+    def __init__(self, problem: Problem, settings: Settings, updates: Sequence[Update], weights: np.ndarray) -> None:
+        server = settings.server
+        self.raw, self.claimed, self.server = updates, weights, server
+        summed = any(u.members for u in updates)  # sums of clients, which nothing can be told of each
+        self.rule = rule_of(settings, problem.real) if len(updates) > 2 and not summed else "mean"
+        self.updates, self.weights = list(updates), weights if summed else limited(weights, server, problem.real)
+        self.mix = np.eye(len(updates))
+        """What each update was made of: row k of (S, S) is in terms of the updates as they came."""
+        self._grams: dict[tuple[int, ...], np.ndarray] = {}
+        if self.rule == "krum":
+            self.weights = krum(self._all_probes(), self.weights, suspected(len(updates), server.suspects))
+        elif self.rule == "bounded":
+            factors, middle = bounded(self._all_probes(), server.reach)
+            if (factors < 1).any():
+                there = _sum(updates, middle)
+                self.mix = np.diag(factors) + np.outer(1 - factors, middle)
+                self.updates = [Held(u, float(s), there) if s < 1 else u for u, s in zip(updates, factors, strict=True)]
+
+    def combine(self, x: Tensor, choice: np.ndarray) -> Tensor:
+        """The aggregate of every client's chosen probe."""
+        if self.rule not in VOTES:
+            return combine(x, self.weights, self.updates, choice)
+        n = len(self.raw)
+        cut = (n - 1) // 2 if self.rule == "median" else suspected(n, self.server.suspects)
+        step = trimmed_by_blocks(Deltas(self.raw), choice.tolist(), cut).mul_(float(self.weights.sum()))
+        return (x.double() + step).to(x.dtype)
+
+    def candidates(self, x: Tensor, rates: RateStrategy, present: np.ndarray) -> Candidates | None:
+        """The models that the strategy wants compared; None if it compares none."""
+        wanted, deltas = rates.patterns(), Deltas(self.updates)
+        if wanted is None:
+            return None
+        if wanted == "binary":
+            return binary_candidates(x, self.weights, deltas, rates.axes[present], rates.n_axes)
+        if self.rule not in VOTES:
+            return uniform_candidates(x, self.weights, deltas)
+        probes = range(len(self.raw[0].steps))
+        return separate_candidates([self.combine(x, np.full(len(self.raw), j, dtype=np.int64)) for j in probes])
+
+    def diagnostics(self, choice: np.ndarray, p: np.ndarray, real: bool, wanted: Collection[str]) -> dict[str, Any]:
+        """What the round's record says of updates; ``influence`` always in a real federation."""
+        out: dict[str, Any] = {"alignment": self.alignment(choice, p)} if "alignment" in wanted else {}
+        return {**out, "influence": self.influence(choice)} if real or "influence" in wanted else out
+
+    def alignment(self, choice: np.ndarray, p: np.ndarray) -> float:
+        return gram_alignment(self.gram(choice), p)
+
+    def gram(self, choice: np.ndarray) -> np.ndarray:
+        """(S, S) inner products of the chosen updates, as they came."""
+        key = tuple(choice.tolist())
+        if key not in self._grams:
+            self._grams[key] = inner_products(Deltas(self.raw), choice).cpu().numpy()
+        return self._grams[key]
+
+    def _all_probes(self) -> np.ndarray:
+        """(S, S) inner products of all probes of a site as one vector: one that is far in any of them is far."""
+        n, probes = len(self.raw), len(self.raw[0].steps)
+        return np.sum([self.gram(np.full(n, p, dtype=np.int64)) for p in range(probes)], axis=0)
+
+    def influence(self, choice: np.ndarray) -> dict[str, Any]:
+        """For the round's record: along the clients, how long each update was and how it lay to the others', what the
+        server made of it, and who is far from all others."""
+        gram, n, a = self.gram(choice), len(self.raw), self.weights
+        norm, taken = np.sqrt(np.diag(gram)), self.mix @ gram @ self.mix.T
+        along = (gram @ self.mix.T * (1 - np.eye(n))) @ a  # with the sum of all others, as they were taken
+        rest = np.sqrt(np.maximum(a @ taken @ a - 2 * a * (taken @ a) + a**2 * np.diag(taken), 0.0))
+        cosine = np.full(n, np.nan)
+        cosine[norm * rest > 0] = (along / np.where(norm * rest > 0, norm * rest, 1.0))[norm * rest > 0]
+        apart = distances(gram, centre(gram)) if n > 2 else np.zeros(n)
+        usual = float(np.median(apart))
+        away = apart / usual if usual > 0 else np.ones(n)
+        held = np.diag(self.mix)
+        share = np.abs(a) * held * norm
+        clients = np.array([u.client for u in self.raw])
+        voted = self.rule in VOTES
+        return {
+            "norm": _short(norm),
+            "cosine": _short(cosine),
+            "claimed": _short(self.claimed),
+            "weight": [None] * n if voted else _short(a * held),
+            "share": _short(share / share.sum() if share.sum() > 0 else share),
+            "distance": _short(away),
+            "flagged": clients[(away > FAR) | (cosine < AGAINST)].tolist() if n > 2 else [],
+        }
+
+
+class Held(Update):
+    """An update that is drawn towards the centre, when its delta is asked for."""
+
+    def __init__(self, inner: Update, factor: float, centre: Tensor) -> None:
+        self.inner, self.factor, self.centre = inner, factor, centre
+        self.client, self.n_samples, self.steps = inner.client, inner.n_samples, inner.steps
+        self.loss, self.reports = inner.loss, inner.reports
+
+    @property
+    def delta(self) -> Tensor:
+        own = self.inner.delta
+        return (own.double() * self.factor + self.centre * (1 - self.factor)).to(own.dtype)
+
+    @delta.setter
+    def delta(self, value: Any) -> None:
+        raise AttributeError("an update that is held is read-only")
+
+    @property
+    def extras(self) -> dict[str, Tensor]:
+        return {name: value * self.factor for name, value in self.inner.extras.items()}
+
+    @extras.setter
+    def extras(self, value: Any) -> None:
+        raise AttributeError("an update that is held is read-only")
+
+
+def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
+    """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
+    total = x.to(torch.float64, copy=True)
+    for a, u, c in zip(weights, updates, choice, strict=True):
+        total += u.delta[int(c)].double().mul_(float(a))
+    return total.to(x.dtype)
+
+
+def inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:
+    """(S, S) in float64. Large updates are taken a few pieces at a time, which may change the last bits."""
+    first_one, n_clients = deltas[0], len(deltas)
+    n, device = first_one.shape[-1], first_one.device
+    width = -(-n // PIECES)
+    at_once = PIECES if n * n_clients <= STACKED else max(1, STACKED_OF_MORE // (width * n_clients))
+    done = []
+    for first in range(0, PIECES, at_once):
+        count = min(at_once, PIECES - first)
+        rows = torch.zeros(n_clients, count * width, dtype=torch.float64, device=device)
+        for row, delta, c in zip(rows, deltas, choice, strict=True):
+            part = delta[int(c), first * width : (first + count) * width]
+            row[: len(part)] = part
+        pieces = rows.view(n_clients, count, width).transpose(0, 1)
+        done.append(pieces @ pieces.mT)
+    return torch.cat(done).sum(0)
+
+
+def _sum(updates: Sequence[Update], weights: np.ndarray) -> Tensor:
+    """(P, n) in float64: sum_k w_k delta_k."""
+    total = torch.zeros_like(updates[0].delta, dtype=torch.float64)
+    for u, w in zip(updates, weights, strict=True):
+        total += u.delta.double().mul_(float(w))
+    return total
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Four digits, and None for what is not defined: these are for reading."""
+    return [float(f"{v:.4g}") if np.isfinite(v) else None for v in values]
