@@ -42,6 +42,8 @@ class Policy(Section):
     differences: Literal["refuse", "allow"] = "refuse"
     """What to do where the difference of masked sums would tell of fewer sites, because one was missing: refuse the
     later sum, or take part."""
+    updates: Literal["plain", "masked"] = "plain"
+    """``masked`` refuses runs in which the server would see this site's own updates."""
     min_class_count: int = Field(0, ge=0)
     """Refuse to train while a class that is present has fewer training samples."""
     max_rounds_per_day: int = Field(1000, ge=0)
@@ -113,7 +115,9 @@ class Policy(Section):
                 f"site policy: method {job.method!r} as configured would reveal which classes are here; "
                 "choose other options or another method on the server",
             )
-        if job.noise < self.min_noise or (self.max_epsilon and not job.noise):
+        if self.updates == "masked" and job.updates != "masked":
+            raise PolicyError("policy-masks", "site policy: updates leave under masks only (deploy.updates = 'masked')")
+        if job.noise < self.min_noise or (self.max_epsilon and not (job.noise or job.shares)):
             least = f"{self.min_noise:g}" if self.min_noise else "more than 0, since policy.max_epsilon is set"
             raise PolicyError(
                 "policy-noise", f"site policy: local noise {job.noise:g} is below the least allowed {least}"
