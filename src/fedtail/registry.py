@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 @cache
 def _point_names(points: Callable[..., Iterable[Any]], group: str) -> list[str]:
-    """Entry points of a group. Looking for them reads the metadata of every installed package, milliseconds, and metrics
-    are asked for of every site in every round."""
+    """Entry points of a group. Looking for them reads the metadata of every installed package, for milliseconds, and
+    metrics are asked for of every site in every round."""
     return [point.name for point in points(group=group)]
 
 
