@@ -48,8 +48,8 @@ def photo_folder(elpv: Path, out: Path, side: int = 96, seed: int = 0) -> dict[s
 
 
 def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
-    """One ``fedtail run``: macro F1, its floor and the tail's recall, seconds in all (and of processors, which other work
-    on the machine leaves alone) and of a round, bytes a client sends in a round."""
+    """One ``fedtail run``: macro F1, its floor and the tail's recall, seconds in all (and of processors, which other
+    work on the machine leaves alone) and of a round, bytes a client sends in a round."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedtail", "run", *data, "--rounds", str(rounds), *more]
         command += ["--out", folder, "--name", "run", "--json", "-q"]
