@@ -88,13 +88,13 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
-            "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            "refused": [r.to_json() for r in refusals],
             **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
             **({"alignment": gathered.alignment(choice, p)} if "alignment" in run.diagnostics else {}),
-            **({"influence": gathered.influence(choice)} if problem.real or "influence" in run.diagnostics else {}),
+            **({"influence": gathered.influence(choice)} if problem.watched or "influence" in run.diagnostics else {}),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])
