@@ -1,6 +1,7 @@
 """A frozen pretrained encoder against a ResNet from scratch: macro F1, seconds, bytes a round.
 
 python benchmarks/encoders.py photos OUT            1,260 photos of ELPV, six sites, classes 900 to 30
+python benchmarks/encoders.py defaults              `fedtail run --images` on them, with and without the encoder
 python benchmarks/encoders.py elpv --rounds 50      `fedtail run --dataset elpv`, encoded and from scratch
 python benchmarks/encoders.py chips --rounds 50     the same on 8,000 synthetic chips, 5 % defects
 
@@ -71,7 +72,7 @@ def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["photos", "elpv", "chips"])
+    parser.add_argument("what", choices=["photos", "defaults", "elpv", "chips"])
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--scratch", type=int, default=1)
@@ -82,6 +83,13 @@ def main() -> None:
         if args.out is None:
             parser.error("photos needs a folder to write to")
         print(photo_folder(Path(os.environ["FEDTAIL_DATA"]) / "elpv", args.out))
+        return
+    if args.what == "defaults":
+        with tempfile.TemporaryDirectory() as folder:
+            photo_folder(Path(os.environ["FEDTAIL_DATA"]) / "elpv", Path(folder))
+            for name, more in (("encoder", []), ("scratch", ["--encoder", "none"])):
+                found = measure(["--images", folder, *filter(None, args.data.split(","))], args.rounds, *more)
+                print(name, {key: round(value, 4) for key, value in found.items()}, flush=True)
         return
     data = ["--dataset", args.what, *(CHIPS if args.what == "chips" else []), *filter(None, args.data.split(","))]
     rows = {"encoder": measure(data, args.rounds)}

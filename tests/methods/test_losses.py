@@ -114,7 +114,7 @@ def test_original_counts_invert_the_imbalance_and_resampled_counts_level_it(rate
 
 
 def test_weight_counts_chooses_between_original_and_resampled() -> None:
-    original = losses(WeightedCE(normalize=False), [40, 8, 2], [40, 20, 10])
+    original = losses(WeightedCE(weight_counts="original", normalize=False), [40, 8, 2], [40, 20, 10])
     resampled = losses(WeightedCE(weight_counts="resampled", normalize=False), [40, 8, 2], [40, 20, 10])
     np.testing.assert_allclose(original, 50 / (3 * np.array([40, 8, 2]))[LABELS] * CE, rtol=1e-5)
     np.testing.assert_allclose(resampled, 70 / (3 * np.array([40, 20, 10]))[LABELS] * CE, rtol=1e-5)

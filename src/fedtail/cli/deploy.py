@@ -85,6 +85,15 @@ def up(
 
 
 @app.command()
+def serve(folder: Folder) -> None:
+    """Run the server until stopped: Flower's SuperLink, on loopback, behind the proxy. What its unit starts."""
+    deployment = load(folder)
+    from fedtail.federate.operate.local import serve as become_server
+
+    become_server(deployment)
+
+
+@app.command()
 def register(folder: Folder) -> None:
     """Make the sites' public keys known to the running SuperLink."""
     deployment = load(folder)

@@ -4,7 +4,7 @@ what is not in ``Task`` never reaches a client, what is not in ``Update`` never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class Task:
     """The method's message to single clients."""
     reports: frozenset[str] = frozenset()
     """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``, ``diverged`` (a race)."""
+    advance: Callable[[float], None] = field(default=lambda part: None, compare=False)
+    """For engines to call now and then: so much more of the task's local training is done, 1 in all. Stays at home."""
 
     @property
     def n_probes(self) -> int:

@@ -80,6 +80,8 @@ class RemoteEngine:
     memory_mb: float = 0.0
     validation_sizes: Sequence[int] | None = None
     """(K,) validation samples per client, from the handshake; None if not known."""
+    real: bool = False
+    """Whether sites may be hostile, and so count for no more than a fair share of the validation samples they claim."""
     sums: Sums | None = None
     """Needed where the job's ``reveal`` is ``sums``."""
     faults: list[Refusal] = field(default_factory=list)
@@ -120,6 +122,7 @@ class RemoteEngine:
 
         def read(client: int, parcel: Parcel) -> Update:
             update = read_update(client, parcel, task, most[client], int(self.sizes[client]) * views)
+            task.advance(1.0 / len(payloads))
             return update if spool is None else StoredUpdate(update, spool)
 
         replies, refusals = self._exchange(Phase.TRAIN, payloads, read, self._update_budget(task))
@@ -189,7 +192,7 @@ class RemoteEngine:
     def _fair_sum(self, counts: Mapping[int, np.ndarray]) -> np.ndarray:
         """The sum, to which nobody adds more than a fair share of the samples: their number is what a site says."""
         held = self.validation_sizes
-        if held is not None and len(counts) > 2:
+        if held is not None and self.real:
             sizes = np.array([held[k] for k in counts], dtype=np.float64)
             kept = capped(sizes, fair_share(int((sizes > 0).sum())))
             scale = dict(zip(counts, kept / np.maximum(sizes, 1), strict=True))

@@ -117,6 +117,7 @@ def federate(
         timeout=deploy.timeout,
         quorum=quorum,
         validation_sizes=held_out,
+        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
         memory_mb=deploy.memory_mb,
@@ -134,7 +135,7 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,
-        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
+        real=engine.real,
         watched=True,
     )
     notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
@@ -280,6 +281,7 @@ def describe(
         input_shape=tuple(schema["input_shape"]),
         sizes=np.array([h.n_train if h else 0 for h in there]),
         validation_sizes=held_out,
+        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
         transform=job.transform,
         preprocessing=job.preprocessing,
         encoder=job.encoder,

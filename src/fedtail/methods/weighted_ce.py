@@ -28,9 +28,9 @@ WEIGHT_COUNTS = ("original", "resampled")
 class WeightedCE(Method):
     """Inverse-frequency weights from the client's own counts.
 
-    With resampling at rate r, weights from *original* counts give class c a mass proportional to n_c^(-r): they
-    invert the imbalance. ``weight_counts="resampled"`` gives every class the same mass. The default reproduces
-    the paper's baseline.
+    Of the samples it trains on, so that every class has the same mass. Weights from *original* counts on top of
+    resampling at rate r give class c a mass proportional to n_c^(-r): they invert the imbalance, and results fall far
+    below the paper's.
     """
 
     title = "Weighted CE"
@@ -40,8 +40,8 @@ class WeightedCE(Method):
     )
     whole_batch = True
 
-    weight_counts: str = "original"
-    """``original`` or ``resampled`` class counts."""
+    weight_counts: str = "resampled"
+    """``resampled`` or ``original`` class counts."""
     normalize: bool = True
     """Divide a batch's weighted loss by its sum of weights, as torch does, and not by its number of samples."""
 

@@ -21,6 +21,7 @@ from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.aggregation import Gathered, check_aggregate, limited
 from fedtail.rounds.privacy import check_privacy, privatize
+from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.search import RatesInForce, probes_of, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
@@ -31,8 +32,15 @@ RoundHook = Callable[[State, dict[str, Any], float], None]
 """Called after every round with the state, the round's record and its seconds."""
 
 
-def train_rounds(problem: Problem, settings: Settings, state: State, on_round: RoundHook | None = None) -> State:
-    """Run rounds ``state.round`` .. ``run.rounds - 1``, calling ``on_round(state, record, seconds)`` after each.
+def train_rounds(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
+) -> State:
+    """Run rounds ``state.round`` .. ``run.rounds - 1``, calling ``on_round(state, record, seconds)`` after each and
+    ``on_progress`` now and then inside them.
 
     The record holds only what the settings determine, so that a resumed run has the history of an uninterrupted one.
     """
@@ -40,6 +48,7 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
     local, run = settings.local, settings.run
     begin_search(problem, settings, state.round)
     in_force = RatesInForce(state.history)
+    pace = Pace(run.rounds, on_progress) if on_progress is not None else None
     for t in range(state.round, run.rounds):
         if (run.search_only and rates.done) or exhausted(state, run):
             break
@@ -62,6 +71,9 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
             messages={k: m for k in clients if (m := method.message(state.method, k))},
             reports=rates.reports,
         )
+        if pace is not None:
+            pace.begin(t, task.n_probes)
+            task = replace(task, advance=pace.advance)
         updates, refusals = accept(*engine.train(task), problem, task, settings)
         present = np.array([u.client for u in updates])
         p = rates.weights(p_all, present)
@@ -115,6 +127,8 @@ def train_rounds(problem: Problem, settings: Settings, state: State, on_round: R
         state.history.append(record)
         if exhausted(state, run) and not test:
             record["test"] = problem.metrics(engine.confusion(served, "test"))
+        if pace is not None:
+            pace.end()
         if on_round is not None:
             on_round(state, record, time.perf_counter() - began)
     return state

@@ -18,7 +18,7 @@ from fedtail.federate.deployment import Deployment, load_deployment
 from fedtail.federate.operate import backup, queue, runs
 from fedtail.federate.operate.advice import advice
 from fedtail.federate.operate.certificates import key_matches
-from fedtail.federate.operate.commands import superlink_command
+from fedtail.federate.operate.commands import serve_command
 from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.operate.docker import write_docker
 from fedtail.federate.operate.ports import free_port
@@ -152,7 +152,7 @@ def test_compose_files_start_what_the_units_start(tmp_path: Path) -> None:
     write_docker(made)
     about = yaml.safe_load((made.folder / "compose.yaml").read_text())
     link, proxy = about["services"]["superlink"], about["services"]["proxy"]
-    assert [word.replace("$$", "$") for word in link["entrypoint"]] == superlink_command("/usr/local/bin", made)
+    assert ["fedtail", *(word.replace("$$", "$") for word in link["command"])] == serve_command("", made)
     assert link["ports"] == ["8443:8443"] and proxy["network_mode"] == "service:superlink" and "ports" not in proxy
     assert proxy["entrypoint"][0] == "nginx" and proxy["depends_on"] == ["superlink"]
     assert [v.replace("$$", "$") for v in link["volumes"]] == [f"{made.folder}:{made.folder}"]

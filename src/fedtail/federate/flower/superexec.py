@@ -8,6 +8,7 @@ every message; what is forked is a process of its own as before. Run as a script
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ import socket
 import sys
 from importlib.metadata import entry_points
 from typing import Any
+
+import httpx
 
 
 def main() -> None:
@@ -35,6 +38,8 @@ def wait(orders: socket.socket) -> None:
     """Fork for every command line that comes; until nobody is left who could send one."""
     (program,) = entry_points(group="console_scripts", name="flwr-clientapp")
     answer = program.load()
+    httpx.Client().close()  # what it imports with its first client takes longer than an answer
+    gc.freeze()  # no page of what is imported is touched, and copied, by a collection
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is not kept
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while order := orders.recv(1 << 16):

@@ -4,7 +4,8 @@ no time between messages.
 In flwr 1.41 an error that is not retried (a TLS handshake that is cut off, a certificate that has expired) ends the
 loop that asks for work, but a thread keeps the process alive, and nobody notices. The loop asks every three seconds,
 here more often while there is work, and starts a process per message from scratch (see ``superexec``). Run as a script,
-by its path, with the arguments of ``flower-supernode``: the standard library and Flower only.
+by its path, with the arguments of ``flower-supernode``: it imports nothing but the standard library, Flower and what is
+beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import time
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
+
+from fedtail.federate.flower import TESTED
+from fedtail.federate.flower.middleware import lighten_supernode
 
 CONTACT = "FEDTAIL_CONTACT"
 """Environment variable: the file that is touched whenever the server has answered."""
@@ -35,8 +39,6 @@ class Contact(logging.Handler):
             self.file.touch()
 
 
-TESTED = "1.41.0"
-"""The version whose inner workings are known here; any other is run as it is."""
 SOON, LATER, GROWTH = 0.3, 3.0, 1.1
 """Seconds between questions for work: right after a message, when there has been none for half a minute, and the factor
 from one question to the next."""
@@ -80,6 +82,7 @@ def hurry() -> None:
 
         loop.time = Impatient()  # type: ignore[assignment]
         loop.subprocess = Programs()  # type: ignore[assignment]
+        lighten_supernode()
 
 
 def main() -> int:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.flower import supernode
+from fedtail.federate.flower import superlink, supernode
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0",
 }
 """No telemetry, no update check, nothing installed at run time, and prompt starts."""
 
 
-def superlink_command(programs: str | Path, deployment: Deployment) -> list[str]:
+def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
     """Flower's server: TLS, authenticated sites, state in a database, on loopback."""
     server = deployment.server
     return [
-        str(Path(programs) / "flower-superlink"),
+        str(python), "-P", str(superlink.__file__),
         "--ssl-ca-certfile", str(server / "ca.crt"),
         "--ssl-certfile", str(server / "server.crt"),
         "--ssl-keyfile", str(server / "server.key"),
@@ -34,6 +34,11 @@ def superlink_command(programs: str | Path, deployment: Deployment) -> list[str]
         "--database", str(server / "superlink.db"),
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
+
+
+def serve_command(programs: str | Path, deployment: Deployment) -> list[str]:
+    """The same as a unit or a container starts it."""
+    return [str(Path(programs) / "fedtail"), "deploy", "serve", str(deployment.folder)]
 
 
 def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
@@ -69,11 +74,6 @@ def shell_line(command: Sequence[str]) -> str:
 def systemd_line(command: Sequence[str]) -> str:
     """The command as ``ExecStart=`` takes it: words in double quotes where needed, ``%`` and ``$`` doubled."""
     return " ".join(_systemd_word(word).replace("$", "$$") for word in command)
-
-
-def systemd_environment(variables: Mapping[str, str]) -> str:
-    """The variables as ``Environment=`` takes them."""
-    return " ".join(_systemd_word(f"{name}={value}") for name, value in variables.items())
 
 
 def systemd_path(path: str | Path) -> str:

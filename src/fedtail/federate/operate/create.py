@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -14,14 +13,7 @@ from fedtail.errors import FedtailError, writing
 from fedtail.federate.deployment import Deployment, check_port, check_site_names, split_address
 from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
-from fedtail.federate.operate.commands import (
-    QUIET,
-    shell_line,
-    superlink_command,
-    systemd_environment,
-    systemd_line,
-    systemd_path,
-)
+from fedtail.federate.operate.commands import serve_command, shell_line, systemd_line, systemd_path
 from fedtail.settings import Data, Settings
 
 INSTALLED = Path("/opt/fedtail")
@@ -146,13 +138,10 @@ def site_unit(name: str, root: Path) -> str:
 
 def superlink_unit(deployment: Deployment, programs: Path) -> str:
     """The systemd unit of the server."""
-    path = os.pathsep.join([str(programs), "/usr/bin", "/bin"])
-    variables = {**QUIET, "FLWR_HOME": str(deployment.flwr_home), "OMP_NUM_THREADS": "1", "PATH": path}
     return templates.SUPERLINK_UNIT.format(
         name=deployment.name,
         server=str(deployment.server).replace("%", "%%"),
-        environment=systemd_environment(variables),
-        command=systemd_line(superlink_command(programs, deployment)),
+        command=systemd_line(serve_command(programs, deployment)),
         writable=systemd_path(deployment.folder),
     )
 

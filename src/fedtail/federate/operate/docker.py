@@ -6,7 +6,7 @@ import json
 from importlib.metadata import version
 
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.operate.commands import QUIET, superlink_command
+from fedtail.federate.operate.commands import serve_command
 
 IMAGE = "fedtail"
 NGINX_IMAGE = "nginx:1.27-alpine"
@@ -16,7 +16,7 @@ FROM python:3.11-slim
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch \\
     && pip install --no-cache-dir "fedtail[flower]=={version}" \\
     && useradd --create-home --uid 1000 fedtail
-ENV {environment}
+ENV OMP_NUM_THREADS=1
 USER fedtail
 ENTRYPOINT ["fedtail"]
 """
@@ -30,8 +30,7 @@ services:
     build: .
     user: "${{FEDTAIL_UID:-1000}}:${{FEDTAIL_GID:-1000}}"
     working_dir: {server}
-    entrypoint: {command}
-    environment: {environment}
+    command: {command}
     volumes: [{volume}]
     # The proxy's port, and no other: Flower's control API has no authentication.
     ports: ["{listen}:{listen}"]
@@ -67,9 +66,7 @@ services:
 def write_docker(deployment: Deployment) -> None:
     """Dockerfile and compose files, beside the units."""
     image = f"{IMAGE}:{version('fedtail')}"
-    words = {**QUIET, "OMP_NUM_THREADS": "1"}
-    variables = " ".join(f"{name}={value}" for name, value in words.items())
-    dockerfile = DOCKERFILE.format(image=IMAGE, version=version("fedtail"), environment=variables)
+    dockerfile = DOCKERFILE.format(image=IMAGE, version=version("fedtail"))
     server, volume = deployment.server, f"{deployment.folder}:{deployment.folder}"
     (deployment.folder / "Dockerfile").write_text(dockerfile)
     (deployment.folder / ".dockerignore").write_text("*\n")  # keys and data have no place in an image
@@ -79,8 +76,7 @@ def write_docker(deployment: Deployment) -> None:
             folder=deployment.folder,
             image=image,
             server=json.dumps(_escaped(str(server))),
-            command=json.dumps(_escaped_all(superlink_command("/usr/local/bin", deployment))),
-            environment=json.dumps({**words, "FLWR_HOME": _escaped(str(deployment.flwr_home))}),
+            command=json.dumps(_escaped_all(serve_command("", deployment)[1:])),
             volume=json.dumps(_escaped(volume)),
             listen=deployment.proxy_port,
             nginx=NGINX_IMAGE,

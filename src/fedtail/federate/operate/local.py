@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
@@ -46,11 +47,20 @@ def up(deployment: Deployment, seconds: float = 90.0, *, proxy: bool = False) ->
         raise
 
 
+def serve(deployment: Deployment) -> NoReturn:
+    """Become Flower's server, until it is stopped."""
+    check_free(deployment.host, deployment.port)
+    command = superlink_command(sys.executable, deployment)
+    os.execve(command[0], command, flower_environment(deployment.flwr_home, PROGRAMS))
+
+
 def start_superlink(deployment: Deployment) -> int:
     """Start Flower's server; its state is in a database, so it can be killed and started again."""
     environment = flower_environment(deployment.flwr_home, PROGRAMS)
     log = deployment.server / "superlink.log"
-    return processes.start(deployment.folder, "superlink", superlink_command(PROGRAMS, deployment), log, environment)
+    return processes.start(
+        deployment.folder, "superlink", superlink_command(sys.executable, deployment), log, environment
+    )
 
 
 def start_proxy(deployment: Deployment, seconds: float = 10.0) -> int:

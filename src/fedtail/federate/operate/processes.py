@@ -18,6 +18,8 @@ from pathlib import Path
 from fedtail.federate.site.worker_client import WORKER
 
 MARK, ROLE = "FEDTAIL_DEPLOYMENT", "FEDTAIL_ROLE"
+OURS = ("superlink.py", "supernode.py", "superexec.py")
+"""Scripts that run Flower's programs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ class Process:
         if " ".join(WORKER) in self.command:
             return "worker"
         known = next((n for n in names if not n.startswith(("python", "-"))), names[0] if names else "?")
-        return f"flower-{known.removesuffix('.py')}" if known in ("supernode.py", "superexec.py") else known
+        return (
+            f"flower-{known.removesuffix('.py')}"
+            if known in ("superlink.py", "supernode.py", "superexec.py")
+            else known
+        )
 
 
 def start(folder: Path, role: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:

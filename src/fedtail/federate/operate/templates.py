@@ -61,7 +61,6 @@ Wants=network-online.target
 [Service]
 User=fedtail
 WorkingDirectory={server}
-Environment={environment}
 ExecStart={command}
 Restart=on-failure
 RestartSec=5
