@@ -281,7 +281,6 @@ def describe(
         input_shape=tuple(schema["input_shape"]),
         sizes=np.array([h.n_train if h else 0 for h in there]),
         validation_sizes=held_out,
-        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
         transform=job.transform,
         preprocessing=job.preprocessing,
         encoder=job.encoder,
