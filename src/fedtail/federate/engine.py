@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decisions
-from fedtail.core.masks import CHECKS
+from fedtail.core.masks import CHECKS, Release
 from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.scores import ONE, Scores, total
@@ -23,13 +23,14 @@ from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.compress import BLOCK
 from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError, whole
-from fedtail.federate.protocol.sums import MASKED, ORDER, size_of_counts
+from fedtail.federate.protocol.sums import LEAST, MASKED, ORDER, as_masked, size_of_counts
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel, pack_candidates, pack_task, unpack_update
 from fedtail.federate.spool import StoredUpdate
-from fedtail.federate.sums import Sums, read_masked_counts, sum_of_counts
+from fedtail.federate.sums import Sums, pools, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
@@ -95,8 +96,8 @@ class RemoteEngine:
             raise one_of("deploy.candidates", self.candidates, CANDIDATES)
         self.n_clients = len(self.sizes)
         self.model = FlatModel(self.job.build_model())
-        method = self.job.build_method()
-        self._sampler, self._sends_more = method.sampler, method.wire != "nothing"
+        self._method = self.job.build_method()
+        self._sampler, self._sends_more = self._method.sampler, self._method.wire != "nothing"
         self._round = 0
         self._test_sizes: dict[int, int] = {}
         self._answered: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
@@ -114,6 +115,10 @@ class RemoteEngine:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
+        if self.job.updates == "masked":
+            updates, refusals = self._train_masked(task, payloads)
+            refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
+            return updates, sorted(refusals, key=lambda r: r.client)
         most = {k: self._most_steps(k, task) for k in payloads}
         one = task.n_probes * task.x.numel() * task.x.element_size()
         spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
@@ -141,6 +146,45 @@ class RemoteEngine:
         if self._sends_more:
             kinds["extra/"] = Kind(FLOATS, None, 2 * probes * n + SLACK_VALUES, times=8)
         return Budget(kinds)
+
+    def _train_masked(self, task: Task, payloads: Mapping[int, Parcel]) -> tuple[list[Update], list[Refusal]]:
+        """One update for each axis of a search, or for all clients: their weighted mean, and nothing of each."""
+        assert self.sums is not None
+        steps = {k: self._most_steps(k, task) for k in payloads}
+        sets, refusals = pools(task, payloads, self.sums, self.sizes, self.job, self._method, steps)
+        size = task.n_probes * (task.x.numel() + 1 + (DIVERGED in task.reports)) + CHECKS
+        mine = {k: pool for pool in sets for k in pool.clients}
+        asked = {
+            k: Parcel({**payloads[k].meta, ORDER: pool.order.to_json()}, payloads[k].tensors)
+            for k, pool in mine.items()
+        }
+
+        def add(client: int, parcel: Parcel) -> None:
+            mine[client].add(client, as_masked(parcel.tensors, size, np.uint32))
+
+        budget = Budget({MASKED: Kind(("I32",), (size,))})
+        _, missing = self._exchange(Phase.TRAIN, asked, add, budget)
+        left = [pool for pool in sets if len(pool.there) >= LEAST]
+        few = [
+            Refusal(k, task.round, CODES["mask-few"], "mask-few")
+            for pool in sets
+            if pool not in left
+            for k in pool.there
+        ]
+        asked = {k: Parcel({**self._meta(k), ORDER: pool.survivors().to_json()}) for pool in left for k in pool.there}
+
+        def take(client: int, parcel: Parcel) -> Release:
+            return mine[client].read_release(client, parcel)
+
+        releases, silent = self._exchange(Phase.UNMASK, asked, take, Budget(meta=1 << 22, items=1 << 16))
+        updates = []
+        for pool in left:
+            found, reason = pool.update({k: releases[k] for k in pool.there if k in releases}, task, self.sizes, steps)
+            if found is not None:
+                updates.append(found)
+            said = {r.client: r.reason for r in silent}
+            few += [Refusal(k, task.round, said.get(k, reason)) for k in pool.there if reason]
+        return updates, refusals + missing + few
 
     def _meet_absent(self, task: Task) -> dict[int, str]:
         """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its
