@@ -31,6 +31,7 @@ class Phase(StrEnum):
     MEASURE = "measure"
     SCORES = "scores"
     DECIDE = "decide"
+    UNMASK = "unmask"
 
 
 def with_phase(phase: str, parts: Mapping[str, bytes]) -> Parts:
