@@ -138,7 +138,7 @@ def average_precision(bins: np.ndarray) -> float:
     kept = mine > 0
     hits, called = (np.cumsum(mine) - mine)[kept], (np.cumsum(others + mine) - others - mine)[kept]
     n, ratio = mine[kept], others[kept] / mine[kept]
-    # The k-th of a bin's own samples has precision (hits + k) / (called + k + ratio (k - 1/2)) = (hits + k) / b (k + a).
+    # The k-th own sample of a bin has precision (hits + k) / (called + k + ratio (k - 1/2)) = (hits + k) / b (k + a).
     b = 1 + ratio
     a = (called - ratio / 2) / b
     area = (n + (hits - a) * (digamma(n + 1 + a) - digamma(1 + a))) / b

@@ -330,7 +330,7 @@ class RemoteEngine:
         asked = {k: Parcel({**self._meta(k), "goal": goal.to_json()}, {"x": x}) for k in self._present}
         read = partial(read_decision, n_classes=self.job.n_classes)
         replies = self._ask(Phase.DECIDE, asked, read, self._members, {})
-        return {k: found for k, found in replies.items() if found is not None}
+        return {k: replace(one, costs=goal.common.costs) for k, one in replies.items() if one is not None}
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         """One exchange per candidate: counts of all of them at once would be a large message."""

@@ -421,7 +421,8 @@ class Site:
         found = goal.decide(p, y, here.counts)
         if self.folder is not None:
             write_atomically(self.folder / "decision.json", json.dumps(found.to_json()))
-        return Parcel({"decision": found.to_json()} if here.job.reveal == "classes" else {})
+        told = replace(found, costs=()).to_json()  # the server knows them, and there may be many
+        return Parcel({"decision": told} if here.job.reveal == "classes" else {})
 
     def measure(self, parcel: Parcel, key: str) -> Parcel:
         """``train_loss`` at a model or, where per-class numbers may leave, what tells of classes."""
