@@ -1,6 +1,7 @@
 """A frozen pretrained encoder against a ResNet from scratch: macro F1, seconds, bytes a round.
 
 python benchmarks/encoders.py photos OUT            1,260 photos of ELPV, six sites, classes 900 to 30
+python benchmarks/encoders.py defaults              `fedtail run --images` on them, with and without the encoder
 python benchmarks/encoders.py elpv --rounds 50      `fedtail run --dataset elpv`, encoded and from scratch
 python benchmarks/encoders.py chips --rounds 50     the same on 8,000 synthetic chips, 5 % defects
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -46,14 +48,15 @@ def photo_folder(elpv: Path, out: Path, side: int = 96, seed: int = 0) -> dict[s
 
 
 def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
-    """One ``fedtail run``: macro F1 and its floor, seconds in all and of a round, bytes a client sends in a round."""
+    """One ``fedtail run``: macro F1, its floor and the tail's recall, seconds in all (and of processors, which other
+    work on the machine leaves alone) and of a round, bytes a client sends in a round."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedtail", "run", *data, "--rounds", str(rounds), *more]
         command += ["--out", folder, "--name", "run", "--json", "-q"]
-        began = time.perf_counter()
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {**os.environ, "FEDTAIL_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
         said = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         found = json.loads(said.splitlines()[-1])
         from safetensors.torch import load_file
 
@@ -63,7 +66,9 @@ def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
     return {
         "macro F1": found["macro_f1"],
         "floor": found["floor"]["macro_f1"],
+        "tail": found["tail"],
         "seconds": seconds,
+        "processor seconds": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
         "seconds a round": sum(each) / len(each),
         "bytes a round": sent,
     }
@@ -71,7 +76,7 @@ def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["photos", "elpv", "chips"])
+    parser.add_argument("what", choices=["photos", "defaults", "elpv", "chips"])
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--scratch", type=int, default=1)
@@ -82,6 +87,13 @@ def main() -> None:
         if args.out is None:
             parser.error("photos needs a folder to write to")
         print(photo_folder(Path(os.environ["FEDTAIL_DATA"]) / "elpv", args.out))
+        return
+    if args.what == "defaults":
+        with tempfile.TemporaryDirectory() as folder:
+            photo_folder(Path(os.environ["FEDTAIL_DATA"]) / "elpv", Path(folder))
+            for name, more in (("encoder", []), ("scratch", ["--encoder", "none"])):
+                found = measure(["--images", folder, *filter(None, args.data.split(","))], args.rounds, *more)
+                print(name, {key: round(value, 4) for key, value in found.items()}, flush=True)
         return
     data = ["--dataset", args.what, *(CHIPS if args.what == "chips" else []), *filter(None, args.data.split(","))]
     rows = {"encoder": measure(data, args.rounds)}

@@ -1,7 +1,9 @@
-"""What mkdocs does beyond the Markdown files, and the table of settings in docs/settings.md, made from the schema."""
+"""What mkdocs does beyond the Markdown files, and what is made from the code: the tables of docs/settings.md, from the
+schema, and docs/api.md, from docstrings."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -9,11 +11,20 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+import fedtail
 from fedtail.federate.site.config import Rules
-from fedtail.settings import Settings, interval
+from fedtail.settings import KEYWORDS, Settings, interval
 
 ROOT = Path(__file__).parent.parent
-MARK = "<!-- settings -->"
+MARK = "<!-- made -->"
+API = {
+    "Data": ["Federation", "partition", "datasets.load", "data.table_from_frame"],
+    "Training": ["fit", "Result"],
+    "Trained models": ["load_model", "SavedModel", "write_run_report"],
+    "In a training loop of your own": ["optim.CGNM", "group_classes", "resampled_counts"],
+    "To build on": ["methods.Method", "rates.RateStrategy", "rates.FedHOO", "FedtailError"],
+}
+"""What docs/api.md shows, by heading."""
 
 
 def on_config(config: Any) -> Any:
@@ -46,10 +57,75 @@ def settings() -> str:
     return "\n\n".join(parts)
 
 
-def write_settings() -> None:
-    """Bring docs/settings.md up to date: ``python docs/hooks.py``."""
-    page = ROOT / "docs" / "settings.md"
-    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + f"{MARK}\n\n{settings()}\n", encoding="utf-8")
+def write_made() -> None:
+    """Bring docs/settings.md and docs/api.md up to date: ``python docs/hooks.py``."""
+    for name, made in MADE.items():
+        page = ROOT / "docs" / name
+        text = page.read_text(encoding="utf-8").partition(MARK)[0] + f"{MARK}\n\n{made()}\n"
+        page.write_text(text, encoding="utf-8")
+
+
+def api() -> str:
+    """Signature and docstring of every public name, and of what users call on it."""
+    parts = []
+    for title, names in API.items():
+        parts.append(f"## {title}")
+        for name in names:
+            made: Any = fedtail
+            for step in name.split("."):
+                made = getattr(made, step)
+            parts += [f"### fedtail.{name}", _called(f"fedtail.{name}", made), _docstring(made)]
+            if inspect.isclass(made) and not issubclass(made, Exception):
+                parts.append("\n".join(filter(None, (_member(made, m) for m in _members(made)))))
+    return "\n\n".join(filter(None, parts))
+
+
+def _members(kind: Any) -> list[str]:
+    """Public methods and properties that the class or a parent of ours has a docstring for."""
+    ours = [c for c in kind.__mro__ if c.__module__.startswith("fedtail")]
+    names = dict.fromkeys(n for c in ours for n in vars(c) if not n.startswith("_"))
+    return [n for n in names if inspect.isroutine(made := getattr(kind, n, None)) or isinstance(made, property)]
+
+
+def _member(kind: Any, name: str) -> str:
+    made = inspect.getattr_static(kind, name)
+    said = inspect.getdoc(getattr(kind, name)) or ""
+    if not said:
+        return ""
+    said = _prose(said.partition("\n\n")[0])
+    call = "" if isinstance(made, property) or not callable(getattr(kind, name)) else _arguments(getattr(kind, name))
+    return f"- `.{name}{call}`: {said}"
+
+
+def _arguments(made: Any) -> str:
+    """Arguments with defaults and without types, which docstrings tell; ``fit``'s settings are on their own page."""
+    shown = []
+    for p in inspect.signature(made).parameters.values():
+        if p.name in ("self", "cls") or (made is fedtail.fit and p.name in KEYWORDS):
+            continue
+        stars = {p.VAR_KEYWORD: "**", p.VAR_POSITIONAL: "*"}.get(p.kind, "")
+        plain = p.default is p.empty or "<" in repr(p.default)
+        shown.append(f"{stars}{p.name}" + ("" if plain else f"={p.default!r}"))
+    return f"({', '.join([*shown, *(['**settings'] if made is fedtail.fit else [])])})"
+
+
+def _called(name: str, made: Any) -> str:
+    return "" if inspect.isclass(made) and issubclass(made, Exception) else f"```text\n{name}{_arguments(made)}\n```"
+
+
+def _docstring(made: Any) -> str:
+    """A docstring as Markdown: its list of arguments becomes a list."""
+    text, _, arguments = (inspect.getdoc(made) or "").partition("Args:\n")
+    lines = [" ".join(part.split()) for part in re.split(r"\n(?=    \w+: )", "\n" + arguments) if part.strip()]
+    items = [f"- `{name}`: {said}" for name, _, said in (line.partition(": ") for line in lines)]
+    parts = [
+        f"```text\n{part}\n```" if part.startswith(">>>") else part for part in _unquoted(text).strip().split("\n\n")
+    ]
+    return "\n\n".join(filter(None, ("\n\n".join(parts), _unquoted("\n".join(items)))))
+
+
+def _unquoted(text: str) -> str:
+    return text.replace("``", "`")
 
 
 def _prose(text: str | None) -> str:
@@ -98,5 +174,8 @@ def _existing(nav: Any) -> Any:
     return out
 
 
+MADE = {"settings.md": settings, "api.md": api}
+"""Pages whose text behind ``MARK`` is made from the code."""
+
 if __name__ == "__main__":
-    write_settings()
+    write_made()

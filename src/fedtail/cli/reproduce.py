@@ -77,8 +77,10 @@ def reproduce(
             convergence(scale, seeds, out / name / scale)
         elif name == "page":
             page = Path("RESULTS.md")
-            tables, n = write_page(page, out / FILE)
-            typer.echo(f"wrote {tables} tables into {page} from {n} records in {out / FILE}")
+            made = write_page(page, out / FILE)
+            typer.echo(f"wrote {made.tables} tables into {page} from {made.records} records in {out / FILE}")
+            for line in made.below:
+                typer.echo(f"below always answering the majority class: {line}", err=True)
         else:
             search(scale, seeds, words, out, pool, device, data_dir)
         return
@@ -150,8 +152,7 @@ def search(
     for found in races:
         settings.setdefault(found.key, {})[found.method] = found.settings
         best = ", ".join(f"{key} {value}" for key, value in found.settings.items())
-        tried = sum(t.rounds == found.trials[0].rounds for t in found.trials)
-        shown.add_row(found.key, found.method, str(tried), best, f"{found.score:.4f}")
+        shown.add_row(found.key, found.method, str(found.tried), best, f"{found.score:.4f}")
     if scale != "smoke":
         write_trials(out / TRIALS, races)
     file = out / "search" / "tuned.toml"

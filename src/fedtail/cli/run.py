@@ -51,7 +51,14 @@ def run_command(
             for note in [] if rank() else [*about["notes"], *ignored_clients(flags, len(about["sites"]))]:
                 console.print(f"note: {note}", style="dim", soft_wrap=True)
 
-        result = run(config, resume=resume, on_round=progress, on_start=begin, on_encode=progress.encoded)
+        result = run(
+            config,
+            resume=resume,
+            on_round=progress,
+            on_start=begin,
+            on_encode=progress.encoded,
+            on_progress=progress.inside,
+        )
     if rank():  # the first process of several speaks for all
         return
     folder = result.folder or Path()

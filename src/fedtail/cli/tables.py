@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rich import box
@@ -25,7 +24,7 @@ def bare_table(*headers: str, **options: Any) -> RichTable:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print mean ± spread over seeds, the best of each column in bold, the majority-only floor dimmed."""
+    """Print mean ± spread over seeds, in bold what is clearly the best of a column, the majority-only floor dimmed."""
     out = console or terminal()
     kept = list(range(len(table.columns)))
     label = max(len(row.shown) for row in (*table.rows, *table.yardsticks))
@@ -41,10 +40,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         shown.add_column(f"Δ {METRICS[table.metric].title}", justify="right", no_wrap=True)
         shown.add_column("p", justify="right", no_wrap=True)
     for row in table.rows:
-        cells = [
-            Text(mean_spread(row.cells[i]), style="bold green" if math.isclose(row.cells[i][0], table.best(i)) else "")
-            for i in kept
-        ]
+        cells = [Text(mean_spread(row.cells[i]), style="bold green" if table.marked(row, i) else "") for i in kept]
         delta, _, p = difference(row)
         shown.add_row(row.shown, *cells, *((delta or "–", p or "–") if tested else ()))
     if table.floor:

@@ -121,6 +121,8 @@ class Federation:
     """A label per client (region, machine type ...) for rate searches over clusters of clients; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
+    own: str = ""
+    """The data set whose suggestions ``fit`` follows, where the data are the user's own: ``table`` or ``images``."""
     notes: tuple[str, ...] = ()
     """What a reader should know of the data (repairs, columns left out, synthetic origin ...)."""
 

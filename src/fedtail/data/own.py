@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from fedtail.data.federation import Federation
 from fedtail.data.partitions import SPLITTING, partition
-from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.registry import DATASETS
 from fedtail.data.tables.pooled import table_from_frame
 from fedtail.errors import FedtailError
 
@@ -26,17 +27,18 @@ def from_tables(
         if not tables or site is not None:
             raise FedtailError("from_tables() takes one table per site without `site`, or one table with `site`")
         named = [frame.assign(**{SITE: name}) for name, frame in tables.items()]
-        return partition(table_from_frame(pd.concat(named, ignore_index=True), label, SITE, **options), **splitting)
-    if isinstance(tables, pd.DataFrame):
-        return partition(table_from_frame(tables, label, site, **options), **splitting)
-    one = Path(tables).is_file()
-    if site is not None:
-        options["site"] = site
-    pooled: Pooled = DATASETS.build("table" if one else "site_tables", path=str(tables), label=label, **options)
-    return partition(pooled, **splitting)
+        pooled = table_from_frame(pd.concat(named, ignore_index=True), label, SITE, **options)
+    elif isinstance(tables, pd.DataFrame):
+        pooled = table_from_frame(tables, label, site, **options)
+    else:
+        if site is not None:
+            options["site"] = site
+        name = "table" if Path(tables).is_file() else "site_tables"
+        pooled = DATASETS.build(name, path=str(tables), label=label, **options)
+    return replace(partition(pooled, **splitting), own="table")
 
 
 def from_images(folder: str | Path, **options: Any) -> Federation:
     """See ``Federation.from_images``."""
     splitting = {key: options.pop(key) for key in list(options) if key in SPLITTING}
-    return partition(DATASETS.build("images", path=str(folder), **options), **splitting)
+    return replace(partition(DATASETS.build("images", path=str(folder), **options), **splitting), own="images")

@@ -47,4 +47,14 @@ OWN_DATA: dict[str, Any] = {
 """Defaults for data that nobody here has seen, by dotted key: settings that find themselves."""
 SUGGESTED: dict[str, dict[str, Any]] = dict.fromkeys(("table", "site_tables", "images"), OWN_DATA)
 """Data set -> defaults of a run on it where they are not those of the settings themselves."""
+FROM_SCRATCH: dict[str, Any] = {
+    "data.largest": 48,
+    "model.name": "small_cnn",
+    "model.channels": [16, 32, 64],
+    "local.optimizer": "adam",
+    "local.lr": 1e-3,
+    "local.batch_size": 16,
+}
+"""And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). Adam's
+learning rate suits most images; a race in the first rounds compares networks that all answer one class still."""
 DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

@@ -30,6 +30,8 @@ FURTHER: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0)}
 """Scales of a method that are raced after the learning rate; the first value is the default."""
 HEAD_START: Final = 0.01
 """What another scale than the default must gain in every round to replace it: validation splits are small."""
+TIE: Final = 1e-9
+"""What the likeliest learning rate has ahead: networks that all answer one class still are equally good."""
 MOST: Final = 3
 """Rounds of a rung, at most."""
 SHARE: Final = 0.3
@@ -37,7 +39,7 @@ SHARE: Final = 0.3
 
 
 class Race(RateStrategy):
-    """Races learning rates, then is the strategy ``inner``. Ties go to the larger learning rate."""
+    """Races learning rates, then is the strategy ``inner``. Ties go to the likeliest, then to the larger one."""
 
     def __init__(self, inner: RateStrategy, further: Sequence[str] = (), optimizer: str = "sgd") -> None:
         """``further``: names of ``FURTHER`` to race after the learning rate; ``optimizer``: whose learning rate."""
@@ -85,7 +87,7 @@ class Race(RateStrategy):
             values, rungs = self.lrs if self._name == "lr" else FURTHER[self._name], self._heats[self._heat][1]
             self._field = sorted(values[: rungs[0][0]], reverse=True)
             head_start = 0.0 if self._name == "lr" else HEAD_START * sum(rounds for _, rounds in rungs)
-            self._gain = [head_start * (value == values[0]) for value in self._field]
+            self._gain = [(head_start or TIE) * (value == values[0]) for value in self._field]
         return self._field
 
     def trials(self) -> dict[str, np.ndarray]:

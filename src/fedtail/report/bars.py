@@ -1,4 +1,4 @@
-"""Grouped bars and dot plots: class groups, per-class accuracy, one dot per seed."""
+"""Grouped bars and dot plots: class groups, one dot per seed."""
 
 from __future__ import annotations
 
@@ -17,39 +17,44 @@ from fedtail.report.chart import (
     Scale,
     axes,
     colour,
-    cut,
     esc,
     figure,
     html_table,
     legend,
+    name_room,
     nice_range,
     number,
+    run_mark,
     ticks,
+    wrapped_name,
 )
 
+WIDEST = 64
+"""Of a bar."""
 Series = tuple[str, int, np.ndarray, np.ndarray]
 """Name, colour, (n,) means and (n,) spreads (NaN for none)."""
 
 
 def bar_chart(title: str, names: Sequence[str], series: Sequence[Series], *, y_label: str, caption: str = "") -> str:
-    """A cluster of bars per name, one bar per series, with ± whiskers; values from 0 to 1."""
+    """A cluster of bars per name, one bar per contender, with ± whiskers; values from 0 to 1."""
     width = max(WIDTH, 60 + 14 * len(names) * (len(series) + 1))
     width = min(width, 2 * WIDTH)
     height = HEIGHT - 22  # no axis title below
     y = Scale(0.0, 1.0, height - 26, TOP)
     x = Scale(0.0, len(names), LEFT, width - RIGHT)
     slot = (x.stop - x.start) / len(names)
-    bar = slot * 0.78 / len(series)
-    out = [axes(x, y, [], "", y_label)]
+    bar = min(slot * 0.78 / len(series), WIDEST)
+    before = (slot - bar * len(series)) / 2
+    out = [axes(x, y, {}, "", y_label)]
     for j, name in enumerate(names):
         middle = x(j + 0.5)
         out.append(f'<text class="tick" x="{middle}" y="{y.start + 17}" text-anchor="middle">{esc(name)}</text>')
     for i, (label, c, means, spreads) in enumerate(series):
-        out.append(f'<g class="series s{colour(c)}" data-series="{i}">')
+        out.append(f'<g class="series s{colour(c)}" data-series="{i}"{run_mark(c)}>')
         for j, (v, s) in enumerate(zip(means, spreads, strict=True)):
             if not math.isfinite(v):
                 continue
-            left = x(j) + slot * 0.11 + i * bar
+            left = x(j) + before + i * bar
             tip = f"{names[j]}\n{label}: {number(v)}" + (f" ± {number(s)}" if math.isfinite(s) else "")
             top = y(min(v, 1.0))
             out.append(
@@ -61,85 +66,35 @@ def bar_chart(title: str, names: Sequence[str], series: Sequence[Series], *, y_l
                 ends = f'y1="{y(min(v + s, 1))}" y2="{y(max(v - s, 0))}"'
                 out.append(f'<line class="whisker" x1="{mid:.1f}" x2="{mid:.1f}" {ends}/>')
         out.append("</g>")
-    rows = [[n, *(_mean_spread(means[j], spreads[j]) for _, _, means, spreads in series)] for j, n in enumerate(names)]
+    rows = [
+        [n, *(mean_and_spread(means[j], spreads[j]) for _, _, means, spreads in series)] for j, n in enumerate(names)
+    ]
     return figure(
         title,
         "".join(out),
         summary=f"Bar chart of {y_label} for {', '.join(names[:12])}. Arrow keys step through the bars.",
         table=html_table(["", *(s[0] for s in series)], rows),
         caption=caption,
-        legend=legend([(s[0], colour(s[1])) for s in series]),
+        legend="" if len(series) == 1 else legend([(s[0], s[1]) for s in series], runs=True),
         size=(width, height),
         kind="marks",
         wide=width > WIDTH,
     )
 
 
-def class_chart(
-    title: str, names: Sequence[str], counts: Sequence[float], series: Sequence[Series], *, caption: str = ""
+def dot_plot(
+    title: str,
+    rows: Sequence[tuple[str, int, dict[str, float]]],
+    *,
+    x_label: str,
+    caption: str = "",
+    runs: bool = False,
 ) -> str:
-    """Per-class accuracy as dots over the classes (most frequent first), training counts as bars behind them."""
-    n = len(names)
-    width = min(max(2 * WIDTH, 24 * n + 100), 2.4 * WIDTH)
-    height = HEIGHT + 40
-    y = Scale(0.0, 1.0, height - BOTTOM, TOP)
-    x = Scale(0.0, n, LEFT, width - RIGHT)
-    slot = (x.stop - x.start) / n
-    out = [axes(x, y, [], "class, most training samples first", "accuracy")]
-    most = max(counts) if len(counts) else 0
-    for j in range(n):
-        if most > 0 and counts[j] > 0:
-            top = y(0.92 * counts[j] / most)
-            out.append(
-                f'<rect class="ghost" x="{x(j) + slot * 0.08:.1f}" y="{top}" width="{slot * 0.84:.1f}" '
-                f'height="{y.start - top:.1f}" data-tip="{esc(names[j])}\n{counts[j]:g} training samples"/>'
-            )
-    every = max(1, math.ceil(n * max(len(s) for s in names) * 8 / (x.stop - x.start)))
-    for j in range(0, n, every):
-        label = f'<text class="tick" x="{x(j + 0.5)}" y="{y.start + 17}" text-anchor="middle">{esc(names[j])}</text>'
-        out.append(label)
-    gap = slot * 0.6 / max(len(series), 1)
-    for i, (label, c, means, spreads) in enumerate(series):
-        out.append(f'<g class="series s{colour(c)}" data-series="{i}">')
-        for j, (v, s) in enumerate(zip(means, spreads, strict=True)):
-            if not math.isfinite(v):
-                continue
-            at = x(j + 0.5) + (i - (len(series) - 1) / 2) * gap
-            if math.isfinite(s) and s > 0 and n <= 40:
-                out.append(
-                    f'<line class="whisker strong" x1="{at:.1f}" x2="{at:.1f}" y1="{y(min(v + s, 1))}" '
-                    f'y2="{y(max(v - s, 0))}"/>'
-                )
-            extra = f"\n{counts[j]:g} training samples" if len(counts) else ""
-            tip = f"{names[j]}\n{label}: {_mean_spread(v, s)}{extra}"
-            radius = 4.5 if n <= 40 else 2.6
-            out.append(f'<circle class="dot" data-tip="{esc(tip)}" cx="{at:.1f}" cy="{y(v)}" r="{radius}"/>')
-        out.append("</g>")
-    head = ["class", "training samples", *(s[0] for s in series)]
-    rows = [
-        [names[j], number(counts[j]) if len(counts) else "–", *(_mean_spread(s[2][j], s[3][j]) for s in series)]
-        for j in range(n)
-    ]
-    return figure(
-        title,
-        "".join(out),
-        summary=f"Accuracy of {n} classes, most frequent first. Arrow keys step through the values.",
-        table=html_table(head, rows),
-        caption=caption,
-        legend=legend([(s[0], colour(s[1])) for s in series]),
-        size=(width, height),
-        kind="marks",
-        wide=True,
-    )
-
-
-def dot_plot(title: str, rows: Sequence[tuple[str, int, dict[str, float]]], *, x_label: str, caption: str = "") -> str:
     """A row per contender, a dot per seed, a bar at the mean; rows are (label, colour, {seed label: value})."""
     rows = [r for r in rows if r[2]]
     if not rows:
         return ""
-    longest = max(len(r[0]) for r in rows)
-    left = min(20 + 9 * longest, 230)
+    left = name_room(r[0] for r in rows)
     height = 30 + 34 * len(rows) + BOTTOM
     low, high = nice_range([v for r in rows for v in r[2].values()], 0.0, 1.0)
     x = Scale(low, high, left, WIDTH - RIGHT - 48)
@@ -153,10 +108,8 @@ def dot_plot(title: str, rows: Sequence[tuple[str, int, dict[str, float]]], *, x
     for i, (label, c, values) in enumerate(rows):
         at = y(len(rows) - i - 0.5)
         mean = float(np.mean(list(values.values())))
-        out.append(f'<g class="series s{colour(c)}" data-series="{i}">')
-        out.append(
-            f'<text class="name" x="{left - 10}" y="{at}" dy=".33em" text-anchor="end">{esc(cut(label, 24))}</text>'
-        )
+        out.append(f'<g class="series s{colour(c)}" data-series="{i}"{run_mark(c, runs)}>')
+        out.append(wrapped_name(label, left - 10, at))
         out.append(
             f'<line class="range" x1="{x(min(values.values()))}" x2="{x(max(values.values()))}" y1="{at}" y2="{at}"/>'
         )
@@ -186,5 +139,6 @@ def dot_plot(title: str, rows: Sequence[tuple[str, int, dict[str, float]]], *, x
     )
 
 
-def _mean_spread(mean: float, spread: float) -> str:
+def mean_and_spread(mean: float, spread: float) -> str:
+    """``0.857 ± 0.012``; without spread where there is none."""
     return number(mean) + (f" ± {number(spread)}" if math.isfinite(mean) and math.isfinite(spread) else "")

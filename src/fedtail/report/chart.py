@@ -9,12 +9,15 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT = 480, 290
-LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 46
+LETTERS = 24
+"""Of a name on one line."""
 
 
 def esc(text: object) -> str:
@@ -83,18 +86,18 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
-def axes(x: Scale, y: Scale, x_ticks: Sequence[float], x_label: str, y_label: str) -> str:
+def axes(x: Scale, y: Scale, x_ticks: Mapping[float, str], x_label: str, y_label: str) -> str:
     """Horizontal grid lines, tick labels and the two axis titles."""
     out = []
     for v in ticks(y.low, y.high):
         at = y(v)
         out.append(f'<line class="grid" x1="{x.start}" x2="{x.stop}" y1="{at}" y2="{at}"/>')
         out.append(f'<text class="tick" x="{x.start - 7}" y="{at}" dy=".33em" text-anchor="end">{v:g}</text>')
-    for v in x_ticks:
-        out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 17}" text-anchor="middle">{v:g}</text>')
+    for v, text in x_ticks.items():
+        out.append(f'<text class="tick" x="{x(v)}" y="{y.start + 20}" text-anchor="middle">{esc(text)}</text>')
     out.append(f'<line class="axis" x1="{x.start}" x2="{x.stop}" y1="{y.start}" y2="{y.start}"/>')
     middle = (x.start + x.stop) / 2
-    out.append(f'<text class="label" x="{middle}" y="{y.start + 38}" text-anchor="middle">{esc(x_label)}</text>')
+    out.append(f'<text class="label" x="{middle}" y="{y.start + 40}" text-anchor="middle">{esc(x_label)}</text>')
     if y_label:
         side = (y.start + y.stop) / 2
         turn = f'transform="translate(13 {side}) rotate(-90)"'
@@ -114,45 +117,93 @@ def figure(
     data: dict[str, Any] | None = None,
     kind: str = "",
     wide: bool = False,
+    run: int | None = None,
 ) -> str:
     """A chart with title, legend, caption and the numbers behind it.
 
-    ``summary`` is what a screen reader says; ``data`` is what the page's script needs for its tooltips.
+    ``summary`` is what a screen reader says; ``data`` is what the page's script needs for its tooltips; ``run`` is the
+    colour of the contender that it is all about.
     """
+    large = f' style="min-width:{0.72 * size[0]:.0f}px"' if size[0] > 2 * WIDTH else ""  # it scrolls, its names stay
     payload = f'<script type="application/json">{_safe_json(data)}</script>' if data is not None else ""
     note = f"<p class='note'>{caption}</p>" if caption else ""
     return (
-        f'<figure class="chart{" wide" if wide else ""}" data-kind="{esc(kind)}">'
+        f'<figure class="chart{" wide" if wide else ""}" data-kind="{esc(kind)}"{run_mark(run or 0, run is not None)}>'
         f"<figcaption>{esc(title)}</figcaption>{legend}"
-        f'<div class="canvas"><svg viewBox="0 0 {size[0]:g} {size[1]:g}" role="img" tabindex="0" '
+        f'<div class="canvas"><svg viewBox="0 0 {size[0]:g} {size[1]:g}" role="img" tabindex="0"{large} '
         f'aria-label="{esc(title)}. {esc(summary)}">{drawing}</svg></div>'
         f"{note}<details><summary>Data table</summary><div class='scroll' tabindex='0' role='region' "
         f"aria-label='{esc(title)}, data'>{table}</div></details>{payload}</figure>"
     )
 
 
-def legend(entries: Sequence[tuple[str, int]]) -> str:
-    """Buttons that hide and show a series of their figure; entries are (label, colour index)."""
+def legend(entries: Sequence[tuple[str, int]], runs: bool = False) -> str:
+    """Buttons that hide and show a series of their figure; entries are (label, colour).
+
+    ``runs``: the series are contenders, known by their colour (see ``palette``), which the page's filter hides.
+    """
     items = "".join(
-        f'<button type="button" aria-pressed="true" data-series="{i}"><span class="swatch c{c}"></span>{esc(label)}'
-        "</button>"
+        f'<button type="button" aria-pressed="true" data-series="{i}"{run_mark(c, runs)}>'
+        f'<span class="swatch c{colour(c)}"></span>{esc(label)}</button>'
         for i, (label, c) in enumerate(entries)
     )
     return f'<div class="legend" role="group" aria-label="Series shown">{items}</div>'
 
 
+def run_mark(c: int, runs: bool = True) -> str:
+    """What the page's filter knows a contender's row, series or figure by."""
+    return f' data-run="{c}"' if runs else ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell that is more than a text."""
+
+    text: str
+    small: str = ""
+    """A second line."""
+    look: str = ""
+    """CSS class."""
+    key: float | None = None
+    """What its column sorts by, where the text does not begin with the number."""
+
+
 def html_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", row_header: bool = True, raw: bool = False
+    head: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    *,
+    caption: str = "",
+    runs: Sequence[int | None] = (),
+    rest: Sequence[Sequence[str | Cell]] = (),
+    look: str = "",
 ) -> str:
-    """A table whose cells are text (or HTML, if ``raw``); the first column heads its row."""
-    text = (lambda s: s) if raw else esc
-    body = []
-    for row in rows:
-        first = f'<th scope="row">{text(row[0])}</th>' if row_header else f"<td>{text(row[0])}</td>"
-        body.append("<tr>" + first + "".join(f"<td>{text(c)}</td>" for c in row[1:]) + "</tr>")
-    top = "".join(f'<th scope="col">{text(h)}</th>' for h in head)
+    """A table that can be sorted by its columns; the first column heads its row.
+
+    ``runs``: colour of the contender of each row, for the page's filter; ``rest``: rows that stay below the others.
+    """
+    marks = ["" if c is None else run_mark(c) for c in runs] or [""] * len(rows)
+    body = "".join(f"<tr{mark}>{_cells(row)}</tr>" for mark, row in zip(marks, rows, strict=True))
+    below = "".join(f"<tr>{_cells(row)}</tr>" for row in rest)
+    top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
     name = f"<caption>{esc(caption)}</caption>" if caption else ""
-    return f"<table>{name}<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    classes = " ".join(filter(None, ("sortable" if len(rows) > 1 else "", look)))
+    kind = f' class="{classes}"' if classes else ""
+    last = f'<tbody class="rest">{below}</tbody>' if rest else ""
+    return f"<table{kind}>{name}<thead><tr>{top}</tr></thead><tbody>{body}</tbody>{last}</table>"
+
+
+def _cells(row: Sequence[str | Cell]) -> str:
+    return "".join(_cell(c, 'th scope="row"' if i == 0 else "td") for i, c in enumerate(row))
+
+
+def _cell(cell: str | Cell, tag: str) -> str:
+    end = tag.partition(" ")[0]
+    if isinstance(cell, str):
+        return f"<{tag}>{esc(cell)}</{end}>"
+    look = f' class="{cell.look}"' if cell.look else ""
+    key = "" if cell.key is None or not math.isfinite(cell.key) else f' data-v="{cell.key:.6g}"'
+    small = f"<small>{esc(cell.small)}</small>" if cell.small else ""
+    return f"<{tag}{look}{key}>{esc(cell.text)}{small}</{end}>"
 
 
 def charts(drawn: Iterable[str], size: str = "") -> str:
@@ -162,8 +213,44 @@ def charts(drawn: Iterable[str], size: str = "") -> str:
 
 
 def scroll(table: str, name: str) -> str:
-    """A table that scrolls sideways by itself on narrow screens."""
+    """A table that scrolls sideways by itself on narrow screens, and says so there."""
     return f"<div class='scroll' tabindex='0' role='region' aria-label='{esc(name)}'>{table}</div>"
+
+
+def tiles(found: Sequence[tuple[str, str, str]]) -> str:
+    """Numbers to begin with: (number, what it is, beside what to read it)."""
+    items = "".join(
+        f"<div><dt>{esc(what)}</dt><dd class='big'>{esc(value)}</dd><dd>{esc(more)}</dd></div>"
+        for value, what, more in found
+    )
+    return f"<dl class='tiles'>{items}</dl>" if items else ""
+
+
+def fold(summary: str, content: str) -> str:
+    """What few readers look for, folded away; nothing if there is nothing."""
+    return f"<details class='fold'><summary>{esc(summary)}</summary>{content}</details>" if content else ""
+
+
+def wrap_name(name: str) -> list[str]:
+    """A name in at most two lines; the end of a very long one is cut, and stands in the data table."""
+    return textwrap.wrap(name, LETTERS, max_lines=2, placeholder="…") or [""]
+
+
+def name_room(names: Iterable[str]) -> float:
+    """Canvas units that the widest of some wrapped names takes, in the larger letters of a phone."""
+    return 24 + max(_width(part) for name in names for part in wrap_name(name))
+
+
+def _width(text: str) -> float:
+    return sum(11.2 if c.isupper() or c in "mw%+" else 5.0 if c in "ijlft.,:;' " else 8.7 for c in text)
+
+
+def wrapped_name(name: str, x: float, y: float) -> str:
+    """A name that ends at (x, y)."""
+    parts = wrap_name(name)
+    first = 0.33 - 0.5 * (len(parts) - 1)
+    lines = "".join(f'<tspan x="{x:g}" dy="{first if i == 0 else 1:g}em">{esc(p)}</tspan>' for i, p in enumerate(parts))
+    return f'<text class="name" y="{y:g}" text-anchor="end">{lines}</text>'
 
 
 def cut(text: str, most: int) -> str:

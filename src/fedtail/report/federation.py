@@ -15,8 +15,12 @@ MOST_CLIENTS = 200
 
 
 def federation(comparison: Comparison) -> str:
-    """Who holds what: the client-by-class label map."""
-    run = comparison.runs[0]
+    """Who holds what, and what its privacy was given."""
+    return privacy(comparison) + _holdings(comparison.runs[0])
+
+
+def _holdings(run: RunRecord) -> str:
+    """The client-by-class label map; of a real federation what its sites told."""
     table = run.label_map
     if table is None:
         return (
@@ -45,8 +49,21 @@ def federation(comparison: Comparison) -> str:
     )
 
 
+def privacy(comparison: Comparison) -> str:
+    """What privacy the runs' noise bought, where they had some."""
+    notes = []
+    for contender in comparison.contenders:
+        for run in contender.runs:
+            if spent := run.history[-1].get("privacy") if run.history else None:
+                notes.append(
+                    f"<li>{esc(contender.label)}, seed {run.seed}: {esc(spent['mode'])} noise {spent['noise']:g}, "
+                    f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates.</li>"
+                )
+    return f"<ul>{''.join(notes)}</ul>" if notes else ""
+
+
 def troubles(comparison: Comparison) -> str:
-    """Missing and refused replies, runs cut short and other things a reader must know."""
+    """Missing and refused replies, and runs cut short; nothing where nothing went wrong."""
     notes = [f"<li>{esc(n)}</li>" for n in comparison.notes]
     rows = []
     for contender in comparison.contenders:
@@ -56,20 +73,13 @@ def troubles(comparison: Comparison) -> str:
                 notes.append(
                     f"<li>{esc(contender.label)}, seed {run.seed}: stopped after {done}; shown as far as it came.</li>"
                 )
-            spent = run.history[-1].get("privacy") if run.history else None
-            if spent:
-                notes.append(
-                    f"<li>{esc(contender.label)}, seed {run.seed}: {esc(spent['mode'])} noise {spent['noise']:g}, "
-                    f"(epsilon, delta) = ({spent['epsilon']:.3g}, {spent['delta']:g}) for the updates.</li>"
-                )
             for record in run.history:
                 for r in [*record.get("refused", []), *record.get("faults", [])]:
                     who, reason = site_name(run, r.get("client")), str(r.get("reason", ""))
                     rows.append([contender.label, str(run.seed), str(record["round"] + 1), who, reason])
     text = f"<ul>{''.join(notes)}</ul>" if notes else ""
     if not rows:
-        n = len(comparison.runs)
-        return text + f"<p>No client was missing or refused in {n} run{'s' if n != 1 else ''}.</p>"
+        return text
     more = f"<p class='note'>The first {MOST_ROWS} of {len(rows)}.</p>" if len(rows) > MOST_ROWS else ""
     table = html_table(["Method", "Seed", "Round", "Client", "Reason"], rows[:MOST_ROWS])
     times = "once" if len(rows) == 1 else f"{len(rows)} times"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,11 +18,13 @@ from fedtail.report.chart import (
     Scale,
     axes,
     colour,
+    esc,
     figure,
     html_table,
     legend,
     nice_range,
     number,
+    run_mark,
     ticks,
 )
 
@@ -40,6 +42,16 @@ class Line:
     spread: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
+@dataclass(frozen=True)
+class Dot:
+    """A point of interest on a line of the same colour."""
+
+    x: float
+    y: float
+    colour: int
+    name: str
+
+
 def line_chart(
     title: str,
     lines: Sequence[Line],
@@ -48,14 +60,22 @@ def line_chart(
     y_label: str = "",
     floor: float | None = None,
     ceiling: float | None = None,
+    x_ticks: Mapping[float, str] | None = None,
     steps: bool = False,
+    between: bool = False,
     mark: float | None = None,
     mark_label: str = "",
+    dots: Sequence[Dot] = (),
     caption: str = "",
+    x_name: Callable[[float], str] = "{:g}".format,
+    runs: bool = False,
+    run: int | None = None,
 ) -> str:
     """Lines over a common x; empty text if there is nothing to draw.
 
-    ``steps`` draws values that hold until the next x; ``mark`` is an x with a dashed line.
+    ``x_ticks``: where the axis is labelled, by default at whole numbers; ``x_name``: an x as it is read; ``steps``
+    draws values that hold until the next x; ``between``: values between points may be read off the line; ``mark`` is an
+    x with a dashed line; ``runs``: the lines are contenders, else ``run`` may be the contender that they are all of.
     """
     lines = [_thin(line) for line in lines if np.isfinite(line.y).any()]
     if not lines:
@@ -63,38 +83,47 @@ def line_chart(
     lows = [v for li in lines for v in (li.y - li.spread if li.spread.size else li.y)]
     highs = [v for li in lines for v in (li.y + li.spread if li.spread.size else li.y)]
     y_low, y_high = nice_range([*lows, *highs], floor, ceiling)
-    x_low, x_high = min(float(li.x.min()) for li in lines), max(float(li.x.max()) for li in lines)
-    x = Scale(x_low, x_high, LEFT, WIDTH - RIGHT)
+    ends = [float(v) for li in lines for v in (li.x.min(), li.x.max())] + list(x_ticks or ())
+    x = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
     y = Scale(y_low, y_high, HEIGHT - BOTTOM, TOP)
-    whole = [v for v in ticks(x_low, x_high, 6) if v == int(v)] or [x_low]
-    out = [axes(x, y, whole, x_label, y_label)]
+    whole = {v: f"{v:g}" for v in ticks(x.low, x.high, 6) if v == int(v)} or {x.low: f"{x.low:g}"}
+    out = [axes(x, y, x_ticks or whole, x_label, y_label)]
     if mark is not None:
         out.append(f'<line class="mark" x1="{x(mark)}" x2="{x(mark)}" y1="{y.start}" y2="{y.stop}"/>')
-        out.append(f'<text class="tick" x="{x(mark) + 5}" y="{y.stop + 10}">{mark_label}</text>')
+        late = mark > (x.low + x.high) / 2  # so that the words stay inside
+        side = f'x="{x(mark) - 5}" text-anchor="end"' if late else f'x="{x(mark) + 5}"'
+        out.append(f'<text class="tick" {side} y="{y.stop + 10}">{esc(mark_label)}</text>')
     for i, li in enumerate(lines):
-        c = colour(li.colour)
-        out.append(f'<g class="series s{c}{" alt" if li.colour >= 8 else ""}" data-series="{i}">')
+        look = f"series s{colour(li.colour)}{' alt' if li.colour >= 8 else ''}"
+        out.append(f'<g class="{look}" data-series="{i}"{run_mark(li.colour, runs)}>')
         if li.spread.size and float(np.nanmax(li.spread)) > 0:
             out.append(f'<path class="band" d="{_band(li, x, y)}"/>')
         out.append(f'<path class="line" d="{_path(li.x, li.y, x, y, steps)}"/>')
         if len(li.x) == 1:
             out.append(f'<circle class="dot" cx="{x(float(li.x[0]))}" cy="{y(float(li.y[0]))}" r="4"/>')
+        for dot in dots:
+            if dot.colour == li.colour:
+                where = f'cx="{x(dot.x)}" cy="{y(min(max(dot.y, y.low), y.high))}"'
+                out.append(f'<circle class="dot" {where} r="5.5"><title>{esc(dot.name)}</title></circle>')
         out.append("</g>")
     out.append(f'<line class="cursor" y1="{y.start}" y2="{y.stop}" x1="-9" x2="-9"/>')
-    ends = ", ".join(f"{li.name} {number(float(li.y[-1]))}" for li in lines[:8])
+    last = ", ".join(f"{li.name} {number(float(li.y[-1]))}" for li in lines[:8])
     return figure(
         title,
         "".join(out),
-        summary=f"Line chart over {x_label}; last values: {ends}. Arrow keys step through the values.",
-        table=_table(lines, x_label),
+        summary=f"Line chart over {x_label}; last values: {last}. Arrow keys step through the values.",
+        table=_table(lines, x_label, x_name),
         caption=caption,
-        legend=legend([(li.name, colour(li.colour)) for li in lines]),
+        legend="" if runs and len(lines) == 1 else legend([(li.name, li.colour) for li in lines], runs),
         kind="lines",
+        run=run,
         data={
             "x": [x.low, x.high, x.start, x.stop],
             "y": [y.low, y.high, y.start, y.stop],
             "label": x_label,
             "steps": steps,
+            "between": between,
+            "names": [x_name(v) for v in sorted({round(float(v), 5) for li in lines for v in li.x})],
             "series": [_payload(li) for li in lines],
         },
     )
@@ -138,14 +167,14 @@ def _band(line: Line, x: Scale, y: Scale) -> str:
     return "M" + "L".join(points) + "Z"
 
 
-def _table(lines: Sequence[Line], x_label: str) -> str:
+def _table(lines: Sequence[Line], x_label: str, x_name: Callable[[float], str]) -> str:
     every = sorted({v for li in lines for v in li.x.tolist()})
     keep = every
     if len(every) > MOST_ROWS:
         keep = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, MOST_ROWS).round().astype(int))]
     rows = []
     for v in keep:
-        row = [f"{v:g}"]
+        row = [x_name(v)]
         for li in lines:
             at = np.flatnonzero(li.x == v)
             if not at.size:
@@ -155,5 +184,5 @@ def _table(lines: Sequence[Line], x_label: str) -> str:
             has_spread = li.spread.size and li.spread[i] > 0
             row.append(number(float(li.y[i])) + (f" ± {number(float(li.spread[i]))}" if has_spread else ""))
         rows.append(row)
-    title = f"{len(keep)} of {len(every)} rounds" if len(keep) < len(every) else ""
+    title = f"{len(keep)} of {len(every)} points" if len(keep) < len(every) else ""
     return html_table([x_label, *(li.name for li in lines)], rows, caption=title)

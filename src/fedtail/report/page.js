@@ -30,6 +30,7 @@
     return div;
   };
   const heading = (text) => { const b = document.createElement("b"); b.textContent = text; return b; };
+  const hidden = (mark) => mark.closest(".off, .filtered") !== null;
   const num = (v) => v === null || v === undefined ? "–" : Number.isInteger(v) ? String(v) : Math.abs(v) >= 1e-3 ? v.toFixed(3) : v.toPrecision(3);
   const point = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
   const place = (svg, x, y) => new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
@@ -51,17 +52,24 @@
     const [lo, hi, from, to] = d.x;
     const at = (v) => hi > lo ? from + (v - lo) / (hi - lo) * (to - from) : (from + to) / 2;
     let now = -1;
+    const read = (s, v) => {
+      const i = s.x.indexOf(v);
+      if (i >= 0) return { y: s.y[i], s: s.s[i] };
+      const up = d.between ? s.x.findIndex((x, k) => k && (s.x[k - 1] - v) * (x - v) < 0) : -1;
+      if (up < 1 || s.y[up] === null || s.y[up - 1] === null) return null;
+      return { y: s.y[up - 1] + (v - s.x[up - 1]) / (s.x[up] - s.x[up - 1]) * (s.y[up] - s.y[up - 1]) };
+    };
     const pick = (i) => {
       now = Math.max(0, Math.min(xs.length - 1, i));
       const v = xs[now], x = at(v);
       cursor.setAttribute("x1", x);
       cursor.setAttribute("x2", x);
-      const rows = d.series.map((s, j) => ({ s, j, i: s.x.indexOf(v) }))
-        .filter(({ j, i }) => i >= 0 && !figure.querySelector(`.series[data-series="${j}"]`).classList.contains("off"))
-        .sort((a, b) => (b.s.y[b.i] ?? -1e9) - (a.s.y[a.i] ?? -1e9))
-        .map(({ s, i }) => row(`${s.name}: ${num(s.y[i])}${s.s[i] ? " ± " + num(s.s[i]) : ""}`, s.c));
+      const rows = d.series.map((s, j) => ({ s, j, found: read(s, v) }))
+        .filter(({ j, found }) => found && !hidden(figure.querySelector(`.series[data-series="${j}"]`)))
+        .sort((a, b) => (b.found.y ?? -1e9) - (a.found.y ?? -1e9))
+        .map(({ s, found }) => row(`${s.name}: ${num(found.y)}${found.s ? " ± " + num(found.s) : ""}`, s.c));
       const p = place(svg, x, (d.y[2] + d.y[3]) / 2);
-      show([heading(`${d.label} ${v}`), ...rows], p.x, p.y);
+      show([heading(`${d.label} ${d.names[now] ?? v}`), ...rows], p.x, p.y);
     };
     wire(svg, {
       move: (e) => {
@@ -76,7 +84,7 @@
   };
 
   const marks = (figure, svg) => {
-    const all = () => [...svg.querySelectorAll("[data-tip]")].filter((m) => !m.closest(".off"));
+    const all = () => [...svg.querySelectorAll("[data-tip]")].filter((m) => !hidden(m));
     let hot = null;
     const leave = () => { hot?.classList.remove("hot"); hot = null; };
     const pick = (mark) => {
@@ -126,4 +134,95 @@
       figure.querySelectorAll(`.series[data-series="${button.dataset.series}"]`).forEach((g) => g.classList.toggle("off", !on));
     }));
   });
+
+  // Which methods are shown: rows, series and figures that belong to a contender carry its number.
+  document.querySelectorAll(".comparison").forEach((part) => {
+    const bar = part.querySelector(".filter");
+    if (!bar) return;
+    const buttons = [...bar.querySelectorAll("button[data-run]")], field = bar.querySelector("input");
+    const marked = [...part.querySelectorAll("[data-run]")].filter((e) => !bar.contains(e));
+    const update = () => {
+      const off = new Set(buttons.filter((b) => b.getAttribute("aria-pressed") !== "true").map((b) => b.dataset.run));
+      marked.forEach((e) => e.classList.toggle("filtered", off.has(e.dataset.run)));
+      bar.querySelector(".count").textContent = off.size ? `${buttons.length - off.size} of ${buttons.length} shown` : "";
+      bar.querySelector(".every").hidden = !off.size;
+      hints();
+    };
+    const press = (which) => { buttons.forEach((b) => b.setAttribute("aria-pressed", which(b))); update(); };
+    buttons.forEach((b) => b.addEventListener("click", () => {
+      b.setAttribute("aria-pressed", b.getAttribute("aria-pressed") !== "true");
+      update();
+    }));
+    bar.querySelector(".every").addEventListener("click", () => { if (field) field.value = ""; press(() => true); });
+    field?.addEventListener("input", () => {
+      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+      press((b) => words.every((w) => b.textContent.toLowerCase().includes(w)));
+    });
+    bar.querySelector(".every").hidden = true;
+  });
+
+  // Tables sort by a click on a head: once the better end first, again the other way, a third time as they were.
+  const number = /^[+\u2212-]?(\d[\d,]*)?(\.\d+)?(e[+-]?\d+)?/i;
+  const value = (cell) => {
+    if (cell.dataset.v !== undefined) return Number(cell.dataset.v);
+    const text = (cell.firstChild?.nodeType === 3 ? cell.firstChild.data : cell.textContent).trim();
+    if (text === "" || text === "–") return null;
+    const found = text.replace(/^[<>]\s*/, "").match(number)[0].replace("\u2212", "-").replaceAll(",", "");
+    return found !== "" && found !== "-" && found !== "+" ? Number(found) : text.toLowerCase();
+  };
+  document.querySelectorAll("table.sortable").forEach((table) => {
+    const body = table.tBodies[0], original = [...body.rows], heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      if (!head.textContent.trim()) return;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.append(...head.childNodes);
+      head.append(button);
+      head.setAttribute("aria-sort", "none");
+      button.addEventListener("click", () => {
+        const keys = new Map(original.map((r) => [r, value(r.cells[column])]));
+        const texts = [...keys.values()].some((v) => typeof v === "string");
+        const order = texts ? ["ascending", "descending", "none"] : ["descending", "ascending", "none"];
+        const next = order[(order.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
+        heads.forEach((h) => { if (h.hasAttribute("aria-sort")) h.setAttribute("aria-sort", "none"); });
+        head.setAttribute("aria-sort", next);
+        const sign = next === "ascending" ? 1 : -1;
+        const compare = (a, b) => {
+          const [x, y] = [keys.get(a), keys.get(b)];
+          if (x === null || y === null) return (x === null) - (y === null);
+          return sign * (texts ? String(x).localeCompare(String(y), undefined, { numeric: true }) : x - y);
+        };
+        body.append(...(next === "none" ? original : [...original].sort(compare)));
+      });
+    });
+  });
+
+  // What is wider than its frame says so, until it was scrolled.
+  const frames = [...document.querySelectorAll(".scroll, .canvas, nav")];
+  const hint = (frame) => {
+    const more = frame.scrollWidth - frame.clientWidth > 4;
+    frame.dataset.more = !more ? "" : frame.scrollLeft + frame.clientWidth < frame.scrollWidth - 4 ? "right" : "left";
+  };
+  const hints = () => frames.forEach(hint);
+  frames.forEach((frame) => frame.addEventListener("scroll", () => hint(frame), { passive: true }));
+  addEventListener("resize", hints);
+  document.querySelectorAll("details").forEach((d) => d.addEventListener("toggle", () => d.querySelectorAll(".scroll, .canvas").forEach(hint)));
+  hints();
+
+  // The section in sight is marked in the list of sections.
+  const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
+  const seen = new IntersectionObserver((entries) => entries.filter((e) => e.isIntersecting).forEach((e) => {
+    links.forEach((a) => a.removeAttribute("aria-current"));
+    const link = links.get(e.target.id), nav = link?.parentElement;
+    if (!link) return;
+    link.setAttribute("aria-current", "true");
+    nav.scrollTo({ left: link.offsetLeft - nav.clientWidth / 2 + link.offsetWidth / 2 });
+  }), { rootMargin: "-20% 0px -70% 0px" });
+  document.querySelectorAll("section, h1.problem").forEach((s) => seen.observe(s));
+
+  // A printed page has everything: folds open, and close again.
+  const folded = new Set();
+  addEventListener("beforeprint", () => document.querySelectorAll("details.fold:not([open])").forEach((d) => { folded.add(d); d.open = true; }));
+  addEventListener("afterprint", () => { folded.forEach((d) => { d.open = false; }); folded.clear(); });
 })();

@@ -7,26 +7,34 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedtail.errors import writing
-from fedtail.report import federation, rates, sections, yardsticks
-from fedtail.report.chart import esc
+from fedtail.report import classes, decisions, federation, influence, rates, sections, sites, yardsticks
+from fedtail.report.chart import colour, esc, run_mark
 from fedtail.report.comparison import Comparison, comparisons, require_runs
+from fedtail.report.series import palette
 from fedtail.runs.record import RunRecord
 
-PARTS: tuple[tuple[str, str, Callable[[Comparison], str]], ...] = (
-    ("results", "Results", sections.results),
+PARTS: tuple[tuple[str, str, Callable[..., str]], ...] = (
     ("yardsticks", "Alone or together", yardsticks.yardsticks),
+    ("results", "Results", sections.results),
+    ("sites", "Sites", sites.sites),
+    ("classes", "Classes", classes.classes),
+    ("decisions", "Decisions", decisions.decisions),
+    ("confusion", "Confusion", classes.confusion),
     ("curves", "Learning curves", sections.curves),
-    ("classes", "Classes", sections.classes),
-    ("confusion", "Confusion", sections.confusion),
     ("race", "Learning rate", sections.races),
     ("rates", "Resampling rates", rates.rates),
-    ("alignment", "Alignment", sections.alignment),
+    ("influence", "Influence", influence.influence),
     ("federation", "Federation", federation.federation),
     ("trouble", "What went wrong", federation.troubles),
     ("timings", "Timings", sections.timings),
     ("settings", "Settings", sections.configuration),
 )
+"""What a reader asks first comes first; how it came about is below."""
+TESTED = ("yardsticks", "results")
+"""The parts that speak of the metric that is tested."""
 
+MANY = 5
+"""Methods beyond which they can be filtered by name."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """The page itself forbids any request: what it shows is all inside."""
 
@@ -60,16 +68,19 @@ def render(found: Sequence[Comparison], title: str, metric: str = "macro_f1") ->
     body, links = [], []
     for i, comparison in enumerate(found):
         prefix = f"p{i}-" if len(found) > 1 else ""
+        body.append("<div class='comparison'>")
         if prefix:
             body.append(f'<h1 class="problem" id="{prefix}top">{esc(comparison.title)}</h1>')
             links.append(f'<a href="#{prefix}top">{esc(comparison.title)}</a>')
+        body.append(_filter(comparison))
         for key, name, section in PARTS:
-            content = sections.results(comparison, metric) if key == "results" else section(comparison)
+            content = section(comparison, metric) if key in TESTED else section(comparison)
             if not content:
                 continue
             body.append(f'<section id="{prefix}{key}"><h2>{name}</h2>{content}</section>')
             if not prefix:
                 links.append(f'<a href="#{key}">{name}</a>')
+        body.append("</div>")
     style, script = _asset("page.css"), _asset("page.js")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -78,7 +89,7 @@ def render(found: Sequence[Comparison], title: str, metric: str = "macro_f1") ->
         '<meta name="color-scheme" content="light dark"><meta name="generator" content="fedtail">'
         f'<link rel="icon" href="data:,"><title>{esc(title)}</title><style>{style}</style></head>\n<body>'
         '<a class="skip" href="#main">Skip to the results</a>'
-        f'<header><div class="bar"><nav aria-label="Sections">{"".join(links)}</nav>'
+        f'<header><div class="bar"><nav aria-label="Sections" tabindex="-1">{"".join(links)}</nav>'
         '<button id="theme" type="button" aria-label="Switch between light and dark">'
         '<svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="7"/>'
         '<path d="M10 3a7 7 0 0 1 0 14z"/></svg>'
@@ -87,6 +98,24 @@ def render(found: Sequence[Comparison], title: str, metric: str = "macro_f1") ->
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )  # fmt: skip
+
+
+def _filter(comparison: Comparison) -> str:
+    """Which methods the page shows: a button each and, where there are many, a field to type part of a name in."""
+    colours = palette(comparison)
+    if len(colours) < 2:
+        return ""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true"{run_mark(c)}><span class="swatch c{colour(c)}"></span>'
+        f"{esc(label)}</button>"
+        for label, c in colours.items()
+    )
+    field = "<input type='search' placeholder='Filter' aria-label='Show methods whose name has' size='10'>"
+    every = "<button type='button' class='every'>All</button>"
+    return (
+        "<div class='filter' role='group' aria-label='Methods shown on the page'><span>Show</span>"
+        f"{field if len(colours) > MANY else ''}{buttons}{every}<span class='count' role='status'></span></div>"
+    )
 
 
 def _facts(found: Sequence[Comparison]) -> str:

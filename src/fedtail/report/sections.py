@@ -6,16 +6,15 @@ import math
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS
-from fedtail.report.bars import Series, bar_chart, class_chart, dot_plot
-from fedtail.report.chart import charts, esc, html_table, scroll
+from fedtail.core.metrics import METRICS, rarest, signed
+from fedtail.report.bars import dot_plot
+from fedtail.report.chart import Cell, charts, esc, html_table, scroll, tiles
 from fedtail.report.comparison import Comparison, Contender, short
 from fedtail.report.federation import revealed
-from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import line_chart
-from fedtail.report.series import contender_line, mean_spread, palette, thirds
+from fedtail.report.series import contender_line, palette
+from fedtail.report.sites import worst_site
 from fedtail.report.tables import footnote, headline, summary, to_html
-from fedtail.report.yardsticks import verdict_of_federating
 from fedtail.runs.record import RunRecord
 from fedtail.settings import flatten
 
@@ -42,6 +41,7 @@ def results(comparison: Comparison, metric: str = "macro_f1") -> str:
             [(one.label, colours[one.label], _by_seed(one, name)) for one in comparison.contenders],
             x_label=label,
             caption="A dot per seed; the bar and the number are the mean.",
+            runs=True,
         )
         for name, title, label in (
             (metric, f"Every seed: {METRICS[metric].words}", METRICS[metric].words),
@@ -50,11 +50,37 @@ def results(comparison: Comparison, metric: str = "macro_f1") -> str:
     )
     if len(comparison.runs) == 1:
         dots = ""
-    opening = " ".join(
-        part for part in (verdict_of_federating(comparison, metric), summary(comparison, metric)) if part
-    )
-    lead = f"<p class='lead'>{esc(opening)}</p>{verdicts(comparison)}"
-    return f"{lead}{to_html(table)}<p class='note'>{esc(footnote(table))}</p>{revealed(comparison)}{dots}"
+    lead = f"{_tiles(comparison, metric)}<p class='lead'>{esc(summary(comparison, metric))}</p>{verdicts(comparison)}"
+    note = f"<p class='note'>{esc(said)}</p>" if (said := footnote(table)) else ""
+    return f"{lead}{to_html(table, colours)}{note}{revealed(comparison)}{dots}"
+
+
+def _tiles(comparison: Comparison, metric: str) -> str:
+    """The best contender in a few numbers, each beside what it is to be read against."""
+    found = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
+    if not found:
+        return ""
+    best = max(found, key=lambda one: signed(metric, one.mean(metric)))
+    run, seeds = best.runs[0], f"mean of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
+    floor = (run.result.get("floor") or {}).get(metric)
+    against = f"{floor:.3f} for always the majority class" if floor is not None else seeds
+    out = [(f"{best.mean(metric):.3f}", METRICS[metric].words, against)]
+    if worst := worst_site(best):
+        out.append((f"{worst.value():.3f}", "macro F1 at the worst site", f"{worst.name}, {worst.samples:,} samples"))
+    if math.isfinite(best.mean("tail")):
+        out.append((f"{best.mean('tail'):.3f}", "recall of the rarest third", _tail_note(run)))
+    if math.isfinite(best.mean("calibration_error")):
+        before = (run.result.get("before") or {}).get("calibration_error")
+        note = f"{before:.3f} before calibration" if before is not None else "0 where probabilities mean what they say"
+        out.append((f"{best.mean('calibration_error'):.3f}", "calibration error", note))
+    return tiles(out)
+
+
+def _tail_note(run: RunRecord) -> str:
+    support, counts = run.per_class("support"), run.train_counts
+    if counts is None or support.size != counts.size:
+        return "of the classes"
+    return f"{int(support[rarest(counts)].sum()):,} test samples"
 
 
 def verdicts(comparison: Comparison) -> str:
@@ -70,7 +96,7 @@ def verdicts(comparison: Comparison) -> str:
 
 def races(comparison: Comparison) -> str:
     """What ``local.lr = "auto"`` tried, and what won."""
-    rows = []
+    colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
     for contender in comparison.contenders:
         for run in contender.runs:
             for record in run.history:
@@ -78,8 +104,9 @@ def races(comparison: Comparison) -> str:
                     ((name, value),) = [(k, v) for k, v in tried.items() if k not in ("reward", "diverged")]
                     reward = "diverged" if tried.get("diverged") else f"{tried['reward']:.3f}"
                     kept = run.result.get("found", {}).get(name) == value
-                    row = [contender.label, str(run.seed), str(record["round"] + 1), name, f"{value:g}", reward]
-                    rows.append([*row, "yes" if kept else ""])
+                    row = [name, f"{value:g}", reward, "kept" if kept else "", str(record["round"] + 1)]
+                    rows.append([*([contender.label, str(run.seed)] if several else []), *row])
+                    runs.append(colours[contender.label])
     if not rows:
         return ""
     metric = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))].words
@@ -87,8 +114,8 @@ def races(comparison: Comparison) -> str:
         f"<p>Every site trained at each of these values from the same model; the sites' private validation splits "
         f"compared the outcomes by {esc(metric)}, and the better half went on.</p>"
     )
-    head = ["Method", "Seed", "Round", "Setting", "Value", "Validation", "Kept"]
-    return text + scroll(html_table(head, rows), "Race")
+    head = [*(["Method", "Seed"] if several else []), "Setting", "Value", "Validation", "", "Round"]
+    return text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
 
 
 def curves(comparison: Comparison) -> str:
@@ -99,111 +126,26 @@ def curves(comparison: Comparison) -> str:
     panels = []
     for name, title, label, floor, ceiling in CURVES:
         lines = [contender_line(one, name, colours[one.label]) for one in comparison.contenders]
-        panels.append(line_chart(title, lines, y_label=label, floor=floor, ceiling=ceiling, caption=caption))
+        panels.append(line_chart(title, lines, y_label=label, floor=floor, ceiling=ceiling, caption=caption, runs=True))
     return charts(panels)
-
-
-def classes(comparison: Comparison) -> str:
-    """Per-class accuracy by training frequency, and head / middle / tail."""
-    colours = palette(comparison)
-    first = next((r for r in comparison.runs if np.isfinite(r.per_class()).any()), None)
-    if first is None:
-        return ""
-    counts = first.train_counts
-    n_classes = first.per_class().size
-    order = np.argsort(-counts, kind="stable") if counts is not None else np.arange(n_classes)
-    names = [first.classes[c] for c in order]
-    series: list[Series] = []
-    groups: list[Series] = []
-    for contender in comparison.contenders:
-        stack = np.array([r.per_class() for r in contender.runs if r.per_class().size == n_classes])
-        if not stack.size:
-            continue
-        mean, spread = mean_spread(stack[:, order])
-        series.append((contender.label, colours[contender.label], mean, spread))
-        groups.append((contender.label, colours[contender.label], *mean_spread(thirds(stack[:, order]))))
-    sorted_counts = counts[order].tolist() if counts is not None else []
-    bars = ""
-    if n_classes >= 3 and counts is not None:
-        size = max(1, n_classes // 3)
-        bars = bar_chart(
-            "Head, middle and tail",
-            [f"head ({size})", f"middle ({n_classes - 2 * size})", f"tail ({size})"]
-            if n_classes > 2 * size
-            else ["head", "tail"],
-            groups,
-            y_label="accuracy",
-            caption="Mean accuracy of the classes in each third by training frequency (number of classes).",
-        )
-    shots = _shots(comparison, colours)
-    per_class = class_chart(
-        "Accuracy of each class",
-        names,
-        sorted_counts,
-        series,
-        caption="Dots: mean over seeds, ± one standard deviation. Pale bars: training samples of the class."
-        if sorted_counts
-        else "",
-    )
-    return f"{per_class}<div class='charts'>{bars}{shots}</div>"
-
-
-def confusion(comparison: Comparison) -> str:
-    """Where each contender sends the samples of each class."""
-    panels = []
-    for contender in comparison.contenders[:MOST_PANELS]:
-        found = [r.confusion for r in contender.runs if r.confusion is not None and r.confusion.any()]
-        if not found:
-            continue
-        run = contender.runs[0]
-        total = np.sum(found, axis=0)
-        counts = run.train_counts
-        order = np.argsort(-counts, kind="stable") if counts is not None else np.arange(len(total))
-        share = total[np.ix_(order, order)] / np.maximum(total[order].sum(1, keepdims=True), 1)
-        names = [run.classes[c] for c in order]
-        panels.append(
-            heatmap(
-                contender.label,
-                share.round(3),
-                names,
-                names,
-                row_label="true class",
-                column_label="predicted class",
-                shade=share,
-            )
-        )
-    if not panels:
-        return ""
-    text = "<p>Where the samples of each true class go, as shares, over all seeds; classes by training frequency.</p>"
-    return text + charts(panels, "small" if len(panels) > 2 else "")
-
-
-def alignment(comparison: Comparison) -> str:
-    """Do the clients pull in one direction?"""
-    colours = palette(comparison)
-    chart = line_chart(
-        "Alignment of the clients' updates",
-        [contender_line(one, "alignment", colours[one.label]) for one in comparison.contenders],
-        y_label="mean cosine",
-        ceiling=1.0,
-    )
-    if not chart:
-        return ""
-    text = "<p>Mean cosine between a client's update and the aggregate: 1 if all agree, 1/√K if they are unrelated.</p>"
-    return text + charts([chart])
 
 
 def timings(comparison: Comparison) -> str:
     """Time per round and in all, and on what."""
-    rows = []
+    colours = palette(comparison)
+    rows: list[list[str | Cell]] = []
+    runs = []
     for contender in comparison.contenders:
         each = [s for r in contender.runs for s in r.timings]
         hardware = sorted({_hardware(r) for r in contender.runs})
         total = float(np.mean([r.seconds for r in contender.runs]))
         per_round = f"{np.median(each):.3g} s" if each else "–"
         rounds = max(len(r.history) for r in contender.runs)
-        rows.append([contender.label, str(rounds), per_round, _time(total), ", ".join(hardware)])
-    return scroll(html_table(["Method", "Rounds", "Median round", "Whole run (mean)", "Hardware"], rows), "Timings")
+        whole = Cell(_time(total), key=total)
+        rows.append([contender.label, str(rounds), per_round, whole, ", ".join(hardware)])
+        runs.append(colours[contender.label])
+    head = ["Method", "Rounds", "Median round", "Whole run (mean)", "Hardware"]
+    return scroll(html_table(head, rows, runs=runs), "Timings")
 
 
 def configuration(comparison: Comparison) -> str:
@@ -229,23 +171,6 @@ def configuration(comparison: Comparison) -> str:
 
 def _by_seed(contender: Contender, metric: str) -> dict[str, float]:
     return {f"seed {r.seed}": r.metric(metric) for r in contender.runs if math.isfinite(r.metric(metric))}
-
-
-def _shots(comparison: Comparison, colours: dict[str, int]) -> str:
-    names = [n for n in ("many", "medium", "few") if any(math.isfinite(one.mean(n)) for one in comparison.contenders)]
-    if len(names) < 2:
-        return ""
-    series: list[Series] = [
-        (
-            one.label,
-            colours[one.label],
-            np.array([one.mean(n) for n in names]),
-            np.array([one.spread(n) for n in names]),
-        )
-        for one in comparison.contenders
-    ]
-    caption = "Classes with at least 100, 21 to 99 and at most 20 training samples."
-    return bar_chart("Many, medium and few shots", names, series, y_label="accuracy", caption=caption)
 
 
 def _hardware(run: RunRecord) -> str:

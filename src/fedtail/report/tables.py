@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
-from fedtail.report.chart import esc
+from fedtail.report.chart import Cell, html_table, scroll
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.yardsticks import yardstick_cells
 from fedtail.runs.yardstick import TITLES
+
+NOTHING = "Always the majority class"
+CLEAR = 0.05
+"""A difference with a smaller p is taken as one."""
 
 
 def tested() -> list[str]:
@@ -53,16 +57,29 @@ class Table:
     """Always answering the most frequent class; empty if not recorded."""
     yardsticks: tuple[Row, ...] = ()
     """What the contenders are measured against, and are not ranked with."""
+    winners: tuple[str | None, ...] = ()
+    """Per column the row that is better than all others; None where a test cannot tell."""
 
-    def best(self, column: int) -> float:
-        """The best mean of a column: the highest, of false alarms the lowest."""
-        choose = max if METRICS[self.columns[column]].higher_is_better else min
-        return choose((r.cells[column][0] for r in self.rows if math.isfinite(r.cells[column][0])), default=math.nan)
+    def marked(self, row: Row, column: int) -> bool:
+        """Whether a cell is set in bold."""
+        return bool(self.winners) and self.winners[column] == row.label
+
+
+def winner(contenders: Sequence[Contender], metric: str) -> str | None:
+    """The contender that a paired test tells from every other (Holm-corrected, p < 0.05); None where there is none:
+    the largest of some means that are equal but for luck deserves no mark."""
+    scored = [one for one in contenders if math.isfinite(one.mean(metric))]
+    if len(scored) < 2:
+        return None
+    best, *others = sorted(scored, key=lambda one: -signed(metric, one.mean(metric)))
+    tests = [paired(best.values(metric), one.values(metric)) for one in others]
+    apart = [math.nan if t is None else 0.0 if math.isnan(t.p_t) and t.n > 1 else t.p_t for t in tests]
+    return best.label if all(p < CLEAR for p in holm(apart)) else None
 
 
 def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
-    """A row per contender; ``metric`` is the one that is tested against the baseline."""
-    shown = [m.name for m in metrics() if m.headline or m.name == metric]
+    """A row per contender; ``metric`` is the one that is tested against the baseline, and the first column."""
+    shown = sorted((m.name for m in metrics() if m.headline or m.name == metric), key=lambda name: name != metric)
     columns = tuple(c for c in shown if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
     base = comparison.reference
     tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
@@ -99,6 +116,7 @@ def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
         metric=metric,
         floor=floor,
         yardsticks=measured,
+        winners=tuple(winner(comparison.contenders, c) for c in columns),
     )
 
 
@@ -129,6 +147,7 @@ def footnote(table: Table) -> str:
         return "One seed is shared, so nothing can be said about significance; run at least three."
     n = sizes[0]
     several = ", Holm-corrected" if sum(r.versus is not None for r in table.rows) > 1 else ""
+    bold = " Bold: better than every other method by this test." if any(table.winners) else ""
     weak = ""
     if n < 6:
         weak = (
@@ -137,7 +156,7 @@ def footnote(table: Table) -> str:
         )
     return (
         f"± is the standard deviation over seeds. Difference in {name} against {table.baseline}, paired over {n} "
-        f"shared seeds, with its 95 % interval; p from a two-sided paired t-test{several}.{weak}"
+        f"shared seeds, with its 95 % interval; p from a two-sided paired t-test{several}.{bold}{weak}"
     )
 
 
@@ -160,37 +179,43 @@ def p_value(p: float) -> str:
     return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def to_html(table: Table) -> str:
-    """The table of the page; the best mean of each column is marked."""
+def to_html(table: Table, colours: Mapping[str, int] | None = None) -> str:
+    """The table of the page: the tested metric and its test first. ``colours``: of the contenders, for the filter."""
     many = len(table.rows) > 1
-    head = ["Method", "Seeds", *(METRICS[c].title for c in table.columns)]
+    seeds = max(r.seeds for r in table.rows) > 1
+    if not table.columns:
+        return ""
+    first, *others = table.columns
+    head = ["Method", *(["Seeds"] if seeds else []), METRICS[first].title]
     head += [f"Δ {METRICS[table.metric].title}", "p"] if many else []
-    body = []
-    for row in table.rows:
-        cells = [f'<th scope="row">{esc(row.shown)}</th><td>{row.seeds}</td>']
-        for i, (mean, spread) in enumerate(row.cells):
-            mark = " class='best'" if many and math.isfinite(mean) and mean == table.best(i) else ""
-            tail = f" <small>± {spread:.3f}</small>" if math.isfinite(spread) else ""
-            cells.append(f"<td{mark}>{number_3(mean)}{tail}</td>")
-        if many:
-            delta, interval, p = difference(row)
-            shown = f"{delta} <small>{interval}</small>" if row.versus else "baseline"
-            cells.append(f"<td>{shown}</td><td>{p or '–'}</td>")
-        body.append("<tr>" + "".join(cells) + "</tr>")
+    head += [METRICS[c].title for c in others]
+    blank = ["", ""] if many else []
+    rest: list[list[str | Cell]] = []
     if table.floor:
-        cells = [f"<td>{number_3(_floor(table, c))}</td>" for c in table.columns]
-        blank = "<td></td><td></td>" if many else ""
-        first = '<th scope="row">Always the majority class</th><td></td>'
-        body.append(f'<tr class="floor">{first}{"".join(cells)}{blank}</tr>')
+        floor = [number_3(_floor(table, c)) for c in table.columns]
+        rest.append([NOTHING, *([""] if seeds else []), floor[0], *blank, *floor[1:]])
     for row in table.yardsticks:
-        first = f'<th scope="row">{esc(row.label)}</th><td>{row.seeds}</td>'
-        cells = [f"<td>{number_3(mean)}</td>" for mean, _ in row.cells]
-        body.append(f'<tr class="floor">{first}{"".join(cells)}{"<td></td><td></td>" if many else ""}</tr>')
-    top = "".join(f'<th scope="col">{esc(h)}</th>' for h in head)
-    return (
-        "<div class='scroll' tabindex='0' role='region' aria-label='Headline table'><table class='headline'>"
-        f"<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+        values = [number_3(mean) for mean, _ in row.cells]
+        rest.append([row.label, *([str(row.seeds)] if seeds else []), values[0], *blank, *values[1:]])
+    rows = [_html_row(table, row, seeds) for row in table.rows]
+    runs = [(colours or {}).get(row.label) for row in table.rows]
+    return scroll(html_table(head, rows, runs=runs, rest=rest, look="headline"), "Headline table")
+
+
+def _html_row(table: Table, row: Row, seeds: bool) -> list[str | Cell]:
+    cells = [
+        Cell(
+            number_3(mean),
+            small=f"± {spread:.3f}" if math.isfinite(spread) else "",
+            look="best" if table.marked(row, i) else "",
+        )
+        for i, (mean, spread) in enumerate(row.cells)
+    ]
+    out: list[str | Cell] = [Cell(row.label, small=row.note), *([str(row.seeds)] if seeds else []), cells[0]]
+    if len(table.rows) > 1:
+        delta, interval, p = difference(row)
+        out += [Cell(delta, small=interval) if row.versus else "baseline", p or "–"]
+    return [*out, *cells[1:]]
 
 
 def _floor(table: Table, column: str) -> float:
@@ -212,7 +237,7 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
     ]
     if table.floor:
         floor = [number_3(_floor(table, c)) for c in table.columns]
-        rows.append(["Always the majority class", "", *floor, *(["", "", ""] if many else [])])
+        rows.append([NOTHING, "", *floor, *(["", "", ""] if many else [])])
     for r in table.yardsticks:
         rows.append([r.label, str(r.seeds), *(mean_spread(c) for c in r.cells), *(["", "", ""] if many else [])])
     return head, rows
@@ -230,7 +255,7 @@ def to_markdown(tables: Sequence[Table]) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """booktabs tables; the best mean of each column is bold."""
+    """booktabs tables; in bold what is better than all others of its column."""
     parts = []
     for table in tables:
         many = len(table.rows) > 1
@@ -241,7 +266,7 @@ def to_latex(tables: Sequence[Table]) -> str:
             cells = [_tex(row.shown)]
             for i, cell in enumerate(row.cells):
                 text = mean_spread(cell, r" \pm ").replace("–", r"\text{--}")
-                bold = many and math.isfinite(cell[0]) and cell[0] == table.best(i)
+                bold = table.marked(row, i)
                 cells.append(rf"$\mathbf{{{text}}}$" if bold else f"${text}$")
             if many:
                 delta, _, p = difference(row)

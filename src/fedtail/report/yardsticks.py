@@ -8,9 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtail.core.metrics import METRICS
-from fedtail.report.chart import html_table, scroll
+from fedtail.report.bars import dot_plot
+from fedtail.report.chart import charts, esc, fold, html_table, scroll, tiles
 from fedtail.report.comparison import Comparison
-from fedtail.runs.yardstick import TITLES, Yardstick
+from fedtail.report.rows import row_chart
+from fedtail.runs.yardstick import TITLES, AtSite, Yardstick
+
+MOST_ROWS = 30
+"""Sites drawn."""
 
 
 def yardstick_cells(found: Sequence[Yardstick], columns: Sequence[str]) -> dict[str, tuple[tuple[float, float], ...]]:
@@ -49,22 +54,111 @@ def verdict_of_federating(comparison: Comparison, metric: str = "macro_f1") -> s
     return text.strip()
 
 
-def yardsticks(comparison: Comparison) -> str:
+def yardsticks(comparison: Comparison, metric: str = "macro_f1") -> str:
+    """What the report opens with: gain and cost, everything on one scale, and every site alone and together."""
+    said = verdict_of_federating(comparison, metric)
+    if not said:
+        return ""
+    ladder = dot_plot(
+        f"On one scale: {METRICS[metric].words}",
+        _rungs(comparison, metric),
+        x_label=METRICS[metric].words,
+        caption="A dot per seed; the bar and the number are the mean.",
+    )
+    return (
+        f"{_tiles(comparison, metric)}<p class='lead'>{esc(said)}</p>{charts([ladder, _gains(comparison)], 'packed')}"
+        + (_site_table(comparison))
+    )
+
+
+def _tiles(comparison: Comparison, metric: str) -> str:
+    name = METRICS[metric].words
+    gain, cost = _difference(comparison, "alone", metric), _difference(comparison, "pooled", metric)
+    rows = _per_site(comparison)
+    better = sum(together > alone for _, _, _, alone, together in rows)
+    found = []
+    if math.isfinite(gain):
+        found.append((f"{gain:+.3f}", f"{name} over being alone", "mean over sites, common test set"))
+    if rows:
+        found.append((f"{better} of {len(rows)}", "sites do better together", "on their own held-out data"))
+    if math.isfinite(cost):
+        found.append((f"{cost:+.3f}", f"{name} against pooled data", "what not pooling costs"))
+    return tiles(found)
+
+
+def _rungs(comparison: Comparison, metric: str) -> list[tuple[str, int, dict[str, float]]]:
+    """(name, colour, {seed: value}) of the floor, the yardsticks and the contender that was measured, lowest first."""
+    runs = {run.folder.name: run for run in comparison.runs}
+    rows: list[tuple[str, int, dict[str, float]]] = []
+    floor = next((v for r in comparison.runs if (v := (r.result.get("floor") or {}).get(metric)) is not None), None)
+    if floor is not None:
+        rows.append(("majority class", 0, {"floor": float(floor)}))
+    for kind, title in TITLES.items():
+        values = {f"seed {y.seed}": _value(y, metric) for y in comparison.yardsticks if y.kind == kind}
+        rows.append((title, 0, {k: v for k, v in values.items() if math.isfinite(v)}))
+    measured = {y.run for y in comparison.yardsticks}
+    federated = {f"seed {runs[n].seed}": runs[n].metric(metric) for n in sorted(measured) if n in runs}
+    label = next((one.label for one in comparison.contenders if any(r.folder.name in measured for r in one.runs)), "")
+    rows.append((f"federated: {label}", 1, {k: v for k, v in federated.items() if math.isfinite(v)}))
+    return sorted((row for row in rows if row[2]), key=lambda row: float(np.mean(list(row[2].values()))))
+
+
+def _per_site(comparison: Comparison) -> list[tuple[str, int, float, float, float]]:
+    """(site, samples, alone on the test set, alone and federated on its own split), over seeds; least gain first."""
+    found: dict[str, list[AtSite]] = {}
+    seeds = len({y.seed for y in comparison.yardsticks}) > 1
+    for y in comparison.yardsticks:
+        for site in y.sites:
+            if site.own is not None and site.federated is not None:
+                drawn = seeds and site.site.startswith("client ")  # whose data are others under another seed
+                found.setdefault(f"{site.site}, seed {y.seed}" if drawn else site.site, []).append(site)
+    rows = [
+        (
+            name,
+            int(np.mean([s.samples for s in each])),
+            float(np.mean([math.nan if s.test is None else s.test for s in each])),
+            float(np.mean([s.own or 0.0 for s in each])),
+            float(np.mean([s.federated or 0.0 for s in each])),
+        )
+        for name, each in found.items()
+    ]
+    return sorted(rows, key=lambda row: row[4] - row[3])
+
+
+def _gains(comparison: Comparison) -> str:
+    every = _per_site(comparison)
+    rows = every if len(every) <= MOST_ROWS else [*every[: MOST_ROWS // 2], *every[-MOST_ROWS // 2 :]]
+    nothing = np.full(len(rows), math.nan)
+    return row_chart(
+        "Each site, alone and together",
+        [row[0] for row in rows],
+        [
+            ("alone", 0, np.array([row[3] for row in rows]), nothing),
+            ("federated", 1, np.array([row[4] for row in rows]), nothing),
+        ],
+        x_label="macro F1 on the site's own held-out data",
+        heading="site",
+        link=True,
+        sides=[f"{row[4] - row[3]:+.3f}" for row in rows],
+        side_label="gain",
+        caption="Least gain first"
+        + (
+            f", the {MOST_ROWS // 2} least and the {MOST_ROWS // 2} largest of {len(every)}"
+            if len(rows) < len(every)
+            else ""
+        )
+        + ". A held-out split of few samples says little, and one of few classes makes it easy to be right alone.",
+    )
+
+
+def _site_table(comparison: Comparison) -> str:
     """A row per site: alone and federated."""
     rows = [
-        [site.site, str(y.seed), f"{site.samples:,}", *(_shown(v) for v in (site.test, site.own, site.federated))]
-        for y in comparison.yardsticks
-        for site in y.sites
+        [name, f"{samples:,}", *(_shown(v) for v in (test, own, together)), f"{together - own:+.3f}"]
+        for name, samples, test, own, together in _per_site(comparison)
     ]
-    if not rows:
-        return ""
-    text = (
-        "<p>Macro F1 of each site that trains by itself, with the same model and method, on the common test set and on "
-        "its own held-out validation split, beside the federated model on that split. A split of few samples says "
-        "little.</p>"
-    )
-    head = ["Site", "Seed", "Samples", "Alone, test", "Alone, own split", "Federated, own split"]
-    return text + scroll(html_table(head, rows), "Sites alone")
+    head = ["Site", "Training samples", "Alone, common test set", "Alone, own split", "Federated, own split", "Gain"]
+    return fold(f"{len(rows)} sites in numbers", scroll(html_table(head, rows), "Sites alone")) if rows else ""
 
 
 def _difference(comparison: Comparison, kind: str, metric: str) -> float:
@@ -88,5 +182,5 @@ def _mean_spread(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
-def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def _shown(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "–"

@@ -300,6 +300,7 @@ def train_probe(
             if on_step is not None:
                 on_step(i, params, state)
             mean_loss += loss / len(plan.batches)
+            task.advance(1.0 / (task.n_probes * len(plan.batches)))
     delta = model.vector.detach() - x0
     kept, extras = method.finish(run.local, delta[: model.n_params], const, state, client_state)
     return delta, len(plan.batches), mean_loss, kept, extras

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import METRICS
-from fedtail.data.registry import DATASETS, SUGGESTED
+from fedtail.data.registry import DATASETS, FROM_SCRATCH, SUGGESTED
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import check_optimizer
 from fedtail.models import MODELS
+from fedtail.models.encoders import default_encoder
 from fedtail.rates import RATES
 from fedtail.registry import Registry
-from fedtail.settings import Named, Settings, checked, flatten, is_free
+from fedtail.settings import Model, Named, Settings, checked, flatten, is_free
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
 MOVED = {
@@ -52,18 +54,30 @@ def load_config(
 
 
 def with_suggestions(config: Settings, raw: Mapping[str, Any]) -> Settings:
-    """The config with what its data suggests for keys that ``raw`` does not name.
+    """The config with what its data suggests for keys that ``raw`` does not name."""
+    validates = config.data.validation != 0
+    return changed(config, suggestions(config.data.name, config, flatten(raw), validates=validates))
+
+
+def suggestions(data: str, config: Settings, said: Container[str], *, validates: bool) -> dict[str, Any]:
+    """What a kind of data suggests for a run, by dotted key, but for what the user has said.
 
     What needs private validation, or a look at several models, is left out where the config has no room for it.
     """
-    wanted = dict(SUGGESTED.get(config.data.name, {}))
-    blind = config.data.validation == 0 or not config.run.validate_every
-    if blind:
+    wanted = dict(SUGGESTED.get(data, {}))
+    if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
+        wanted |= {**FROM_SCRATCH, "engine.workers": os.cpu_count() or 1}
+    if not validates or not config.run.validate_every:
         wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
         wanted.pop("local.lr", None)
-    said = flatten(raw)
-    return changed(config, {key: value for key, value in wanted.items() if key not in said})
+    return {key: value for key, value in wanted.items() if key not in said}
+
+
+def from_scratch(model: Model) -> bool:
+    """Whether images are learnt from scratch by a model that nobody has named."""
+    encoder = default_encoder() if model.encoder == "auto" else model.encoder
+    return encoder in (None, "none") and model.name == "auto" and not model.options
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _open_to_choice(model: Model) -> bool:
 def encoder_notes(encoding: Encoding | None, model: Model, *, images: bool) -> tuple[str, ...]:
     """What a reader should know of the choice."""
     if encoding is None:
-        return (INSTALL,) if images and _open_to_choice(model) else ()
+        return (INSTALL,) if images and model.encoder == "auto" and default_encoder() is None else ()
     head = model.head if model.name == "auto" else model.name
     trained = f"its last {encoding.unfreeze} block(s) and a" if encoding.unfreeze else "only a"
     views = f" {encoding.views} views of" if encoding.views > 1 else ""

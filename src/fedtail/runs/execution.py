@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from fedtail.data.about import About
 from fedtail.data.federation import Federation
-from fedtail.data.images.features import Progress
+from fedtail.data.images.features import Progress as Encoded
 from fedtail.errors import FedtailError, writing
 from fedtail.methods import METHODS, Method
 from fedtail.models import build_model
@@ -21,8 +21,9 @@ from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
+from fedtail.rounds.progress import ProgressHook
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.config import changed, result_keys
+from fedtail.runs.config import changed, result_keys, suggestions
 from fedtail.runs.decide import check_decision
 from fedtail.runs.encoding import build_encoded
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
@@ -44,6 +45,7 @@ def fit(
     rates: RateStrategy | str | float | Sequence[float] = 0.6,
     *,
     on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
     **settings: Any,
 ) -> Result:
     """Train a federation and return the model, in a few lines and without touching the disk.
@@ -51,18 +53,24 @@ def fit(
     Args:
         federation: see ``fedtail.partition``, ``Federation.from_tables``, ``from_images`` and ``from_arrays``.
         model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; by default an
-            ``mlp``, or with an encoder its ``head``. With an encoder, the model of its features.
+            ``mlp``, with an encoder its ``head``, and for data of your own ``auto``. With an encoder, the model of its
+            features.
         method: a ``Method`` or its name.
         rates: a strategy (a new one for every run: a search remembers), its name, one rate for all clients, or one
             for each.
         on_round: called after every round with the state, the round's record and its seconds.
+        on_progress: called a few times a second, from the first client on, with how far the run is and how long it
+            will take; ``on_progress=print`` prints it.
         settings: any setting of the sections ``model``, ``local``, ``run`` and ``engine`` by its name, and ``server``
-            and ``privacy`` as dictionaries; see docs/settings.md.
+            and ``privacy`` as dictionaries; see docs/settings.md. What is not said is, for a federation of your own
+            tables or images, what ``fedtail run`` takes for them: ``lr="auto"``, ``metric="macro_f1"`` and so on.
     """
     for key in ON_DISK:
         if key in settings:
             raise FedtailError(f"{key} has no effect in fit(), which leaves the disk alone; use result.save(folder)")
     chosen = Settings.of(**settings)
+    if federation.own:
+        model, chosen = _suggested(federation, model, rates, settings, chosen)
     name = model if isinstance(model, str) else "auto" if model is None else "own"
     chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": name})})
     federation, about, encoding = prepare(federation, chosen)
@@ -88,10 +96,29 @@ def fit(
         if on_round is not None:
             on_round(state, record, took)
 
-    state = train_rounds(problem, chosen, problem.begin(), after)
+    state = train_rounds(problem, chosen, problem.begin(), after, on_progress)
     result = conclude(problem, state, about, chosen, seconds)
     result.architecture = named
     return result
+
+
+def _suggested(
+    federation: Federation, model: nn.Module | str | None, rates: Any, said: Mapping[str, Any], chosen: Settings
+) -> tuple[nn.Module | str, Settings]:
+    """Model and settings with what the user's own data suggests for what the user has not said."""
+    keys = {f"{KEYWORDS[name]}.{name}" for name in said if name in KEYWORDS}
+    own = set() if model is None else {"model.name", "model.channels"}
+    validates = any(len(rows) for rows in federation.validation)
+    if model is not None:
+        chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": "own"})})
+    found = suggestions(federation.own, chosen, keys | own, validates=validates)
+    if getattr(rates, "searches", "rate") == "lr":
+        found.pop("local.lr", None)
+    chosen = changed(
+        chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": "auto"})}),
+        {key: value for key, value in found.items() if not key.startswith("data.")},
+    )
+    return chosen.model.name if model is None else model, chosen
 
 
 def _signature() -> inspect.Signature:
@@ -130,7 +157,8 @@ def _module(
         shape, n_classes, seed = federation.input_shape, federation.n_classes, settings.run.seed
         if encoding is not None:
             return build_encoded(encoding, model, n_classes, seed=seed), {"name": model, "options": {}}
-        return build_model(model, shape, n_classes, seed=seed), {"name": model, "options": {}}
+        options = settings.model.options
+        return build_model(model, shape, n_classes, seed=seed, **options), {"name": model, "options": options}
     raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
 
 
@@ -150,12 +178,14 @@ def run(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
-    on_encode: Progress | None = None,
+    on_encode: Encoded | None = None,
+    on_progress: ProgressHook | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
-    ``on_encode`` is called with the images done and all of them while an encoder is at work. ``trackers`` are
+    ``on_encode`` is called with the images done and all of them while an encoder is at work, ``on_progress`` inside a
+    round with how far it is. ``trackers`` are
     listeners of the caller's own, beside those that ``run.trackers`` names.
     """
     check_trackers(settings.run.trackers)
@@ -179,6 +209,7 @@ def run(
             resume=resume,
             on_round=on_round,
             on_start=on_start,
+            on_progress=on_progress,
             trackers=trackers,
         )
 
@@ -193,6 +224,7 @@ def drive(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    on_progress: ProgressHook | None = None,
     trackers: Sequence[Tracker] = (),
     amend: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
@@ -226,7 +258,7 @@ def drive(
             on_round(now, record, seconds)
 
     try:
-        state = train_rounds(problem, settings, state, after)
+        state = train_rounds(problem, settings, state, after, on_progress)
         result = conclude(problem, state, about, settings, read_timings(folder))
         result.architecture = architecture
         result.finish_folder(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,11 +63,14 @@ class ReferenceSimulator(ClientStates, Scoring):
         return self.models[0]
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        all_samples = max(sum(int(self.sizes[k]) for k in task.clients), 1)
+
         def one(model: FlatModel, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k = task.clients[row]
+            mine = replace(task, advance=lambda part: task.advance(part * self.sizes[k] / all_samples))
             client, before = self.federation.client(k), self.client_states.get(k, {})
             try:
-                return train_client(model, client, self.method, task, row, before, self.settings)
+                return train_client(model, client, self.method, mine, row, before, self.settings)
             except DivergedError as error:
                 return Refusal(k, task.round, str(error))
 

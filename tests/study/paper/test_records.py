@@ -11,9 +11,11 @@ from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper.declared import load_grid
-from fedtail.study.paper.page import MARK, filled, summarize, table
+from fedtail.study.paper.page import MARK, below_floor, filled, table
 from fedtail.study.paper.recipes import load_toml
 from fedtail.study.paper.records import FILE, Record, append, read_records, recorder
+from fedtail.study.paper.search import TRIALS, read_trials
+from fedtail.study.paper.summaries import summarize
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +31,10 @@ def run(row: str, seed: int, value: float, **more: object) -> Record:
 def test_the_tables_of_the_results_page_are_what_the_records_give() -> None:
     page = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert MARK.findall(page)
-    assert page == filled(page, read_records(ROOT / "results" / FILE)), "run `fedtail reproduce page`"
+    results = ROOT / "results"
+    assert page == filled(page, read_records(results / FILE), read_trials(results / TRIALS)), (
+        "run `fedtail reproduce page`"
+    )
 
 
 def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
@@ -44,9 +49,12 @@ def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
 
 def test_every_table_that_is_declared_has_a_grid() -> None:
     for view in load_toml("page.toml").values():
-        grid = load_grid(view["grid"])
-        assert set(view.get("columns", [])) <= {c.name for c in grid.columns}
-        assert set(view.get("blocks", [])) <= {b.name for b in grid.blocks}
+        for part in view.get("parts", view.get("targets", [view] if "grid" in view else [])):
+            grid = load_grid(part["grid"])
+            columns, blocks, rows = ({axis.name for axis in axes} for axes in (grid.columns, grid.blocks, grid.rows))
+            assert {*part.get("columns", []), part.get("column")} - {None} <= columns
+            assert {*part.get("blocks", []), part.get("block")} - {None} <= blocks
+            assert {part.get("row"), part.get("against")} - {None} <= rows
 
 
 # -- records --------------------------------------------------------------------------------------------------
@@ -118,6 +126,36 @@ def test_a_table_has_seeds_spread_paired_test_and_rank_agreement() -> None:
     # ours: CLIMB > FedCGNM > FedAvg > FedProx, the paper has .9052 .9136 .9038 .9052: 3 pairs agree, 2 do not, 1 ties
     tau = lines["*rank agreement with the paper (Kendall's tau)*"]
     assert "+.18 over 4 rows" in tau
+
+
+def test_a_cell_below_the_majority_class_is_marked_and_named() -> None:
+    floor = {"weighted_f1": 0.866}
+    records = [run("FedAvg + U", s, 0.91, floor=floor) for s in range(2)]
+    records += [run("Weighted CE + U", s, v, floor=floor) for s, v in enumerate((0.80, 0.90))]
+    records += [run("CLIMB + U", 0, 0.85)]  # it knows no floor of its own: the column's
+    records += [run("Fed-GraB + U", 0, 0.5, floor=floor, source="version 0.1")]
+    text = table("adult-iid-5", records)
+    marked = [line.split("|")[1].strip() for line in text.splitlines() if "‡" in line]
+    assert marked == ["Weighted CE + U", "CLIMB + U", "Fed-GraB + U"]
+    told = below_floor("adult-iid-5", records)
+    assert told == [
+        "adult-iid-5: Weighted CE + U, Adult-10, K=5: .850 is below .866",
+        "adult-iid-5: CLIMB + U, Adult-10, K=5: .850 is below .866",
+    ]
+
+
+def test_targets_have_the_recipes_figure_and_the_best_reading() -> None:
+    def of(row: str, value: float, **overrides: object) -> Record:
+        return run(row, 0, value, column="C10-100", metrics={"macro_f1": value}, overrides=overrides)
+
+    records = [of("FedCGNM + U", 0.70), of("FedAvg + U", 0.64), of("FedCGNM + U", 0.71, **{"local.lr": 0.3})]
+    records += [of("FedCGNM + U", 0.66, **{"run.rounds": 9}), of("FedAvg + U", 0.58, **{"run.rounds": 9})]
+    text = table("targets", records)
+    assert "| FedCGNM, C10-100, IID | .743 | .700 | .710 (lr 0.3; 3 tried) |" in text
+    assert "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.060 | +.080 (rounds 9; 2 tried) |" in text
+    assert "C10-20" not in text, "nothing is told of what was not run"
+    (line,) = [line for line in table("columns", records).splitlines() if "C10-100" in line]
+    assert line == "| IID, C10-100, K=5 | 2 / 2 | – | +.060 | +.125 |"
 
 
 def test_the_page_needs_a_page_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,9 +89,11 @@ def survey(root: Path, files: Sequence[Path], *, cache: bool = True) -> list[tup
     return found
 
 
-def choose_size(shapes: Sequence[tuple[int, int]], size: int | tuple[int, int] | None) -> tuple[tuple[int, int], str]:
+def choose_size(
+    shapes: Sequence[tuple[int, int]], size: int | tuple[int, int] | None, largest: int = LARGEST
+) -> tuple[tuple[int, int], str]:
     """((height, width), a note if images are resized). Without ``size``: the size they all share, else the median
-    square, and no side beyond 224."""
+    square, and no side beyond ``largest``."""
     if size is not None:
         wanted = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         if min(wanted) < 4 or max(wanted) > 2048:
@@ -100,12 +102,12 @@ def choose_size(shapes: Sequence[tuple[int, int]], size: int | tuple[int, int] |
         return wanted, f"{differ:,} images were resized to {wanted[0]}x{wanted[1]}" if differ else ""
     common = Counter(shapes).most_common(1)[0][0]
     if len(set(shapes)) == 1:
-        if max(common) <= LARGEST:
+        if max(common) <= largest:
             return common, ""
-        scale = LARGEST / max(common)
+        scale = largest / max(common)
         chosen = (max(4, round(common[0] * scale)), max(4, round(common[1] * scale)))
     else:
-        side = int(min(LARGEST, max(4, np.median([min(s) for s in shapes]))))
+        side = int(min(largest, max(4, np.median([min(s) for s in shapes]))))
         chosen = (side, side)
     return chosen, f"images were resized to {chosen[0]}x{chosen[1]}; set data.size to choose another size"
 

@@ -11,7 +11,7 @@ import torch
 
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, Transform, stratified_holdout
-from fedtail.data.images.decode import EXTENSIONS, choose_size, decode, survey
+from fedtail.data.images.decode import EXTENSIONS, LARGEST, choose_size, decode, survey
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError, check_range, one_of
 
@@ -32,6 +32,7 @@ class Listing:
 def images(
     path: str,
     size: int | tuple[int, int] | None = None,
+    largest: int = LARGEST,
     color: str = "auto",
     background: str | None = None,
     test_fraction: float = 0.15,
@@ -44,7 +45,8 @@ def images(
     Args:
         path: Folder with ``site/class/*`` or ``class/*``; a ``train`` and a ``test`` folder may lie above either.
         size: Side, or (height, width), that all images are resized to; by default the size they share, else the
-            median square, no side beyond 224.
+            median square, no side beyond ``largest``.
+        largest: Longest side where ``size`` does not say; 48 by default for a network from scratch on a CPU.
         color: ``grey``, ``rgb`` or ``auto`` (grey if every image is).
         background: Class that means "nothing found"; adds the defect score to the metrics.
         test_fraction: Share of each class at each site that becomes the test set, unless there is a test folder.
@@ -52,8 +54,8 @@ def images(
         cache: Keep decoded images in the user's cache folder.
     """
     return from_listing(
-        scan(Path(path).expanduser()), Path(path).name or "images", size=size, color=color, background=background,
-        test_fraction=test_fraction, skip_corrupt=skip_corrupt, cache=cache, seed=seed,
+        scan(Path(path).expanduser()), Path(path).name or "images", size=size, largest=largest, color=color,
+        background=background, test_fraction=test_fraction, skip_corrupt=skip_corrupt, cache=cache, seed=seed,
     )  # fmt: skip
 
 
@@ -96,6 +98,7 @@ def from_listing(
     name: str,
     *,
     size: int | tuple[int, int] | None = None,
+    largest: int = LARGEST,
     color: str = "auto",
     background: str | None = None,
     augment: str | None = "flip",
@@ -114,7 +117,8 @@ def from_listing(
     if broken and not (skip_corrupt and good):
         raise _corrupt(listing, broken)
     grey = color == "grey" or (color == "auto" and all(h[2] for h in good))
-    shape, note = choose_size([h[:2] for h in good], size)
+    check_range("data.largest", largest, 4, 2048)
+    shape, note = choose_size([h[:2] for h in good], size, largest)
     readable = [i for i in range(len(headers)) if i not in broken]
     decoded = decode(listing.root, [listing.files[i] for i in readable], shape, 1 if grey else 3, cache=cache)
     broken |= {readable[i]: reason for i, reason in decoded.bad.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,10 +91,12 @@ class BatchedSimulator(ReferenceSimulator):
                 with torch.enable_grad():
                     return super().train(task)
             x, ends, loss = torch.empty(len(runs), self.model.n_params), state, []
+            steps = max(sum(r.local.steps for r in runs), 1)
+            counted = replace(task, advance=lambda n: task.advance(n / steps))
             for part in _parts(len(runs), MAX_ROWS):
                 cohort = pack_cohort(runs[part], self._labels, self.n_groups)
                 mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
-                loss += self._steps(cohort, task, *mine, x[part], {k: v[part] for k, v in ends.items()})
+                loss += self._steps(cohort, counted, *mine, x[part], {k: v[part] for k, v in ends.items()})
             return self._collect(task, runs, x, loss, const, ends)
 
     def _runs(self, task: Task) -> list[PreparedRun]:
@@ -130,6 +133,7 @@ class BatchedSimulator(ReferenceSimulator):
                 feed = self._feed(runner, cohort, s, loss)
             place = next(feed)
             place.copy_(runner.run())
+            task.advance(n)
             left = int(cohort.active[s + 1]) if s + 1 < len(cohort) else 0
             if left < n:
                 for k, final in places.items():

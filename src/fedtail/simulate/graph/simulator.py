@@ -8,7 +8,7 @@ code runs without recording on the CPU, where it is tested against the reference
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class GraphSimulator(ClientStates, Scoring):
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
             with lone_samples_named():
-                self._run(slots, out)
+                self._run(slots, out, task.advance)
         return self._collect(task, slots, out)
 
     def _slots(self, task: Task, row: int) -> list[Slot]:
@@ -135,7 +135,7 @@ class GraphSimulator(ClientStates, Scoring):
             plan={name: torch.as_tensor(a).to(self.device) for name, a in schedule.arrays.items()},
         )
 
-    def _run(self, slots: list[Slot], out: Tensor) -> None:
+    def _run(self, slots: list[Slot], out: Tensor, advance: Callable[[float], None]) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
         keep = self.method.own_finish
         launches = []
@@ -147,8 +147,10 @@ class GraphSimulator(ClientStates, Scoring):
                 self._record(lane, todo)
                 launches.append(lane.run(todo, out, keep))
         self._synchronize()
+        steps_in_all = max(sum(len(s.schedule.steps) for s in slots), 1)
         while launches:
             launches = [steps for steps in launches if next(steps, True) is None]
+            advance(len(launches) / steps_in_all)
         self._synchronize()
 
     def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:

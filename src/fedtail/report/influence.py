@@ -1,0 +1,212 @@
+"""The part of the page about what each site does to the model: its weight, where it pulls, whether it stands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtail.report.bars import Series
+from fedtail.report.chart import Cell, charts, esc, html_table, number, scroll
+from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.federation import site_name
+from fedtail.report.heatmap import heatmap
+from fedtail.report.lines import line_chart
+from fedtail.report.rows import row_chart
+from fedtail.report.series import contender_line, palette
+from fedtail.runs.record import RunRecord
+
+MOST_ROWS = 60
+MOST_ROUNDS = 60
+USUAL = 3.0
+"""Distances from the other sites' updates, over their median, that are still usual."""
+LISTS = ("norm", "cosine", "weight", "claimed", "share", "distance")
+
+
+@dataclass(frozen=True)
+class Influence:
+    """One client over a run's rounds; means over the rounds that it took part in, NaN where not recorded."""
+
+    client: int
+    rounds: int
+    refused: int
+    flagged: int
+    norm: float
+    cosine: float
+    weight: float
+    claimed: float
+    share: float
+    distance: float
+
+    @property
+    def stands_out(self) -> bool:
+        """Flagged in half of its rounds (three at least), or refused in a third."""
+        return self.flagged >= max(3, self.rounds / 2) or self.refused * 3 >= max(self.rounds + self.refused, 3)
+
+
+def influence(comparison: Comparison) -> str:
+    """Outliers first, in words; then every site's part of the step, its rounds, and the alignment of all."""
+    colours = palette(comparison)
+    said, tables = [], ""
+    for one in comparison.contenders:
+        run = one.runs[0]
+        found = influences(run)
+        if any(math.isfinite(row.share) for row in found):
+            said += _outliers(one, run, found, len(comparison.contenders) > 1)
+            tables += _of_run(one, run, found, colours)
+    aligned = line_chart(
+        "Alignment of the clients' updates",
+        [contender_line(one, "alignment", colours[one.label]) for one in comparison.contenders],
+        y_label="mean cosine",
+        ceiling=1.0,
+        caption="Mean cosine between a client's update and the aggregate: 1 if all agree, 1/√K if they are unrelated.",
+        runs=True,
+    )
+    if tables and not said:
+        said = ["<p>No site stands out: none is far from the others round after round, and none is refused often.</p>"]
+    return "".join(said) + tables + charts([aligned])
+
+
+def influences(run: RunRecord) -> list[Influence]:
+    """Every client that took part or was refused, in order, from the rounds' records."""
+    sums: dict[int, dict[str, list[float]]] = {}
+    rounds: dict[int, int] = {}
+    refused: dict[int, int] = {}
+    flagged: dict[int, int] = {}
+    for record in run.history:
+        found = record.get("influence") or {}
+        for row, k in enumerate(record.get("clients", [])):
+            rounds[k] = rounds.get(k, 0) + 1
+            for key in LISTS:
+                values = found.get(key) or []
+                if row < len(values) and values[row] is not None:
+                    sums.setdefault(k, {}).setdefault(key, []).append(float(values[row]))
+        for k in found.get("flagged") or []:
+            flagged[k] = flagged.get(k, 0) + 1
+        for refusal in record.get("refused", []):
+            if isinstance(k := refusal.get("client"), int):
+                refused[k] = refused.get(k, 0) + 1
+    return [
+        Influence(
+            client=k,
+            rounds=rounds.get(k, 0),
+            refused=refused.get(k, 0),
+            flagged=flagged.get(k, 0),
+            **{key: float(np.mean(v)) if (v := sums.get(k, {}).get(key)) else math.nan for key in LISTS},
+        )
+        for k in sorted({*rounds, *refused})
+    ]
+
+
+def _outliers(one: Contender, run: RunRecord, found: Sequence[Influence], several: bool) -> list[str]:
+    out = []
+    for row in found:
+        if row.stands_out:
+            why = []
+            if row.flagged:
+                why.append(f"far from the others in {row.flagged} of {row.rounds} rounds")
+            if math.isfinite(row.distance) and row.distance > USUAL:
+                why.append(f"{row.distance:.1f} times the usual distance on average")
+            if math.isfinite(row.cosine) and row.cosine < 0:
+                why.append(f"pulls against them (cosine {row.cosine:+.2f})")
+            if row.refused:
+                why.append(f"refused {row.refused} time{'s' if row.refused > 1 else ''}")
+            who = f"{esc(one.label)}: " if several else ""
+            out.append(
+                f"<p class='warning'>{who}<b>{esc(site_name(run, row.client))}</b> stands out: {', '.join(why)}.</p>"
+            )
+    return out
+
+
+def _of_run(one: Contender, run: RunRecord, found: Sequence[Influence], colours: dict[str, int]) -> str:
+    many = len(colours) > 1
+    ordered = sorted(found, key=lambda row: (-row.stands_out, -np.nan_to_num(row.share)))
+    names = [site_name(run, row.client) for row in ordered]
+    shown = ordered[:MOST_ROWS]
+    nothing = np.full(len(shown), math.nan)
+    claimed = np.array([row.claimed for row in shown])
+    if not np.isfinite(claimed).any():
+        claimed = run.weights[[row.client for row in shown]]
+    series: list[Series] = [
+        ("its share of the samples", 0, claimed, nothing),
+        ("its share of the step", 1, np.array([row.share for row in shown]), nothing),
+    ]
+    run_of = colours[one.label] if many else None
+    chart = row_chart(
+        f"How much each site moves the model{f', {one.label}' if many else ''}",
+        names[: len(shown)],
+        series,
+        x_label="share",
+        heading="site",
+        whole=False,
+        link=True,
+        caption=f"Seed {run.seed}, mean over the rounds. A site that moves the model more than its samples explain "
+        "pulls hard, or alone.",
+        run=run_of,
+    )
+    rows: list[list[str | Cell]] = [
+        [
+            name,
+            str(row.rounds),
+            number(row.share),
+            number(row.weight),
+            number(row.claimed),
+            number(row.cosine),
+            number(row.distance),
+            Cell(str(row.flagged), look="worse" if row.flagged else ""),
+            Cell(str(row.refused), look="worse" if row.refused else ""),
+            Cell("stands out" if row.stands_out else "", look="worse"),
+        ]
+        for name, row in zip(names, ordered, strict=True)
+    ]
+    head = [
+        "Site",
+        "Rounds",
+        "Share of the step",
+        "Weight",
+        "By samples",
+        "Cosine",
+        "Distance",
+        "Flagged",
+        "Refused",
+        "",
+    ]
+    table = scroll(
+        html_table(head, rows, runs=[run_of] * len(rows) if many else ()), f"{one.label}: influence of sites"
+    )
+    note = (
+        "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give. "
+        "Cosine: to the sum of the other sites' updates. Distance: to the centre of all updates, 1 is usual; a round "
+        f"beyond {USUAL:g}, or a cosine below 0 with a large share, is flagged.</p>"
+    )
+    return charts([chart, _distances(run, ordered, run_of)], "packed") + table + note
+
+
+def _distances(run: RunRecord, ordered: Sequence[Influence], run_of: int | None) -> str:
+    """Distance to the other sites, round by round: when did a site begin to stand out?"""
+    records = [r for r in run.history if (r.get("influence") or {}).get("distance")]
+    if len(records) < 2:
+        return ""
+    kept = [records[i] for i in np.unique(np.linspace(0, len(records) - 1, MOST_ROUNDS).round().astype(int))]
+    place = {row.client: i for i, row in enumerate(ordered[:MOST_ROWS])}
+    values = np.full((len(place), len(kept)), math.nan)
+    for column, record in enumerate(kept):
+        for k, distance in zip(record["clients"], record["influence"]["distance"], strict=False):
+            if k in place and distance is not None:
+                values[place[k], column] = distance
+    return heatmap(
+        "Distance from the other sites, round by round",
+        values.round(2),
+        [site_name(run, row.client) for row in ordered[:MOST_ROWS]],
+        [str(r["round"] + 1) for r in kept],
+        row_label="site",
+        column_label="round",
+        shade=np.clip(np.nan_to_num(values) / (2 * USUAL), 0, 1),
+        unit="times the usual",
+        caption=f"1 is usual; beyond {USUAL:g} (half dark) a site is flagged.",
+        numbers=False,
+        every=math.ceil((len(kept) + 1) / 8),
+        run=run_of,
+    )

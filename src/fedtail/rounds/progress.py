@@ -1,0 +1,80 @@
+"""How far a run is inside a round, and how long it will take: known once the first local steps are timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+EVERY = 0.2
+"""Seconds between two reports, at least."""
+SETTLED = 0.5
+"""Seconds of local training after which an estimate is worth something; before, it is mostly the first step."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is; prints as one line."""
+
+    round: int
+    """Rounds done."""
+    rounds: int
+    share: float
+    """Share of this round's local training that is done."""
+    left: float | None
+    """Seconds that are left of all rounds, by the pace so far; None while there is nothing to go by."""
+
+    @property
+    def estimate(self) -> str:
+        """``about 4 min left``; empty while there is nothing to go by."""
+        return "" if self.left is None else f"about {duration(self.left)} left"
+
+    def __str__(self) -> str:
+        done = f"round {self.round + 1}/{self.rounds}, {self.share:.0%} of its training done"
+        return ", ".join(filter(None, (done, self.estimate)))
+
+
+ProgressHook = Callable[[Progress], None]
+
+
+def duration(seconds: float) -> str:
+    """Rounded as far as an estimate is: 40 s, 12 min, 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Pace:
+    """The time that a run has left. A round's local training takes what its first part says, as do the rounds after it;
+    a round that tries several values per client (a race, a search) is counted as so many."""
+
+    def __init__(self, rounds: int, hook: ProgressHook) -> None:
+        self.rounds, self.hook = rounds, hook
+        self.took: dict[int, float] = {}
+        """Seconds of the last whole round, by the number of values that it tried."""
+        self._began = self._said = self._done = 0.0
+        self._round, self._probes = 0, 1
+
+    def begin(self, round: int, probes: int) -> None:
+        self._round, self._probes, self._done = round, probes, 0.0
+        self._began = self._said = time.perf_counter()
+
+    def advance(self, part: float) -> None:
+        """``Task.advance`` of the round: so much more of its local training is done."""
+        self._done += part
+        now = time.perf_counter()
+        if now - self._said >= EVERY:
+            self._said = now
+            self.hook(Progress(self._round, self.rounds, min(self._done, 1.0), self.left(now)))
+
+    def end(self) -> None:
+        self.took[self._probes] = time.perf_counter() - self._began
+
+    def left(self, now: float) -> float | None:
+        spent = now - self._began
+        if spent < SETTLED or not self._done:
+            return None
+        whole = max(self.took.get(self._probes, 0.0), spent / self._done, spent)
+        later = self.took.get(1, whole / self._probes)
+        return max(whole - spent, 0.0) + later * (self.rounds - self._round - 1)

@@ -1,0 +1,86 @@
+"""The short tables of the page: what was reached of the paper's figures, and how each column compares with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedtail.study.paper.declared import load_grid
+from fedtail.study.paper.records import Record
+from fedtail.study.paper.search import Found
+from fedtail.study.paper.summaries import agreement, difference, number, said, summaries
+from fedtail.study.paper.tables import markdown_table
+
+
+def raced(races: Iterable[Found]) -> str:
+    """What every recorded search found, method by method."""
+    rows = [[f.key, f.method, str(f.tried), str(len(f.trials)), said(f.settings), number(f.score)] for f in races]
+    return markdown_table(["", "", "trials", "runs", "the best", "validation"], rows)
+
+
+def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """The figures aimed at, each with the recipe's own and the best of all readings that were tried.
+
+    A target is a row's figure or, with ``against``, its lead over another row under the same settings.
+    """
+    rows = []
+    for target in view["targets"]:
+        if tried := _readings(target, records):
+            best = max(tried, key=lambda key: tried[key])
+            show = difference if "against" in target else number
+            own = show(tried[""]) if "" in tried else "–"
+            reading = f"{show(tried[best])} ({best or 'the recipe'}; {len(tried)} tried)"
+            rows.append([target["name"], show(_paper(target)), own, reading])
+    return markdown_table(["", "the paper", "ours", "the best reading"], rows)
+
+
+def _paper(target: Mapping[str, Any]) -> float:
+    """The paper's figure, or its lead."""
+    of = [target["row"], *([target["against"]] if "against" in target else [])]
+    told = [load_grid(target["grid"]).reported(target["block"], row, target["column"]) for row in of]
+    one, *two = (math.nan if value is None else value for value in told)
+    return one - sum(two)
+
+
+def _readings(target: Mapping[str, Any], records: Iterable[Record]) -> dict[str, float]:
+    """changed settings, in words -> the figure."""
+    place, metric = (target["grid"], target["block"], target["column"]), target["metric"]
+    each: dict[str, dict[str, float]] = {target["row"]: {}, target.get("against", ""): {}}
+    for r in records:
+        if r.place[:3] == place and r.row in each and metric in r.metrics and r.seed == 0:
+            each[r.row][said(r.overrides)] = r.metrics[metric]
+    mine = each[target["row"]]
+    if "against" not in target:
+        return mine
+    base = each[target["against"]]
+    return {how: value - base[how] for how, value in mine.items() if how in base}
+
+
+def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """Each column of some grids: how many cells and runs there are, rank agreement with the paper, and the lead of one
+    row over another beside the paper's."""
+    one, two = view["rows"]
+    rows = []
+    for part in view["parts"]:
+        grid = load_grid(part["grid"])
+        found = summaries(grid, records, part["metric"])
+        for place in [(b.name, c) for c in part["columns"] for b in grid.blocks]:
+            cells = [s for key, s in found.items() if key[:2] == place]
+            if not cells:
+                continue
+            tau, n = agreement(grid, found, place)
+            paper = [grid.reported(place[0], row, place[1]) for row in (one, two)]
+            ours = [found.get((*place, row)) for row in (one, two)]
+            lead = difference(ours[0].mean - ours[1].mean) if ours[0] and ours[1] else "–"
+            theirs = difference(paper[0] - paper[1]) if paper[0] is not None and paper[1] is not None else "–"
+            rows.append(
+                [
+                    f"{part['name']}, {place[1]}, {place[0]}",
+                    f"{len(cells)} / {sum(s.seeds for s in cells)}",
+                    "–" if math.isnan(tau) else f"{difference(tau, 2)} ({n} rows)",
+                    lead,
+                    theirs,
+                ]
+            )
+    return markdown_table(["", "cells / runs", "rank agreement", f"{one} − {two}", "the paper"], rows)
