@@ -18,7 +18,18 @@ from fedtail.core.metrics import path_variation
 from fedtail.data import DATASETS, partition
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.rates import FAST, HOO, ClusteredFedHOO, FedHOO, Grid, LocallyOptimal, RateStrategy, Setting, Uniform
+from fedtail.rates import (
+    FAST,
+    HOO,
+    ClusteredFedHOO,
+    FedHOO,
+    Grid,
+    LocallyOptimal,
+    RandomSettle,
+    RateStrategy,
+    Setting,
+    Uniform,
+)
 from fedtail.rounds.loop import train_rounds
 from fedtail.runs.problem import assemble
 from fedtail.settings import Settings
@@ -33,13 +44,15 @@ def reward(rates: np.ndarray, best: np.ndarray, t: int) -> np.ndarray:
     return 0.9 - 0.5 * np.exp(-t / 15) - ((rates - best) ** 2).sum(axis=-1)
 
 
-def play(strategy: RateStrategy, best: np.ndarray, rng: np.random.Generator, rounds: int = ROUNDS) -> np.ndarray:
+def play(
+    strategy: RateStrategy, best: np.ndarray, rng: np.random.Generator, rounds: int = ROUNDS, seed: int = 0
+) -> np.ndarray:
     """(rounds, K) rates in force of a strategy on the synthetic federation.
 
     Local strategies get their best case: a client's own optimum is the joint one.
     """
     k = len(best)
-    strategy.begin(Setting(rounds, 1.0, np.full(k, 100)))
+    strategy.begin(Setting(rounds, 1.0, np.full(k, 100), seed=seed))
     path = []
     for t in range(rounds):
         probes = strategy.ask()
@@ -62,6 +75,7 @@ STRATEGIES: dict[str, Callable[[int], RateStrategy]] = {
     "FedHOO, main effects": lambda s: FedHOO(K, select="main_effect"),
     "FedHOO, drift": lambda s: FedHOO(K, reward="drift"),
     "FedHOO, equation": lambda s: FedHOO(K, score="equation"),
+    "noise control": lambda s: RandomSettle(K),
     "HOO": lambda s: HOO(K),
     "FAST": lambda s: FAST(K, seed=s),
     "locally optimal": lambda s: LocallyOptimal(K),
@@ -78,7 +92,7 @@ def compare(names: list[str] | None = None, seeds: int = SEEDS) -> dict[str, dic
         for seed in range(seeds):
             best = np.random.default_rng((1, seed)).uniform(0.42, 0.78, K)
             strategy = STRATEGIES[name](seed)
-            path = play(strategy, best, np.random.default_rng((2, seed)))
+            path = play(strategy, best, np.random.default_rng((2, seed)), seed=seed)
             error.append(np.abs(path[-1] - best).mean())
             if isinstance(strategy, FAST):
                 arms.append(np.abs(np.array(strategy.stats()["best_arm"]) - best).mean())

@@ -152,8 +152,7 @@ def search(
     for found in races:
         settings.setdefault(found.key, {})[found.method] = found.settings
         best = ", ".join(f"{key} {value}" for key, value in found.settings.items())
-        tried = sum(t.rounds == found.trials[0].rounds for t in found.trials)
-        shown.add_row(found.key, found.method, str(tried), best, f"{found.score:.4f}")
+        shown.add_row(found.key, found.method, str(found.tried), best, f"{found.score:.4f}")
     if scale != "smoke":
         write_trials(out / TRIALS, races)
     file = out / "search" / "tuned.toml"

@@ -16,17 +16,19 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decisions
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.masks import CHECKS, Release
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores, total
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.sums import ORDER
+from fedtail.federate.protocol.sums import LEAST, ORDER, as_masked
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
 from fedtail.federate.spool import StoredUpdate
-from fedtail.federate.sums import Sums, read_masked_counts, sum_of_counts
+from fedtail.federate.sums import Sums, pools, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
@@ -86,7 +88,8 @@ class RemoteEngine:
             raise one_of("deploy.candidates", self.candidates, CANDIDATES)
         self.n_clients = len(self.sizes)
         self.model = FlatModel(self.job.build_model())
-        self._sampler = self.job.build_method().sampler
+        self._method = self.job.build_method()
+        self._sampler = self._method.sampler
         self._round = 0
         self._answered: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
@@ -103,6 +106,10 @@ class RemoteEngine:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
+        if self.job.updates == "masked":
+            updates, refusals = self._train_masked(task, payloads)
+            refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
+            return updates, sorted(refusals, key=lambda r: r.client)
         most = {k: self._most_steps(k, task) for k in payloads}
         one = task.n_probes * task.x.numel() * task.x.element_size()
         spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
@@ -116,6 +123,39 @@ class RemoteEngine:
         replies, refusals = self._exchange(Phase.TRAIN, payloads, read, 4 * one + SLACK_BYTES)
         refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
         return list(replies.values()), sorted(refusals, key=lambda r: r.client)
+
+    def _train_masked(self, task: Task, payloads: Mapping[int, Parcel]) -> tuple[list[Update], list[Refusal]]:
+        """One update for each axis of a search, or for all clients: their weighted mean, and nothing of each."""
+        assert self.sums is not None
+        steps = {k: self._most_steps(k, task) for k in payloads}
+        sets, refusals = pools(task, payloads, self.sums, self.sizes, self.job, self._method, steps)
+        size = task.n_probes * (task.x.numel() + 1 + (DIVERGED in task.reports)) + CHECKS
+        mine = {k: pool for pool in sets for k in pool.clients}
+        asked = {
+            k: Parcel({**payloads[k].meta, ORDER: pool.order.to_json()}, payloads[k].tensors)
+            for k, pool in mine.items()
+        }
+
+        def add(client: int, parcel: Parcel) -> None:
+            mine[client].add(client, as_masked(parcel.tensors, size, np.uint32))
+
+        _, missing = self._exchange(Phase.TRAIN, asked, add, 4 * size + SLACK_BYTES)
+        left = [pool for pool in sets if len(pool.there) >= LEAST]
+        few = [Refusal(k, task.round, CODES["mask-few"]) for pool in sets if pool not in left for k in pool.there]
+        asked = {k: Parcel({**self._meta(k), ORDER: pool.survivors().to_json()}) for pool in left for k in pool.there}
+
+        def take(client: int, parcel: Parcel) -> Release:
+            return mine[client].read_release(client, parcel)
+
+        releases, silent = self._exchange(Phase.UNMASK, asked, take, SLACK_BYTES)
+        updates = []
+        for pool in left:
+            found, reason = pool.update({k: releases[k] for k in pool.there if k in releases}, task, self.sizes, steps)
+            if found is not None:
+                updates.append(found)
+            said = {r.client: r.reason for r in silent}
+            few += [Refusal(k, task.round, said.get(k, reason)) for k in pool.there if reason]
+        return updates, refusals + missing + few
 
     def _meet_absent(self, task: Task) -> dict[int, str]:
         """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its

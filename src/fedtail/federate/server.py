@@ -20,7 +20,7 @@ from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.sums import Sums, choose_reveal
+from fedtail.federate.sums import LEAST, Sums, check_masked, choose_reveal, need_masks
 from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
@@ -125,7 +125,12 @@ def federate(
     if method.needs_auxiliary:
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
-    rates = RATES.build(config.rates.name, began_with, **config.rates.options)
+    options = config.rates.options
+    if deploy.updates == "masked":
+        need_masks(hellos, names, len(everybody))
+        if config.rates.name == "fedhoo_clusters":
+            options = {"least": LEAST, **options}
+    rates = RATES.build(config.rates.name, began_with, **options)
     problem = Problem(
         engine=engine,
         method=method,
@@ -135,6 +140,8 @@ def federate(
         gone=gone,
         real=True,
     )
+    if deploy.updates == "masked":
+        check_masked(config, method, problem.rates)
     held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
     notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
     about = describe(schema, job, names, hellos, test, held_out, notes)
@@ -214,6 +221,15 @@ def make_job(
             f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
             "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
         )
+    if config.deploy.updates == "masked" and config.deploy.compress != "none":
+        raise FedtailError("deploy.updates = 'masked': masked updates do not compress; set deploy.compress = 'none'")
+    if config.deploy.updates == "masked" and config.privacy.mode in ("local", "central"):
+        raise FedtailError(
+            f"deploy.updates = 'masked' goes with privacy.mode = 'shares', not with {config.privacy.mode!r}: sites add "
+            "their shares of the noise under masks"
+        )
+    if config.deploy.updates == "plain" and config.privacy.mode == "shares":
+        raise FedtailError("privacy.mode = 'shares' hides shares of noise under masks; set deploy.updates = 'masked'")
     beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
@@ -242,6 +258,10 @@ def make_job(
         preprocessing=schema["preprocessing"],
         reveal=reveal,
         noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
+        updates=config.deploy.updates,
+        shares=config.privacy.noise if config.privacy.mode == "shares" else 0.0,
+        clip=(config.privacy.clip or 0.0) if config.privacy.mode == "shares" else 0.0,
+        dropouts=config.privacy.dropouts if config.privacy.mode == "shares" else 0.0,
         compress=config.deploy.compress,
         engine=engine,
     )

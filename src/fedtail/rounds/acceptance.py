@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedtail.core.privacy import noisy_limit
-from fedtail.core.records import Refusal, Task, Update
+from fedtail.core.records import Refusal, Task, Update, clients_of
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
 from fedtail.rounds.state import Problem
@@ -17,18 +17,19 @@ def accept(
 ) -> tuple[list[Update], list[Refusal]]:
     """Refuse updates that ``fault`` finds fault with; raise where fewer than the quorum are left."""
     privacy, quorum = settings.privacy, settings.run.quorum
-    noise = privacy.noise if privacy.mode == "local" else 0.0
+    noise = privacy.noise if privacy.mode in ("local", "shares") else 0.0
     good, bad = [], list(refusals)
     for u in sorted(updates, key=lambda u: u.client):
         reason = fault(u, problem.method, task, problem.n_classes, problem.model.n_params, noise)
         if reason is None:
             good.append(u)
         else:
-            bad.append(Refusal(u.client, task.round, reason))
-    if not good or len(good) < quorum * len(task.clients) - 1e-9:  # 0.28 * 25 is a little more than 7
+            bad += [Refusal(k, task.round, reason) for k in u.clients]
+    n_good = len(clients_of(good))
+    if n_good < max(quorum * len(task.clients) - 1e-9, 1):  # 0.28 * 25 is a little more than 7
         first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
         raise FedtailError(
-            f"round {task.round}: {len(good)} of {len(task.clients)} clients returned a valid update, fewer than the "
+            f"round {task.round}: {n_good} of {len(task.clients)} clients returned a valid update, fewer than the "
             f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
         )
     return good, bad

@@ -14,6 +14,7 @@ from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.page import MARK, below_floor, filled, table
 from fedtail.study.paper.recipes import load_toml
 from fedtail.study.paper.records import FILE, Record, append, read_records, recorder
+from fedtail.study.paper.search import TRIALS, read_trials
 from fedtail.study.paper.summaries import summarize
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +31,10 @@ def run(row: str, seed: int, value: float, **more: object) -> Record:
 def test_the_tables_of_the_results_page_are_what_the_records_give() -> None:
     page = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert MARK.findall(page)
-    assert page == filled(page, read_records(ROOT / "results" / FILE)), "run `fedtail reproduce page`"
+    results = ROOT / "results"
+    assert page == filled(page, read_records(results / FILE), read_trials(results / TRIALS)), (
+        "run `fedtail reproduce page`"
+    )
 
 
 def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
@@ -45,7 +49,7 @@ def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
 
 def test_every_table_that_is_declared_has_a_grid() -> None:
     for view in load_toml("page.toml").values():
-        for part in view.get("parts", view.get("targets", [view])):
+        for part in view.get("parts", view.get("targets", [view] if "grid" in view else [])):
             grid = load_grid(part["grid"])
             columns, blocks, rows = ({axis.name for axis in axes} for axes in (grid.columns, grid.blocks, grid.rows))
             assert {*part.get("columns", []), part.get("column")} - {None} <= columns

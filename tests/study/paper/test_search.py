@@ -12,8 +12,18 @@ from fedtail.methods import METHODS
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper import search
 from fedtail.study.paper.declared import load_grid
+from fedtail.study.paper.page import table
 from fedtail.study.paper.recipes import load_toml
-from fedtail.study.paper.search import COMPARED, Found, Trial, draw_trials, race, reproduce_search, write_trials
+from fedtail.study.paper.search import (
+    COMPARED,
+    Found,
+    Trial,
+    draw_trials,
+    race,
+    read_trials,
+    reproduce_search,
+    write_trials,
+)
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, score) -> list[list[Cell]]:
@@ -101,6 +111,9 @@ def test_trials_are_appended_once(tmp_path: Path) -> None:
         "rounds": 13,
         "score": 0.91235,
     }
+    (again,) = read_trials(tmp_path / "results" / "trials.jsonl")
+    assert (again.key, again.tried, again.settings, again.score) == ("adult", 1, {"local.lr": 0.1}, 0.91235)
+    assert "| adult | fedavg | 1 | 1 | lr 0.1 | .912 |" in table("searches", [], [again])
 
 
 def test_the_command_runs_a_small_race_and_writes_what_it_found(tmp_path: Path) -> None:

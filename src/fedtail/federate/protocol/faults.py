@@ -42,6 +42,7 @@ CODES: dict[str, str] = {
     "policy-encoder": "site policy: the encoder is not allowed there",
     "policy-reveal": "site policy: per-class counts stay there; set deploy.reveal = 'totals', or use another method",
     "policy-noise": "site policy: it wants more local noise; raise privacy.noise with privacy.mode = 'local'",
+    "policy-masks": "site policy: its updates leave under masks only; set deploy.updates = 'masked'",
     "policy-rare": "site policy: a class there has too few training samples",
     "policy-size": "site policy: the message or the update is too large",
     "policy-training": "site policy: the learning rate, batch, steps, epochs or probes are outside what it allows",

@@ -8,8 +8,15 @@ from typing import Any
 
 from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.records import Record
+from fedtail.study.paper.search import Found
 from fedtail.study.paper.summaries import agreement, difference, number, said, summaries
 from fedtail.study.paper.tables import markdown_table
+
+
+def raced(races: Iterable[Found]) -> str:
+    """What every recorded search found, method by method."""
+    rows = [[f.key, f.method, str(f.tried), str(len(f.trials)), said(f.settings), number(f.score)] for f in races]
+    return markdown_table(["", "", "trials", "runs", "the best", "validation"], rows)
 
 
 def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:

@@ -21,9 +21,10 @@ from fedtail.core.significance import paired
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.grid import Grid
-from fedtail.study.paper.overview import compared, reached
+from fedtail.study.paper.overview import compared, raced, reached
 from fedtail.study.paper.recipes import load_toml
 from fedtail.study.paper.records import Record, read_records
+from fedtail.study.paper.search import TRIALS, Found, read_trials
 from fedtail.study.paper.summaries import Key, Summary, agreement, column_floor, difference, number, said, summaries
 from fedtail.study.paper.tables import markdown_table
 
@@ -53,19 +54,21 @@ def write_page(page: Path, file: Path) -> Written:
         raise FedtailError(f"no records in {str(file)!r}; run a table first, e.g. `fedtail reproduce table-iid`")
     text = page.read_text(encoding="utf-8")
     with writing(page):
-        page.write_text(filled(text, records), encoding="utf-8")
+        page.write_text(filled(text, records, read_trials(file.with_name(TRIALS))), encoding="utf-8")
     names = [name for name, _ in MARK.findall(text)]
     return Written(len(names), len(records), [line for name in names for line in below_floor(name, records)])
 
 
-def filled(text: str, records: Sequence[Record]) -> str:
-    """The page with its tables as the records give them."""
-    return MARK.sub(lambda m: f"<!-- table {m[1]} -->\n{table(m[1], records)}<!-- end -->", text)
+def filled(text: str, records: Sequence[Record], races: Sequence[Found] = ()) -> str:
+    """The page with its tables as records and recorded searches give them."""
+    return MARK.sub(lambda m: f"<!-- table {m[1]} -->\n{table(m[1], records, races)}<!-- end -->", text)
 
 
-def table(name: str, records: Sequence[Record]) -> str:
+def table(name: str, records: Sequence[Record], races: Sequence[Found] = ()) -> str:
     """One table of the page, in Markdown."""
     view = _view(name)
+    if view.get("kind") == "raced":
+        return raced(races)
     kinds = {"list": listed, "reached": reached, "compared": compared, "grid": tabulated}
     return kinds[view.get("kind", "grid")](view, records)
 

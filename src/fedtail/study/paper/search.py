@@ -61,6 +61,11 @@ class Found:
         """How ``tuned.toml`` calls recipe and partition; IID goes without saying."""
         return self.recipe if self.partition == "iid" else f"{self.recipe}/{self.partition}"
 
+    @property
+    def tried(self) -> int:
+        """Points of the grid, each of which ran at least the shortest rung."""
+        return sum(t.rounds == min(t.rounds for t in self.trials) for t in self.trials)
+
 
 def reproduce_search(
     scale: str, seeds: int, only: Sequence[str], run: Callable[[str, Sequence[Cell]], list[Outcome]], **extra: Any
@@ -83,17 +88,7 @@ def reproduce_search(
             shared = {"data.partition": partition, **extra}
             for method in methods:
                 trials = race(recipe, method, range(seeds), partial(run, recipe), shared, 4 if smoke else None)
-                best = max((t for t in trials if t.rounds == trials[-1].rounds), key=lambda t: t.score)
-                found.append(
-                    Found(
-                        recipe=recipe,
-                        partition=partition,
-                        method=method,
-                        settings=best.settings,
-                        score=best.score,
-                        trials=tuple(trials),
-                    )
-                )
+                found.append(found_in(recipe, partition, method, trials))
     return found
 
 
@@ -151,6 +146,29 @@ def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping
     """The run of one trial."""
     config = check_config(layered([base, {"method.name": method}, settings, {"run.seed": seed}]))
     return Cell(slug(f"search-{recipe}-{method}-s{seed}"), config)
+
+
+def read_trials(path: Path) -> list[Found]:
+    """The races of a file that ``write_trials`` wrote; none if there is no file."""
+    races: dict[tuple[str, str, str], list[Trial]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        told = json.loads(line)
+        recipe, partition = told.pop("recipe"), told.pop("partition")
+        races.setdefault((recipe, partition, told["method"]), []).append(Trial(**told))
+    return [found_in(*key, trials) for key, trials in races.items()]
+
+
+def found_in(recipe: str, partition: str, method: str, trials: Sequence[Trial]) -> Found:
+    """What a race found: the best of the trials that ran all the rounds."""
+    best = max((t for t in trials if t.rounds == max(t.rounds for t in trials)), key=lambda t: t.score)
+    return Found(
+        recipe=recipe,
+        partition=partition,
+        method=method,
+        settings=best.settings,
+        score=best.score,
+        trials=tuple(trials),
+    )
 
 
 def write_trials(path: Path, found: Sequence[Found]) -> None:
