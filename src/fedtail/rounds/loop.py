@@ -103,12 +103,12 @@ def train_rounds(
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
-            "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            "refused": [r.to_json() for r in refusals],
             **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
-            **({} if summed else gathered.diagnostics(choice, p, problem.real, run.diagnostics)),
+            **({} if summed else gathered.diagnostics(choice, p, problem.watched, run.diagnostics)),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])
