@@ -30,6 +30,7 @@ class Phase(StrEnum):
     CONFUSION = "confusion"
     MEASURE = "measure"
     SCORES = "scores"
+    DECIDE = "decide"
     UNMASK = "unmask"
 
 
