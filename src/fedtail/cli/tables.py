@@ -27,7 +27,7 @@ NARROW = (
 )
 """Columns left out, in this order, where the terminal is too narrow; files and reports have them all."""
 FLOOR = "majority only"
-LABEL = 26
+LABEL = 28
 """Letters of a row's name for which columns are left out; a longer one wraps."""
 
 
@@ -40,7 +40,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     """Print mean ± spread over seeds, in bold what is clearly the best of a column, the majority-only floor dimmed."""
     out = console or terminal()
     kept = list(range(len(table.columns)))
-    measured = [(row.label.removeprefix("yardstick: "), row) for row in table.yardsticks]
+    measured = [(row.label.replace("yardstick: ", "* "), row) for row in table.yardsticks]
     names = [*(row.shown for row in table.rows), *(name for name, _ in measured), FLOOR]
     label = min(max(map(len, names)), LABEL)
 
@@ -72,6 +72,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
         values = [mean_spread(row.cells[i]) for i in kept]
         shown.add_row(name, *values, *(("", "") if tested else ()), style="dim")
     out.print(shown)
+    if measured:
+        out.print(Text("* a yardstick: neither ranked nor tested", style="dim"))
     seeds = max(row.seeds for row in table.rows)
     if tested and seeds > 1:
         out.print(Text(footnote(table), style="dim"))

@@ -18,6 +18,7 @@ from fedtail.data.shown import aligned, html_table
 from fedtail.errors import FedtailError
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
+from fedtail.rounds.history import influence_of
 from fedtail.rounds.loop import kept_model
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.decide import choose_decisions, describe_decision
@@ -191,6 +192,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
         **({"found": found} if (found := _found(rates)) else {}),
+        **({"influence": told} if (told := influence_of(state.history, problem.engine.n_clients)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),
     }
