@@ -69,7 +69,7 @@ class Policy(Section):
     max_move: float = Field(10.0, ge=0)
     """How far a round's model may be from the last one that was trained here in the same run, as a multiple of the
     longest update of this site's; a run's first model must be the one its seed gives."""
-    min_row_samples: int = Field(2, ge=1)
+    min_row_samples: int = Field(3, ge=1)
     """Keep back what an update says of hidden units that tell of fewer samples, alone or by their difference; 1 keeps
     nothing back, and then a federation has the simulator's bits however few samples there are."""
     min_cell: int = Field(5, ge=0)
