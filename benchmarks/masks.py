@@ -4,8 +4,8 @@
     python benchmarks/masks.py --vectors           masks alone: seconds for vectors of a model's size
 
 Time in masks is measured inside the run that has them, at sites and server together, and set against all other
-CPU time of that run: the machine's load falls on both alike. What the first round has more, in which every site checks the
-keys of all others, is in a column of its own.
+CPU time of that run: the machine's load falls on both alike. What the first round has more, in which every site checks
+the keys of all others, is in a column of its own.
 """
 
 from __future__ import annotations
@@ -136,9 +136,8 @@ def main() -> None:
     clock.watch(site, "content", "question", "flat_counts", "flat_update")
     clock.watch(engine, "sum_of_counts", "as_masked", "pools")
     clock.watch(sums.Pool, "add", "update", "read_release")
-    print(
-        "| sites | variant | CPU s/round | of it in masks | exchanges | MB up |\n|---|---|---|---|---|---|", flush=True
-    )
+    head = "| sites | variant | CPU s/round | of it in masks | once, CPU s | exchanges | MB up |"
+    print(f"{head}\n{'|---' * 7}|", flush=True)
     for clients in map(int, given.sites.split(",")):
         for name, deploy in VARIANTS.items():
             row = measure(clients, given.rounds, given.samples * clients // 5, deploy, clock)
