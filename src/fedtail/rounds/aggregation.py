@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates, binary_candidates, separate_candidates, uniform_candidates
 from fedtail.core.metrics import gram_alignment
 from fedtail.core.records import Deltas, Update
-from fedtail.core.robust import bounded, capped, centre, distances, krum, suspected, trimmed_by_blocks
+from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected, trimmed_by_blocks
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
@@ -41,10 +41,9 @@ def rule_of(settings: Settings, real: bool) -> str:
 
 def limited(weights: np.ndarray, server: Server, real: bool) -> np.ndarray:
     """The weights with none above the share that one site can have: a site's size is what it claims."""
-    n = int((weights > 0).sum())
     if server.max_weight is not None:
         return capped(weights, server.max_weight)
-    return capped(weights, max(min(0.25, 3 / n), 1.5 / n)) if real and n > 2 else weights
+    return capped(weights, fair_share(int((weights > 0).sum()))) if real else weights
 
 
 def check_aggregate(problem: Problem, settings: Settings) -> None:
@@ -74,7 +73,7 @@ class Gathered:
 
     def __init__(self, problem: Problem, settings: Settings, updates: Sequence[Update], weights: np.ndarray) -> None:
         server = settings.server
-        self.raw, self.claimed, self.server = updates, weights, server
+        self.raw, self.server = updates, server
         summed = any(u.members for u in updates)  # sums of clients, which nothing can be told of each
         self.rule = rule_of(settings, problem.real) if len(updates) > 2 and not summed else "mean"
         self.updates, self.weights = list(updates), weights if summed else limited(weights, server, problem.real)
@@ -143,14 +142,14 @@ class Gathered:
         apart = distances(gram, centre(gram)) if n > 2 else np.zeros(n)
         usual = float(np.median(apart))
         away = apart / usual if usual > 0 else np.ones(n)
-        held = np.diag(self.mix)
+        held, sizes = np.diag(self.mix), np.array([u.n_samples for u in self.raw], dtype=np.float64)
         share = np.abs(a) * held * norm
         clients = np.array([u.client for u in self.raw])
         voted = self.rule in VOTES
         return {
             "norm": _short(norm),
             "cosine": _short(cosine),
-            "claimed": _short(self.claimed),
+            "claimed": _short(sizes / sizes.sum() if sizes.sum() > 0 else sizes),
             "weight": [None] * n if voted else _short(a * held),
             "share": _short(share / share.sum() if share.sum() > 0 else share),
             "distance": _short(away),
