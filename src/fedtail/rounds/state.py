@@ -82,6 +82,8 @@ class Problem:
     """Whether clients are sites, which may be hostile, and not simulated: what ``auto`` settings of the server mean."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
+    undone: int = 0
+    """Releases under privacy of rounds that a resumed run repeats: what has left has left."""
 
     @property
     def model(self) -> FlatModel:
