@@ -178,7 +178,7 @@ def test_a_quorum_of_sites_starts_the_run_and_a_late_one_joins(tables: Path) -> 
     assert [r["clients"] for r in there.history] == [[1], [1], [1], [0, 1], [0, 1]]
     said = [{f["client"]: f["reason"] for f in r["refused"]} for r in there.history]
     assert said[0] == {0: "the site is offline"} and "has joined" in said[2][0] and said[3] == {}
-    assert there.history[0]["faults"] == [{"client": 0, "reason": "hello: the site is offline"}]
+    assert there.history[0]["faults"] == [{"client": 0, "reason": "hello: the site is offline", "code": "transport"}]
     assert there.folder is not None
     about = json.loads((there.folder / "federation.json").read_text())
     assert about["sites"] == list(NAMES)

@@ -109,3 +109,9 @@ class Refusal:
     client: int
     round: int
     reason: str
+    code: str = ""
+    """Where sites are real: one of a few fixed words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the round's record."""
+        return {"client": self.client, "reason": self.reason, **({"code": self.code} if self.code else {})}

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtail.core.records import Refusal
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.engine import RemoteEngine, refused
 from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
@@ -83,7 +82,7 @@ def federate(
         hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
-        schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
+        schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout, quorum)
         reveal, told_less = choose_reveal(config, hellos, names, len(everybody))
     else:
         agreed, schema = before[:2]
@@ -105,6 +104,7 @@ def federate(
         return {k: hello.n_train for k, hello in joined.items()}, reasons
 
     sums = Sums.of(hellos, names)
+    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
     engine = RemoteEngine(
         transport=transport,
         job=job,
@@ -112,10 +112,12 @@ def federate(
         absent={**missing, **dict.fromkeys(gone, "has left")},
         gone=gone,
         meet=meet,
-        faults=[Refusal(k, 0, f"hello: {reason}") for k, reason in missing.items()],
+        faults=[refused(k, 0, reason, "hello: ") for k, reason in missing.items()],
         test=test,
         timeout=deploy.timeout,
         quorum=quorum,
+        validation_sizes=held_out,
+        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
         memory_mb=deploy.memory_mb,
@@ -138,16 +140,16 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,
-        real=True,
+        real=engine.real,
+        watched=True,
     )
     if deploy.updates == "masked":
         check_masked(config, method, problem.rates)
-    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
     notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
     about = describe(schema, job, names, hellos, test, held_out, notes)
 
     def amend(record: dict[str, Any]) -> None:
-        record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
+        record["faults"] = [r.to_json() for r in engine.drain()]
         traffic, engine.traffic = engine.traffic, type(engine.traffic)()
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates, binary_candidates, separate_candidates, uniform_candidates
 from fedtail.core.metrics import gram_alignment
 from fedtail.core.records import Deltas, Update
-from fedtail.core.robust import bounded, capped, centre, distances, krum, suspected, trimmed_by_blocks
+from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected, trimmed_by_blocks
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
@@ -41,10 +41,9 @@ def rule_of(settings: Settings, real: bool) -> str:
 
 def limited(weights: np.ndarray, server: Server, real: bool) -> np.ndarray:
     """The weights with none above the share that one site can have: a site's size is what it claims."""
-    n = int((weights > 0).sum())
     if server.max_weight is not None:
         return capped(weights, server.max_weight)
-    return capped(weights, max(min(0.25, 3 / n), 1.5 / n)) if real and n > 2 else weights
+    return capped(weights, fair_share(int((weights > 0).sum()))) if real else weights
 
 
 def check_aggregate(problem: Problem, settings: Settings) -> None:

@@ -28,8 +28,8 @@ from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
 
-RoundHook = Callable[[State, dict[str, Any], float], None]
-"""Called after every round with the state, the round's record and its seconds."""
+RoundHook = Callable[[State, dict[str, Any], float], bool | None]
+"""Called after every round with the state, the round's record and its seconds; True ends the run."""
 
 
 def train_rounds(
@@ -103,12 +103,12 @@ def train_rounds(
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
-            "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            "refused": [r.to_json() for r in refusals],
             **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
-            **({} if summed else gathered.diagnostics(choice, p, problem.real, run.diagnostics)),
+            **({} if summed else gathered.diagnostics(choice, p, problem.watched, run.diagnostics)),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])
@@ -131,8 +131,8 @@ def train_rounds(
             record["test"] = problem.metrics(engine.confusion(served, "test"))
         if pace is not None:
             pace.end()
-        if on_round is not None:
-            on_round(state, record, time.perf_counter() - began)
+        if on_round is not None and on_round(state, record, time.perf_counter() - began) is True:
+            break
     return state
 
 

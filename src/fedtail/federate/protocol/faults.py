@@ -8,7 +8,6 @@ said is cleaned and goes to the log alone.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from fedtail.errors import FedtailError
 
@@ -63,15 +62,15 @@ class CodedError(FedtailError):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A code and one line of our own words, which may name numbers that we have read, but no text of the peer's."""
+class Fault(str):
+    """One line of our own words, which may name numbers that we have read, but no text of the peer's, and its code."""
 
     code: str
-    text: str
 
-    def __str__(self) -> str:
-        return self.text
+    def __new__(cls, code: str, text: str) -> Fault:
+        out = super().__new__(cls, text)
+        out.code = code
+        return out
 
 
 def clean(text: object, most: int = LONGEST) -> str:
