@@ -23,24 +23,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 import fedtail.federate.engine
 import fedtail.federate.protocol.handshake
 import fedtail.federate.protocol.preprocess
 from fedtail.core.candidates import binary_candidates
-from fedtail.core.records import Task
+from fedtail.core.records import Task, Update
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.handshake import say_hello
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.limits import Budget, WireError
+from fedtail.federate.protocol.limits import Budget, Kind, WireError
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
 from fedtail.federate.protocol.transport import InProcess, Phase
-from fedtail.federate.protocol.wire import META, Parts, unpack
+from fedtail.federate.protocol.wire import META, Parts, pack, pack_update, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
@@ -342,12 +342,33 @@ def fuzz(messages: int, seed: int = 0) -> tuple[Counter[str], int, int]:
     return counts, grown, largest
 
 
+def cost(values: int, repeats: int) -> tuple[float, float]:
+    """Seconds to open an update of so many numbers, within a budget and as plainly as the libraries do it."""
+    update = Update(0, torch.randn(1, values), 10, (3,), (0.5,))
+    parts, budget = pack(pack_update(update, {"round": 1})), Budget({"delta": Kind(("F32",), (1, values))})
+
+    def plain() -> None:
+        json.loads(parts[META])
+        load(parts["tensor/delta"])
+
+    took = {name: [] for name in ("budget", "plain")}  # type: dict[str, list[float]]
+    for _ in range(repeats):
+        for name, read in (("budget", lambda: unpack(parts, budget)), ("plain", plain)):
+            began = time.perf_counter()
+            read()
+            took[name].append(time.perf_counter() - began)
+    return float(np.median(took["budget"])), float(np.median(took["plain"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    for values, repeats in ((600, 500), (11_000_000, 15)):
+        budget, plain = cost(values, repeats)
+        print(f"an update of {values * 4 / 1e6:.3f} MB opens in {1e3 * budget:.3f} ms, plainly in {1e3 * plain:.3f} ms")
     began = time.perf_counter()
     counts, grown, largest = fuzz(args.messages, args.seed)
     for kind, n in sorted(counts.items()):

@@ -51,22 +51,32 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_with(tables: Path, root: Path, lie: Callable[[str, Parts], Parts], **sections: Any) -> Any:
+def run_with(
+    tables: Path,
+    root: Path,
+    lie: Callable[[str, Parts], Parts],
+    *,
+    hostile: int = HOSTILE,
+    resume: bool = False,
+    on_round: Any = None,
+    method: str = "fedcgnm",
+    **run: Any,
+) -> Any:
     """A federation of four sites, one of which answers with ``lie(phase, what it should have said)``."""
     handles = {}
     for k, name in enumerate(NAMES):
         folder = root / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         data = f'kind = "table"\npath = "{tables}/{name}.csv"\nschema = "{tables}/schema.toml"'
         (folder / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data}\n')
         handles[k] = load_site(folder / "site.toml").open_site().handle
-    honest = handles[HOSTILE]
-    handles[HOSTILE] = lambda phase, parts: lie(phase, honest(phase, parts))
+    honest = handles[hostile]
+    handles[hostile] = lambda phase, parts: lie(phase, honest(phase, parts))
     raw = {
-        "model": {"name": "mlp", "hidden": [4]}, "local": {"batch_size": 16, "lr": 0.1}, **sections,
-        "run": {"rounds": 2, "seed": 1, "folder": str(root / "runs"), "quorum": 0.7},
+        "model": {"name": "mlp", "hidden": [4]}, "local": {"batch_size": 16, "lr": 0.1}, "method": {"name": method},
+        "run": {"rounds": 2, "seed": 1, "folder": str(root / "runs"), "quorum": 0.7, **run},
     }  # fmt: skip
-    return federate(check_config(raw), InProcess(handles), NAMES)
+    return federate(check_config(raw), InProcess(handles), NAMES, resume=resume, on_round=on_round)
 
 
 def changed(phase: str, change: Callable[[Parcel], Any]) -> Callable[[str, Parts], Parts]:
@@ -168,10 +178,10 @@ def test_a_site_that_claims_all_samples_has_a_bounded_share_and_is_flagged(table
             parcel.tensors["delta"].mul_(-40)
         return pack(parcel)
 
-    result = run_with(tables, tmp_path, lie, method={"name": "fedavg"})
+    result = run_with(tables, tmp_path, lie, method="fedavg")
     for record in result.history:
         told = record["influence"]
-        assert record["clients"] == [0, 1, 2, 3] and told["claimed"][HOSTILE] <= 0.375
+        assert record["clients"] == [0, 1, 2, 3] and told["claimed"][HOSTILE] > 0.99
         assert HOSTILE in told["flagged"] and told["weight"][HOSTILE] < 0.05 and told["share"][HOSTILE] < 0.6
 
 
@@ -195,3 +205,26 @@ def test_messages_that_nobody_meant_do_no_harm() -> None:
     assert grown <= 2 * largest
     refused, taken = (sum(n for kind, n in counts.items() if kind.endswith(end)) for end in ("refused", "taken"))
     assert refused > 5 * taken > 0
+
+
+def test_a_run_is_resumed_without_a_site_that_changed_its_size(tables: Path, tmp_path: Path) -> None:
+    def grown(parcel: Parcel) -> None:
+        if "n_train" in parcel.meta:
+            parcel.meta["n_train"] *= 3
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_with(tables, tmp_path, lambda phase, reply: reply, name="kept", on_round=crash)
+    resumed = run_with(tables, tmp_path, changed("hello", grown), resume=True, name="kept")
+    assert [record["clients"] for record in resumed.history] == [[0, 1, 2, 3], [0, 1, 2]]
+    assert resumed.history[-1]["refused"][0]["code"] == "changed"
+
+
+def test_one_site_cannot_choose_the_schema_for_all(tables: Path, tmp_path: Path) -> None:
+    def other(parcel: Parcel) -> None:
+        parcel.meta["schema"]["classes"] = ["x", "y", "z"]
+
+    result = run_with(tables, tmp_path, changed("hello", other), hostile=0)
+    assert all(record["clients"] == [1, 2, 3] for record in result.history)
