@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedtail.cli.deploy_view import describe_age, need_flower
-from fedtail.cli.options import Json
+from fedtail.cli.flags import Json
 
 app = typer.Typer(help="What runs where the data is.", no_args_is_help=True)
 
@@ -23,11 +22,13 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder, 
 def run(
     folder: Folder,
     server: Annotated[str, typer.Option(help="host:port of the server, instead of that in site.toml.")] = "",
+    check: Annotated[bool, typer.Option(help="Read all of site.toml first.")] = True,
 ) -> None:
     """Take part in a federation until stopped: keeps the site connected, and starts over what ends or hangs."""
-    need_flower()
-    from fedtail.federate.operate.site_service import SiteService
+    from fedtail.federate.operate.site_service import SiteService, check_site
 
+    if check:
+        check_site(folder)
     service = SiteService(folder, server)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)
@@ -37,7 +38,7 @@ def run(
 @app.command()
 def health(folder: Folder, as_json: Json = False) -> None:
     """Whether the site is connected. Exit code 1 if it is not."""
-    need_flower()
+    from fedtail.cli.deploy_view import describe_age
     from fedtail.federate.operate.site_service import read_health
 
     found = read_health(folder)

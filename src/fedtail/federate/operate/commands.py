@@ -41,6 +41,11 @@ def serve_command(programs: str | Path, deployment: Deployment) -> list[str]:
     return [str(Path(programs) / "fedtail"), "deploy", "serve", str(deployment.folder)]
 
 
+def site_service_command(python: str | Path, site: Path, address: str) -> list[str]:
+    """A site's service in a rehearsal, whose folder was read by the command that starts all of them."""
+    return [str(python), "-m", "fedtail", "site", "run", str(site), "--server", address, "--no-check"]
+
+
 def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
     """Flower's client at a site."""
     return [str(python), "-P", str(supernode.__file__), *supernode_arguments(site, superlink, port)]

@@ -39,7 +39,7 @@ def examine_server(deployment: Deployment, seconds: float = 180.0) -> list[Findi
     with Control(deployment) as control:
         nodes = control.nodes()
     away = [node for node in nodes if node.status != "online"]
-    hint = "see its supernode.log, and `fedtail deploy register` for a new site"
+    hint = "see its site.log, and `fedtail deploy register` for a new site"
     out += [Finding("error", node.site, f"{node.status}; {hint}") for node in away]
     return out if away else [*out, *ask_sites(deployment, seconds)]
 
