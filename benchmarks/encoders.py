@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -47,14 +48,15 @@ def photo_folder(elpv: Path, out: Path, side: int = 96, seed: int = 0) -> dict[s
 
 
 def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
-    """One ``fedtail run``: macro F1 and its floor, seconds in all and of a round, bytes a client sends in a round."""
+    """One ``fedtail run``: macro F1, its floor and the tail's recall, seconds in all (and of processors, which other
+    work on the machine leaves alone) and of a round, bytes a client sends in a round."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedtail", "run", *data, "--rounds", str(rounds), *more]
         command += ["--out", folder, "--name", "run", "--json", "-q"]
-        began = time.perf_counter()
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {**os.environ, "FEDTAIL_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
         said = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
         found = json.loads(said.splitlines()[-1])
         from safetensors.torch import load_file
 
@@ -64,7 +66,9 @@ def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
     return {
         "macro F1": found["macro_f1"],
         "floor": found["floor"]["macro_f1"],
+        "tail": found["tail"],
         "seconds": seconds,
+        "processor seconds": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
         "seconds a round": sum(each) / len(each),
         "bytes a round": sent,
     }

@@ -9,8 +9,9 @@ import inspect
 import sys
 import traceback
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedtail.errors import FedtailError, one_of
 
 T = TypeVar("T")
+
+
+@cache
+def _point_names(points: Callable[..., Iterable[Any]], group: str) -> list[str]:
+    """Entry points of a group. Looking for them reads the metadata of every installed package, for milliseconds, and
+    metrics are asked for of every site in every round."""
+    return [point.name for point in points(group=group)]
 
 
 class Registry(Generic[T]):
@@ -85,7 +93,7 @@ class Registry(Generic[T]):
         return iter(dict.fromkeys([*self._entries, *self._installed()]))
 
     def _installed(self) -> list[str]:
-        return [point.name for point in entry_points(group=self.group)]
+        return _point_names(entry_points, self.group)
 
     def remember(self, name: str, entry: Any) -> None:
         """Have a name of the user's own stand for ``entry``, unless it is loaded already."""

@@ -291,6 +291,8 @@ class Deploy(Section):
     """What sites send back from validation: totals, counts per class of which the server sees sums over sites only, or
     each site's counts per class; their policy must allow it. ``auto`` is ``sums`` where there are three sites with keys
     and all must answer (``run.quorum = 1``), else ``totals``."""
+    updates: Literal["plain", "masked"] = "plain"
+    """Whether the server sees each site's update, or, under masks, weighted sums over three sites or more only."""
     candidates: Literal["affine", "models"] = "affine"
     """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
     models_per_message: int = Field(8, ge=1)
@@ -322,10 +324,18 @@ class Decision(Section):
 class Privacy(Section):
     """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
 
-    mode: Literal["none", "central", "local"] = "none"
-    """Who adds it: nobody, the server to the aggregate, or every site to its updates."""
+    mode: Literal["none", "central", "local", "shares"] = "none"
+    """Who adds it: nobody, the server to the aggregate, every site to its updates, or every site a share of it, under
+    masks: no more noise than with ``central``, without trust in the server (real federations with
+    ``deploy.updates = "masked"``)."""
     noise: float = Field(1.0, gt=0)
     """Noise multiplier: standard deviation over sensitivity."""
+    clip: float | None = Field(None, gt=0)
+    """With ``shares``: norm to which a site cuts its update; by default the method's bound for an epoch that is not
+    resampled."""
+    dropouts: float = Field(0.25, ge=0, lt=1)
+    """With ``shares``: share of the sites that may vanish from a sum. The others' shares are enough noise; if more
+    vanish, the sum stays masked."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """The delta of (epsilon, delta)."""
 

@@ -210,20 +210,20 @@ class Faulty:
 
 
 FAULTS = {
-    "huge": "a reply of 50.0 MB, at most 16.",
+    "huge": "a message of 50.0 MB, at most 0.1 MB",
     "dropout": "node 7 is gone",
     "late": "no reply",
-    "malformed": "malformed message",
-    "truncated": "malformed message",
+    "malformed": "its JSON cannot be read",
+    "truncated": "is not as long as its header says",
     "nan": "not finite",
     "wrong_shape": "has shape",
     "over_norm": "exceeds the method's bound",
-    "inflated_steps": "claims 1000000 local steps",
+    "inflated_steps": "local steps is 1000000, possible are 0 to",
     "impostor": "reply is for client 0",
     "stale": "in round 0, expected client 1 in round 1",
     "no_runs": "has shape (0, ",
     "short_extra": "'control_change' of shape (0,), expected (1,)",
-    "long_report": "'local_gain' of shape (3,), expected (1,)",
+    "long_report": "has shape (3,), expected (1,)",
 }
 
 

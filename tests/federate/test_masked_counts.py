@@ -270,6 +270,7 @@ def rehearsal(root: Path, names: list[str], reveal: str = "sums", **sections):
 def test_a_real_federation_tells_macro_f1_by_default_without_any_sites_counts(tmp_path: Path) -> None:
     names = ["north", "east", "south"]
     sections = {"run": {"metric": "macro_f1"}, "rates": {"name": "fedhoo", "cold_rounds": 1}}
+    sections["server"] = {"aggregate": "mean", "max_weight": 1.0}  # as the simulator has it
     config, transport = rehearsal(tmp_path, names, **sections)
     there = federate(config, transport, names)
     here = run(changed(config, {"run.folder": str(tmp_path / "here"), "engine.path": "reference"}))

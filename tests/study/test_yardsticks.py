@@ -17,10 +17,12 @@ from fedtail.report.tables import headline
 from fedtail.report.yardsticks import verdict_of_federating
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
+from fedtail.runs.problem import build_federation
 from fedtail.runs.yardstick import TITLES, AtSite, Yardstick, beside
 from fedtail.study.compare import chosen_methods, method_configs
 from fedtail.study.yardsticks import chosen_sites, measure_yardsticks
 from tests.conftest import blob_federation
+from tests.encoders import TINY, draw_folder
 from tests.run_folders import write_run
 
 
@@ -124,3 +126,18 @@ def test_an_unknown_strategy_is_one_line(capsys: Any, monkeypatch: Any, names: s
         main()
     err = capsys.readouterr().err
     assert stop.value.code == 2 and len(err.splitlines()) == 1 and said in err
+
+
+def test_sites_alone_and_pooled_train_the_same_head_on_the_same_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTAIL_CACHE", str(tmp_path / "cache"))
+    photos = draw_folder(tmp_path / "photos", {"north": (40, 12, 6), "south": (20, 24, 8)})
+    settings = [f"model.encoder={TINY}", "model.views=2", "run.rounds=8", "local.batch_size=16", "run.name=a"]
+    flags = {"data.name": "images", "data.path": str(photos), "run.folder": str(tmp_path / "runs")}
+    config = load_config(None, settings, flags, suggest=True)
+    result = run(config)
+    found = {y.kind: y for y in measure_yardsticks(config, load_run(tmp_path / "runs" / "a"), tmp_path)}
+    assert set(found) == {"alone", "pooled"}  # trees on pixels are no yardstick
+    assert [s.samples for s in found["alone"].sites] == build_federation(config).sizes.tolist()
+    assert found["pooled"].test["macro_f1"] > result.floor["macro_f1"]

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.core.privacy import secure_normal
+
 SEED = 32
 """Bytes of a secret."""
 CHECKS = 2
@@ -214,16 +216,11 @@ def isolated(sets: Iterable[Collection[str]], least: int) -> tuple[str, ...]:
 # -- noise -----------------------------------------------------------------------------------------------------
 
 
-def share_of_noise(n: int, deviation: float, seed: bytes) -> np.ndarray:
-    """(n,) int64: Gaussian noise of a ``deviation`` in units, rounded, from a cryptographic stream (Box and Muller).
+def share_of_noise(n: int, deviation: float, secret: bytes, purpose: str) -> np.ndarray:
+    """(n,) int64: Gaussian noise of a ``deviation`` in units, rounded, from a cryptographic stream.
 
     Given its rounding error, a rounded Gaussian is exactly a discrete one on a shifted grid. Sums of those are as
     private as one Gaussian of the summed variance up to a term of exp(-2 pi^2 deviation^2) (Kairouz, Liu and Steinke,
     ICML 2021), which is nothing at the thousands of units that noise has here.
     """
-    half = -(-n // 2)
-    words = stream(seed, 2 * half, np.uint64) >> np.uint64(11)
-    uniform = (words.astype(np.float64) + 0.5) * 2.0**-53
-    radius, angle = np.sqrt(-2.0 * np.log(uniform[:half])), 2 * np.pi * uniform[half:]
-    both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
-    return np.rint(both * deviation).astype(np.int64)
+    return np.rint(secure_normal(secret, purpose, n) * deviation).astype(np.int64)

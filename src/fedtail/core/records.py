@@ -36,6 +36,11 @@ class Task:
     """The method's message to every client (Ratio Loss weights, SCAFFOLD's control variate ...)."""
     messages: Mapping[int, Tensors] = field(default_factory=dict)
     """The method's message to single clients."""
+    weights: np.ndarray | None = None
+    """(S,) share of each client in the aggregate, and"""
+    axes: np.ndarray | None = None
+    """(S,) the axis of a search it moves along: updates of one axis may be added up, by these shares, before they reach
+    the server. Both are for engines whose clients do so."""
     reports: frozenset[str] = frozenset()
     """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``, ``diverged`` (a race)."""
     advance: Callable[[float], None] = field(default=lambda part: None, compare=False)
@@ -63,6 +68,25 @@ class Update:
     """(P,) scalars requested by ``Task.reports``."""
     extras: Tensors = field(default_factory=dict)
     """(P, ...) what the method declares in ``Method.wire`` beyond FedAvg; empty for most."""
+    members: tuple[int, ...] = ()
+    """Of a weighted mean of several clients' updates, all that the server sees of them: these clients, ``client`` the
+    first. Empty for an update of one client."""
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All clients behind it."""
+        return self.members or (self.client,)
+
+
+def clients_of(updates: Sequence[Update]) -> np.ndarray:
+    """(S,) all clients behind some updates, in their order."""
+    return np.array([k for u in updates for k in u.clients], dtype=np.int64)
+
+
+def pooled(weights: np.ndarray, updates: Sequence[Update]) -> np.ndarray:
+    """(U,) the weight of each update, from those of all clients behind them."""
+    ends = np.cumsum([len(u.clients) for u in updates])
+    return np.array([part.sum() if len(part) > 1 else part[0] for part in np.split(weights, ends[:-1])])
 
 
 class Deltas(Sequence[Tensor]):
@@ -85,3 +109,9 @@ class Refusal:
     client: int
     round: int
     reason: str
+    code: str = ""
+    """Where sites are real: one of a few fixed words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the round's record."""
+        return {"client": self.client, "reason": self.reason, **({"code": self.code} if self.code else {})}

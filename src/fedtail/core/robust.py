@@ -40,6 +40,12 @@ def capped(weights: np.ndarray, most: float) -> np.ndarray:
     return out
 
 
+def fair_share(n: int) -> float:
+    """The largest share of one of ``n`` sites that only says how large it is: three equal ones but at most a quarter;
+    among fewer than six sites one and a half; among two there is nobody to ask."""
+    return max(min(0.25, 3 / n), 1.5 / n) if n > 2 else 1.0
+
+
 def distances(gram: np.ndarray, centre: np.ndarray) -> np.ndarray:
     """(S,) from each update to sum_j centre_j update_j. gram: (S, S) inner products."""
     return np.asarray(np.sqrt(np.maximum(np.diag(gram) - 2 * gram @ centre + centre @ gram @ centre, 0.0)))

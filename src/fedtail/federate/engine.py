@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,23 +15,30 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decisions
-from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.core.scores import Scores, total
+from fedtail.core.masks import CHECKS, Release
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
+from fedtail.core.robust import capped, fair_share
+from fedtail.core.scores import ONE, Scores, total
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError, one_of
+from fedtail.federate.protocol.compress import BLOCK
 from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.sums import ORDER
+from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError, whole
+from fedtail.federate.protocol.sums import LEAST, MASKED, ORDER, as_masked, size_of_counts
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel, WireError, pack_candidates, pack_task, unpack_update
+from fedtail.federate.protocol.wire import MOST, Parcel, pack_candidates, pack_task, unpack_update
 from fedtail.federate.spool import StoredUpdate
-from fedtail.federate.sums import Sums, read_masked_counts, sum_of_counts
+from fedtail.federate.sums import Sums, pools, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
 CANDIDATES = ("affine", "models")
-SLACK_BYTES = 1 << 24
-"""What a reply may have that is no model: counts, losses, names."""
+SLACK_VALUES = 1 << 22
+"""Numbers that a method may send or measure which have nothing to do with the model's size: sums per class, say."""
+DELTA = {"none": ("F32", "F64"), "bf16": ("BF16",), "int8": ("I8",)}
+"""How an update travels, by ``deploy.compress``."""
 T = TypeVar("T")
 
 
@@ -73,6 +79,10 @@ class RemoteEngine:
     spool: Path | None = None
     """Folder where the updates of a round wait that are larger, all together, than ``memory_mb``; None for memory."""
     memory_mb: float = 0.0
+    validation_sizes: Sequence[int] | None = None
+    """(K,) validation samples per client, from the handshake; None if not known."""
+    real: bool = False
+    """Whether sites may be hostile, and so count for no more than a fair share of the validation samples they claim."""
     sums: Sums | None = None
     """Needed where the job's ``reveal`` is ``sums``."""
     faults: list[Refusal] = field(default_factory=list)
@@ -86,8 +96,10 @@ class RemoteEngine:
             raise one_of("deploy.candidates", self.candidates, CANDIDATES)
         self.n_clients = len(self.sizes)
         self.model = FlatModel(self.job.build_model())
-        self._sampler = self.job.build_method().sampler
+        self._method = self.job.build_method()
+        self._sampler, self._sends_more = self._method.sampler, self._method.wire != "nothing"
         self._round = 0
+        self._test_sizes: dict[int, int] = {}
         self._answered: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
 
@@ -103,19 +115,76 @@ class RemoteEngine:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             payloads[client] = pack_task(task, row, meta)
+        if self.job.updates == "masked":
+            updates, refusals = self._train_masked(task, payloads)
+            refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
+            return updates, sorted(refusals, key=lambda r: r.client)
         most = {k: self._most_steps(k, task) for k in payloads}
         one = task.n_probes * task.x.numel() * task.x.element_size()
         spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
 
+        views = self.job.encoding.views if self.job.encoding else 1
+
         def read(client: int, parcel: Parcel) -> Update:
-            update = read_update(client, parcel, task, most)
+            update = read_update(client, parcel, task, most[client], int(self.sizes[client]) * views)
             task.advance(1.0 / len(payloads))
             return update if spool is None else StoredUpdate(update, spool)
 
-        # The update, what a method may send beside it, and a little for names and numbers.
-        replies, refusals = self._exchange(Phase.TRAIN, payloads, read, 4 * one + SLACK_BYTES)
-        refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
+        replies, refusals = self._exchange(Phase.TRAIN, payloads, read, self._update_budget(task))
+        refusals += [refused(k, task.round, reason) for k, reason in late.items()]
         return list(replies.values()), sorted(refusals, key=lambda r: r.client)
+
+    def _update_budget(self, task: Task) -> Budget:
+        """The update, the numbers that were asked for, and what the method may send beside it."""
+        probes, n = task.n_probes, task.x.numel()
+        kinds = {
+            "delta": Kind(DELTA[self.job.compress], (probes, n)),
+            "report/": Kind(("F64", "F32", "I64", "BOOL"), (probes,), times=8),
+        }
+        if self.job.compress == "int8":
+            kinds["scale"] = Kind(("F32",), (probes, -(-n // BLOCK)))
+        if self._sends_more:
+            kinds["extra/"] = Kind(FLOATS, None, 2 * probes * n + SLACK_VALUES, times=8)
+        return Budget(kinds)
+
+    def _train_masked(self, task: Task, payloads: Mapping[int, Parcel]) -> tuple[list[Update], list[Refusal]]:
+        """One update for each axis of a search, or for all clients: their weighted mean, and nothing of each."""
+        assert self.sums is not None
+        steps = {k: self._most_steps(k, task) for k in payloads}
+        sets, refusals = pools(task, payloads, self.sums, self.sizes, self.job, self._method, steps)
+        size = task.n_probes * (task.x.numel() + 1 + (DIVERGED in task.reports)) + CHECKS
+        mine = {k: pool for pool in sets for k in pool.clients}
+        asked = {
+            k: Parcel({**payloads[k].meta, ORDER: pool.order.to_json()}, payloads[k].tensors)
+            for k, pool in mine.items()
+        }
+
+        def add(client: int, parcel: Parcel) -> None:
+            mine[client].add(client, as_masked(parcel.tensors, size, np.uint32))
+
+        budget = Budget({MASKED: Kind(("I32",), (size,))})
+        _, missing = self._exchange(Phase.TRAIN, asked, add, budget)
+        left = [pool for pool in sets if len(pool.there) >= LEAST]
+        few = [
+            Refusal(k, task.round, CODES["mask-few"], "mask-few")
+            for pool in sets
+            if pool not in left
+            for k in pool.there
+        ]
+        asked = {k: Parcel({**self._meta(k), ORDER: pool.survivors().to_json()}) for pool in left for k in pool.there}
+
+        def take(client: int, parcel: Parcel) -> Release:
+            return mine[client].read_release(client, parcel)
+
+        releases, silent = self._exchange(Phase.UNMASK, asked, take, Budget(meta=1 << 22, items=1 << 16))
+        updates = []
+        for pool in left:
+            found, reason = pool.update({k: releases[k] for k in pool.there if k in releases}, task, self.sizes, steps)
+            if found is not None:
+                updates.append(found)
+            said = {r.client: r.reason for r in silent}
+            few += [Refusal(k, task.round, said.get(k, reason)) for k in pool.there if reason]
+        return updates, refusals + missing + few
 
     def _meet_absent(self, task: Task) -> dict[int, str]:
         """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its
@@ -138,12 +207,42 @@ class RemoteEngine:
             # Candidates are compared on the same samples: who misses one message counts in none.
             asked = {k: Parcel(self._meta(k), parcel.tensors) for k in counts}
             shape = (len(rows), 3, self._revealed)
-            read = partial(read_counts, name="counts", shape=shape)
-            replies = self._ask(Phase.VALIDATE, asked, read, len(clients), math.prod(shape))
+            read = partial(self._read_candidate_counts, shape=shape)
+            replies = self._ask(Phase.VALIDATE, asked, read, len(clients), {"counts": Kind(("I64",), shape)})
             counts = {k: v for k, v in counts.items() if k in replies}
             for k, found in replies.items():
                 counts[k][rows, :, : found.shape[-1]] = found
-        return np.sum(list(counts.values()), axis=0)
+        return self._fair_sum(counts)
+
+    def _read_candidate_counts(self, client: int, parcel: Parcel, shape: tuple[int, ...]) -> np.ndarray:
+        """Every candidate is counted on the same samples, as many as the handshake says."""
+        counts = read_counts(client, parcel, "counts", shape)
+        self._check_total(client, "validation", counts[:, 1:].sum(axis=-1))
+        if (counts[:, 0] > counts[:, 1:].min(axis=1)).any():
+            raise WireError("more samples right than there are", "out-of-range")
+        return counts
+
+    def _check_total(self, client: int, split: str, totals: np.ndarray) -> None:
+        """The samples of a split are as many as agreed in the handshake or, for tests, as many as the first time."""
+        if split == "validation" and self.validation_sizes is None:
+            return
+        first = int(totals.flat[0]) if totals.size else 0
+        known = self.validation_sizes if split == "validation" else self._test_sizes
+        assert known is not None
+        agreed = int(known.setdefault(client, first) if isinstance(known, dict) else known[client])
+        if (totals != agreed).any():
+            raise WireError(f"counts of {first} samples of its {split} split, which has {agreed}", "changed")
+
+    def _fair_sum(self, counts: Mapping[int, np.ndarray]) -> np.ndarray:
+        """The sum, to which nobody adds more than a fair share of the samples: their number is what a site says."""
+        held = self.validation_sizes
+        if held is not None and self.real:
+            sizes = np.array([held[k] for k in counts], dtype=np.float64)
+            kept = capped(sizes, fair_share(int((sizes > 0).sum())))
+            scale = dict(zip(counts, kept / np.maximum(sizes, 1), strict=True))
+            small = {k: np.floor(v * scale[k]).astype(np.int64) for k, v in counts.items() if scale[k] < 1 - 1e-9}
+            counts = {**counts, **{k: v for k, v in small.items() if held[k]}}
+        return np.asarray(np.sum(list(counts.values()), axis=0))
 
     def _validate_masked(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
         """The same from masked sums. Who misses one message counts in none, so all of them are asked again."""
@@ -167,8 +266,8 @@ class RemoteEngine:
         while True:
             order = {ORDER: self.sums.order(members).to_json()}
             asked = {k: Parcel({**self._meta(k), **parcel.meta, **order}, parcel.tensors) for k in members}
-            values = sum(math.prod(shape) for shape in shapes.values())
-            replies = self._ask(phase, asked, read, wanted, values)
+            kind = Kind(("I64",), (size_of_counts(shapes) + CHECKS,))
+            replies = self._ask(phase, asked, read, wanted, {MASKED: kind})
             if len(replies) == len(members):
                 self.sums.last = tuple(members)
                 return sum_of_counts(replies, shapes), members
@@ -178,7 +277,8 @@ class RemoteEngine:
         """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
         if split == "test" and self.test is not None:
             return confusion_on(self.model, Split(self.test, self.job.transform, self.job.n_classes))(x)
-        return np.asarray(np.sum(list(self._confusions(x, split).values()), axis=0))
+        found = self._confusions(x, split)
+        return self._fair_sum(found) if split == "validation" and -1 not in found else np.asarray(sum(found.values()))
 
     def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
         return {} if self.job.reveal == "sums" else self._confusions(x, "validation")
@@ -200,10 +300,15 @@ class RemoteEngine:
         asked = {k: Parcel({**self._meta(k), "splits": splits}, {"x": x}) for k in self._present}
 
         def read(client: int, parcel: Parcel) -> list[np.ndarray]:
-            return [read_counts(client, parcel, split, shape) for split in splits]
+            found = [read_counts(client, parcel, split, shape) for split in splits]
+            for split, counts in zip(splits, found, strict=True):
+                self._check_total(client, split, counts[1:] if shape == (2,) else counts.sum(keepdims=True))
+                if shape == (2,) and counts[0] > counts[1]:
+                    raise WireError("more samples right than there are", "out-of-range")
+            return found
 
-        values = len(splits) * math.prod(shape)
-        replies = self._ask(Phase.CONFUSION, asked, read, self._members, values)
+        kinds = dict.fromkeys(splits, Kind(("I64",), shape))
+        replies = self._ask(Phase.CONFUSION, asked, read, self._members, kinds)
         matrix = (1, 2) if shape == (2,) else shape
         return {split: {k: one[i].reshape(matrix) for k, one in replies.items()} for i, split in enumerate(splits)}
 
@@ -250,14 +355,21 @@ class RemoteEngine:
         }
 
         def read(client: int, parcel: Parcel) -> Scores:
-            return Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+            found = Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+            self._check_total(client, split, np.array([found.confusion.sum(), *found.bins.sum(axis=(1, 2)), found.n]))
+            most = max(found.sums.max(), found.tempered.max())
+            if (found.cells[1] > found.cells[0]).any() or most > 128 * ONE * found.n:
+                raise WireError("sums of scores that cannot be", "out-of-range")
+            return found
 
-        replies = self._ask(Phase.SCORES, asked, read, wanted)
+        kinds = {name: Kind(("I64",), shape) for name, shape in shapes.items()}
+        replies = self._ask(Phase.SCORES, asked, read, wanted, kinds)
         return replies, list(replies)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
-        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self._members)
+        kinds = {"value": Kind(FLOATS, None, SLACK_VALUES)}
+        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self._members, kinds)
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
@@ -293,7 +405,8 @@ class RemoteEngine:
         local, row = self.job.local, task.clients.index(client)
         if self._sampler == "balanced":
             return local.epochs * np.ceil(self.sizes[client] / max(local.batch_size // self.job.n_classes, 1))
-        if float(task.probes["rate"][row].max()) > 1:
+        rate = float(task.probes["rate"][row].max())
+        if rate > 1:
             return float("inf")
         return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
 
@@ -314,18 +427,15 @@ class RemoteEngine:
         phase: Phase,
         parcels: Mapping[int, Parcel],
         read: Callable[[int, Parcel], T],
-        most: float,
+        budget: Budget,
     ) -> tuple[dict[int, T], list[Refusal]]:
-        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing.
-
-        ``most``: bytes that a reply can have.
-        """
-        answers = exchange(self.transport, phase, parcels, read, self.timeout, most)
+        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
+        answers = exchange(self.transport, phase, parcels, read, self.timeout, budget)
         self.traffic.down += answers.down
         self.traffic.up += answers.up
         self.traffic.exchanges += 1
         self.seen |= dict.fromkeys(answers.good, time.time())
-        return answers.good, [Refusal(k, self._round, reason) for k, reason in answers.reasons.items()]
+        return answers.good, [refused(k, self._round, reason) for k, reason in answers.reasons.items()]
 
     def _ask(
         self,
@@ -333,14 +443,14 @@ class RemoteEngine:
         parcels: Mapping[int, Parcel],
         read: Callable[[int, Parcel], T],
         wanted: int,
-        values: int = 0,
+        kinds: Mapping[str, Kind],
     ) -> dict[int, T]:
         """Replies of a quorum of ``wanted`` clients; who is missing goes into ``faults``.
 
-        ``values``: numbers in a reply.
+        ``kinds``: what a reply holds.
         """
-        replies, refusals = self._exchange(phase, parcels, read, 8 * values + SLACK_BYTES)
-        self.faults += [Refusal(r.client, r.round, f"{phase}: {r.reason}") for r in refusals]
+        replies, refusals = self._exchange(phase, parcels, read, Budget(kinds))
+        self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
         if not replies or len(replies) < self.quorum * wanted - 1e-9:
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
             raise FedtailError(
@@ -361,18 +471,27 @@ class RemoteEngine:
             yield piece, Parcel({}, {"models": torch.stack([candidates.vector(int(s)) for s in piece])})
 
 
-def read_update(client: int, parcel: Parcel, task: Task, most: Mapping[int, float]) -> Update:
-    """The update of a reply that belongs to this client and round; ``WireError`` otherwise."""
-    update, answered = unpack_update(parcel), parcel.meta.get("round")
+def refused(client: int, round: int, reason: object, prefix: str = "") -> Refusal:
+    """A fault, or a line of our own, as a refusal."""
+    return Refusal(client, round, f"{prefix}{reason}", getattr(reason, "code", ""))
+
+
+def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int) -> Update:
+    """The update of a reply that belongs to this client and round; ``WireError`` otherwise. ``most``: local steps that
+    are possible; ``size``: training samples, as the handshake has it."""
+    update, answered = unpack_update(parcel, most), parcel.meta.get("round")
     if update.client != client or answered != task.round:
         raise WireError(
-            f"reply is for client {update.client} in round {answered}, expected client {client} in round {task.round}"
+            f"reply is for client {update.client} in round {whole(answered, 0, MOST, 'round')}, expected client "
+            f"{client} in round {task.round}"
         )
+    if update.n_samples != size:
+        raise WireError(f"it says it has {update.n_samples} training samples, in the handshake {size}", "changed")
     runs = len(update.delta) if update.delta.ndim else 0
     if not runs == len(update.steps) == len(update.loss):
         raise WireError(f"malformed update: {runs} runs, {len(update.steps)} step counts, {len(update.loss)} losses")
-    if max(update.steps, default=0) > most[client]:
-        raise WireError(f"update claims {max(update.steps)} local steps, at most {most[client]:.0f} are possible")
+    if extra := set(update.reports) - {*task.reports, DIVERGED}:
+        raise WireError(f"{len(extra)} reports that were not asked for", "unexpected")
     return update
 
 

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtail.core.records import Refusal
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.engine import RemoteEngine, refused
 from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.sums import Sums, choose_reveal
+from fedtail.federate.sums import LEAST, Sums, check_masked, choose_reveal, need_masks
 from fedtail.files import write_atomically
 from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
@@ -84,7 +83,7 @@ def federate(
         hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
-        schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout)
+        schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout, quorum)
         reveal, told_less = choose_reveal(config, hellos, names, len(everybody))
     else:
         agreed, schema = before[:2]
@@ -106,6 +105,7 @@ def federate(
         return {k: hello.n_train for k, hello in joined.items()}, reasons
 
     sums = Sums.of(hellos, names)
+    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
     engine = RemoteEngine(
         transport=transport,
         job=job,
@@ -113,10 +113,12 @@ def federate(
         absent={**missing, **dict.fromkeys(gone, "has left")},
         gone=gone,
         meet=meet,
-        faults=[Refusal(k, 0, f"hello: {reason}") for k, reason in missing.items()],
+        faults=[refused(k, 0, reason, "hello: ") for k, reason in missing.items()],
         test=test,
         timeout=deploy.timeout,
         quorum=quorum,
+        validation_sizes=held_out,
+        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
         candidates=deploy.candidates,
         models_per_message=deploy.models_per_message,
         memory_mb=deploy.memory_mb,
@@ -126,7 +128,12 @@ def federate(
     if method.needs_auxiliary:
         raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
     engine.model.load(initial_model(config, job))
-    rates = RATES.build(config.rates.name, began_with, **config.rates.options)
+    options = config.rates.options
+    if deploy.updates == "masked":
+        need_masks(hellos, names, len(everybody))
+        if config.rates.name == "fedhoo_clusters":
+            options = {"least": LEAST, **options}
+    rates = RATES.build(config.rates.name, began_with, **options)
     problem = Problem(
         engine=engine,
         method=method,
@@ -134,14 +141,16 @@ def federate(
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,
-        real=True,
+        real=engine.real,
+        watched=True,
     )
-    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
+    if deploy.updates == "masked":
+        check_masked(config, method, problem.rates)
     notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
     about = describe(schema, job, names, hellos, test, held_out, notes)
 
     def amend(record: dict[str, Any]) -> None:
-        record["faults"] = [{"client": r.client, "reason": r.reason} for r in engine.drain()]
+        record["faults"] = [r.to_json() for r in engine.drain()]
         traffic, engine.traffic = engine.traffic, type(engine.traffic)()
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
@@ -215,6 +224,15 @@ def make_job(
             f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
             "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
         )
+    if config.deploy.updates == "masked" and config.deploy.compress != "none":
+        raise FedtailError("deploy.updates = 'masked': masked updates do not compress; set deploy.compress = 'none'")
+    if config.deploy.updates == "masked" and config.privacy.mode in ("local", "central"):
+        raise FedtailError(
+            f"deploy.updates = 'masked' goes with privacy.mode = 'shares', not with {config.privacy.mode!r}: sites add "
+            "their shares of the noise under masks"
+        )
+    if config.deploy.updates == "plain" and config.privacy.mode == "shares":
+        raise FedtailError("privacy.mode = 'shares' hides shares of noise under masks; set deploy.updates = 'masked'")
     beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
@@ -243,6 +261,10 @@ def make_job(
         preprocessing=schema["preprocessing"],
         reveal=reveal,
         noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
+        updates=config.deploy.updates,
+        shares=config.privacy.noise if config.privacy.mode == "shares" else 0.0,
+        clip=(config.privacy.clip or 0.0) if config.privacy.mode == "shares" else 0.0,
+        dropouts=config.privacy.dropouts if config.privacy.mode == "shares" else 0.0,
         compress=config.deploy.compress,
         engine=engine,
     )

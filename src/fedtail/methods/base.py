@@ -242,6 +242,11 @@ class Method:
         ``reveal = "classes"``."""
         return False
 
+    @property
+    def only_sums(self) -> bool:
+        """Whether the server needs nothing of a round but the weighted sum of updates, so that masks may hide each."""
+        return self.wire.startswith("nothing") and not self.reveals_classes and type(self).weights is Method.weights
+
     def stats(self, state: Tensors) -> dict[str, Any]:
         """Numbers about the server state for the round's history record; JSON values only."""
         return {}

@@ -44,6 +44,8 @@ class ClusteredFedHOO(FedHOO):
     reward: str = "drift"
     """Unlike in FedHOO: which clients validate changes from round to round, and so does the level of rewards."""
     clusters: int = 4
+    least: int = 1
+    """Fewest clients of a cluster; smaller ones join the nearest. Masked sums need 3."""
     by: str = "updates"
     labels: Sequence[int | str] | None = None
     seed: int = 0
@@ -62,6 +64,7 @@ class ClusteredFedHOO(FedHOO):
             self.by = "labels"
             self._settle_by(self.labels)
         check_range("rates.clusters", self.clusters, 1, MAX_AXES)
+        check_range("rates.least", self.least, 1)
         if self.by == "updates":
             check_range("rates.cold_rounds (whose updates the clusters come from)", self.cold_rounds, 1)
         self._axes %= self.clusters
@@ -88,7 +91,8 @@ class ClusteredFedHOO(FedHOO):
             self._reset()
         else:
             # Until updates are known, size stands in: in the cold rounds all clients get the same probes anyway.
-            self._axes = k_means(np.log(np.maximum(setting.sizes, 1.0))[:, None], self.clusters, self.seed)
+            points = np.log(np.maximum(setting.sizes, 1.0))[:, None]
+            self._axes = merge_small(k_means(points, self.clusters, self.seed), points, self.least)
             if self.by == "size":
                 self._settled = True
                 self.clusters = int(self._axes.max()) + 1  # fewer where sizes coincide
@@ -178,6 +182,13 @@ class ClusteredFedHOO(FedHOO):
                 f"rates.labels has {len(names)} different labels, at most {MAX_AXES} are allowed; merge some"
             )
         self._axes = np.array([names.index(str(v)) for v in labels])
+        sizes = np.bincount(self._axes)
+        if sizes.min() < self.least:
+            few = int(sizes.argmin())
+            raise FedtailError(
+                f"rates.labels: {names[few]!r} has {sizes[few]} clients, at least {self.least} are needed "
+                "(rates.least); merge it with another"
+            )
         self.clusters, self._settled = len(names), True
 
     def _cluster_updates(self) -> None:
@@ -185,7 +196,7 @@ class ClusteredFedHOO(FedHOO):
         if not seen.any():
             return
         directions = _unit(self._sketches[seen])
-        labels = k_means(directions, self.clusters, self.seed)
+        labels = merge_small(k_means(directions, self.clusters, self.seed), directions, self.least)
         self._centroids = _unit(np.stack([directions[labels == a].mean(axis=0) for a in range(labels.max() + 1)]))
         before, searched = self._point[self._axes], self._round
         self._axes = np.zeros(self.n_clients, dtype=np.int64)
@@ -245,6 +256,20 @@ def k_means(points: np.ndarray, n_clusters: int, seed: int = 0, *, restarts: int
             best, best_cost = labels, cost
     _, first, inverse = np.unique(best, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[inverse])
+
+
+def merge_small(labels: np.ndarray, points: np.ndarray, least: int) -> np.ndarray:
+    """(N,) labels without clusters of fewer than ``least`` points: the smallest joins the one with the nearest
+    centre."""
+    out = labels.copy()
+    while True:
+        names, sizes = np.unique(out, return_counts=True)
+        if sizes.min() >= least or len(names) == 1:
+            return np.asarray(np.searchsorted(names, out))
+        small = names[sizes.argmin()]
+        centres = {a: points[out == a].mean(axis=0) for a in names}
+        gaps = {a: float(np.linalg.norm(centres[a] - centres[small])) for a in names if a != small}
+        out[out == small] = min(gaps, key=lambda a: gaps[a])
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
+import numpy as np
 import torch
 
 from fedtail.core.privacy import noisy_limit
-from fedtail.core.records import Refusal, Task, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Update, clients_of
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
+
+REPORTS = {DIVERGED: (0.0, 1.0)}
+"""Range of the scalars that clients report, where there is one."""
 
 
 def accept(
@@ -17,21 +24,30 @@ def accept(
 ) -> tuple[list[Update], list[Refusal]]:
     """Refuse updates that ``fault`` finds fault with; raise where fewer than the quorum are left."""
     privacy, quorum = settings.privacy, settings.run.quorum
-    noise = privacy.noise if privacy.mode == "local" else 0.0
+    noise = privacy.noise if privacy.mode in ("local", "shares") else 0.0
     good, bad = [], list(refusals)
+    usual = Counter(map(_extras, updates)).most_common(1)
     for u in sorted(updates, key=lambda u: u.client):
         reason = fault(u, problem.method, task, problem.n_classes, problem.model.n_params, noise)
+        if reason is None and _extras(u) != usual[0][0]:
+            reason = "what it sends beside the update is of another kind than what most send"
         if reason is None:
             good.append(u)
         else:
-            bad.append(Refusal(u.client, task.round, reason))
-    if not good or len(good) < quorum * len(task.clients) - 1e-9:  # 0.28 * 25 is a little more than 7
+            bad += [Refusal(k, task.round, reason, "update") for k in u.clients]
+    n_good = len(clients_of(good))
+    if n_good < max(quorum * len(task.clients) - 1e-9, 1):  # 0.28 * 25 is a little more than 7
         first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
         raise FedtailError(
-            f"round {task.round}: {len(good)} of {len(task.clients)} clients returned a valid update, fewer than the "
+            f"round {task.round}: {n_good} of {len(task.clients)} clients returned a valid update, fewer than the "
             f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
         )
     return good, bad
+
+
+def _extras(u: Update) -> tuple[Any, ...]:
+    """Names, shapes and types of what the method sends beside the update, by which a site must be like the others."""
+    return tuple(sorted((name, tuple(value.shape), str(value.dtype)) for name, value in u.extras.items()))
 
 
 def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, noise: float) -> str | None:
@@ -52,6 +68,11 @@ def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, 
             return f"update has {name!r} of shape {tuple(shape)}, expected {runs}"
     if not all(bool(torch.isfinite(values).all()) for values in (u.delta, *u.extras.values())):
         return "update is not finite"
+    for name, value in u.reports.items():
+        known = value[~np.isnan(value.astype(np.float64))]
+        low, high = REPORTS.get(name, (-np.inf, np.inf))
+        if not np.isfinite(known).all() or (known < low).any() or (known > high).any():
+            return f"report {name!r} is outside [{low:g}, {high:g}]"
     for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
         bound = run_bound(method, task, u.client, i, steps, n_classes)
         norm = float(torch.linalg.vector_norm(delta[:n_params].double()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates, binary_candidates, separate_candidates, uniform_candidates
 from fedtail.core.metrics import gram_alignment
 from fedtail.core.records import Deltas, Update
-from fedtail.core.robust import bounded, capped, centre, distances, krum, suspected, trimmed_by_blocks
+from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected, trimmed_by_blocks
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
@@ -41,10 +41,9 @@ def rule_of(settings: Settings, real: bool) -> str:
 
 def limited(weights: np.ndarray, server: Server, real: bool) -> np.ndarray:
     """The weights with none above the share that one site can have: a site's size is what it claims."""
-    n = int((weights > 0).sum())
     if server.max_weight is not None:
         return capped(weights, server.max_weight)
-    return capped(weights, max(min(0.25, 3 / n), 1.5 / n)) if real and n > 2 else weights
+    return capped(weights, fair_share(int((weights > 0).sum()))) if real else weights
 
 
 def check_aggregate(problem: Problem, settings: Settings) -> None:
@@ -75,8 +74,9 @@ class Gathered:
     def __init__(self, problem: Problem, settings: Settings, updates: Sequence[Update], weights: np.ndarray) -> None:
         server = settings.server
         self.raw, self.claimed, self.server = updates, weights, server
-        self.rule = rule_of(settings, problem.real) if len(updates) > 2 else "mean"
-        self.updates, self.weights = list(updates), limited(weights, server, problem.real)
+        summed = any(u.members for u in updates)  # sums of clients, which nothing can be told of each
+        self.rule = rule_of(settings, problem.real) if len(updates) > 2 and not summed else "mean"
+        self.updates, self.weights = list(updates), weights if summed else limited(weights, server, problem.real)
         self.mix = np.eye(len(updates))
         """What each update was made of: row k of (S, S) is in terms of the updates as they came."""
         self._grams: dict[tuple[int, ...], np.ndarray] = {}
@@ -109,6 +109,11 @@ class Gathered:
             return uniform_candidates(x, self.weights, deltas)
         probes = range(len(self.raw[0].steps))
         return separate_candidates([self.combine(x, np.full(len(self.raw), j, dtype=np.int64)) for j in probes])
+
+    def diagnostics(self, choice: np.ndarray, p: np.ndarray, real: bool, wanted: Collection[str]) -> dict[str, Any]:
+        """What the round's record says of updates; ``influence`` always in a real federation."""
+        out: dict[str, Any] = {"alignment": self.alignment(choice, p)} if "alignment" in wanted else {}
+        return {**out, "influence": self.influence(choice)} if real or "influence" in wanted else out
 
     def alignment(self, choice: np.ndarray, p: np.ndarray) -> float:
         return gram_alignment(self.gram(choice), p)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, signed
 from fedtail.core.random import generator
-from fedtail.core.records import Deltas, Task
+from fedtail.core.records import Deltas, Task, clients_of, pooled
 from fedtail.core.schedule import round_rate
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
@@ -70,29 +70,32 @@ def train_rounds(
             broadcast=method.broadcast(state.method),
             messages={k: m for k in clients if (m := method.message(state.method, k))},
             reports=rates.reports,
+            weights=p_all[list(clients)],
+            axes=rates.axes[list(clients)] if rates.patterns() == "binary" else None,
         )
         if pace is not None:
             pace.begin(t, task.n_probes)
             task = replace(task, advance=pace.advance)
         updates, refusals = accept(*engine.train(task), problem, task, settings)
-        present = np.array([u.client for u in updates])
-        p = rates.weights(p_all, present)
-        rates.observe(present, Deltas(updates))
+        present, first_of = clients_of(updates), np.array([u.client for u in updates])
+        p = pooled(rates.weights(p_all, present), updates)
+        summed = len(present) > len(updates)  # under masks there is nothing to say of single clients
+        rates.observe(first_of, Deltas(updates))
         gathered = Gathered(problem, settings, updates, method.weights(p, updates, state.method))
         updates, weights = gathered.updates, gathered.weights
 
-        candidates = gathered.candidates(state.x, rates, present)
+        candidates = gathered.candidates(state.x, rates, first_of)
         rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
         winner = rates.tell(
             rewards, reports=reports_of(updates, engine.n_clients), present=_mask(engine.n_clients, present)
         )
-        choice = rates.choice[present]
+        choice = rates.choice[first_of]
         aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
         aggregate, cost = privatize(problem, settings.privacy, task, aggregate, weights, updates, state.history)
         state.x, state.server = server_step(settings.server, state.x, aggregate, state.server, problem.model.n_params)
 
         state.method = method.after_round(server, updates, choice.tolist(), state.method)
-        engine.commit(dict(zip(present.tolist(), choice.tolist(), strict=True)))
+        engine.commit(dict(zip(present.tolist(), rates.choice[present].tolist(), strict=True)))
         record = {
             "round": t,
             "lr": lr / first * starting_lr(rates, local) if rates.evidence else lr,
@@ -100,13 +103,12 @@ def train_rounds(
             "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
-            "refused": [{"client": r.client, "reason": r.reason} for r in refusals],
+            "refused": [r.to_json() for r in refusals],
             **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
             **cost,
-            **({"alignment": gathered.alignment(choice, p)} if "alignment" in run.diagnostics else {}),
-            **({"influence": gathered.influence(choice)} if problem.real or "influence" in run.diagnostics else {}),
+            **({} if summed else gathered.diagnostics(choice, p, problem.watched, run.diagnostics)),
         }
         if rewards is not None:
             record["reward"] = float(rewards[winner])

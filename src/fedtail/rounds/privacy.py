@@ -28,7 +28,8 @@ def check_privacy(problem: Problem, privacy: Privacy) -> None:
     method, rates, where = problem.method, problem.rates, f"privacy.mode = {privacy.mode!r}"
     if has_batchnorm(problem.model.module):
         raise FedtailError(f"{where}: BatchNorm's statistics have no norm bound; use model.batchnorm='groupnorm'")
-    if method.bound(1.0, 1, problem.n_classes) is None or rates.searches == "weight_decay":
+    bounded = method.bound(1.0, 1, problem.n_classes) is not None and rates.searches != "weight_decay"
+    if not bounded and not (privacy.mode == "shares" and privacy.clip):
         raise FedtailError(
             f"{where} needs a method whose updates are bounded, e.g. 'fedcgnm' with weight_decay = 0; {method.name!r} "
             "as set has no bound"

@@ -80,6 +80,8 @@ class Problem:
     """Clients that have left for good and are not asked any more; may change between rounds."""
     real: bool = False
     """Whether clients are sites, which may be hostile, and not simulated: what ``auto`` settings of the server mean."""
+    watched: bool = False
+    """Whether each client's influence on the model is recorded."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
 

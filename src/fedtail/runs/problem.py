@@ -128,6 +128,11 @@ def assemble(
     if "assumption" in diagnostics:
         monitors.append(assumption_monitor(federation, model, method, settings))
     seed, privacy = settings.run.seed, settings.privacy
+    if privacy.mode == "shares":
+        raise FedtailError(
+            "privacy.mode = 'shares' needs sites that mask their updates (fedtail deploy); in the simulator, 'central' "
+            "adds as much noise"
+        )
     if privacy.mode == "local":
         engine = cast(Engine, LocalNoise(engine, method, privacy.noise, seed, federation.n_classes))
     return Problem(

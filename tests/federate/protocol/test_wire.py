@@ -78,9 +78,9 @@ def test_candidates_cost_one_vector_more_than_there_are_clients() -> None:
     ],
 )
 def test_what_is_not_a_message_is_refused_in_one_line(parts: dict[str, bytes]) -> None:
-    with pytest.raises(WireError, match=r"^malformed message") as caught:
+    with pytest.raises(WireError) as caught:
         unpack(parts)
-    assert "\n" not in str(caught.value)
+    assert caught.value.code == "malformed" and "\n" not in str(caught.value)
 
 
 def test_an_update_without_its_fields_is_refused() -> None:

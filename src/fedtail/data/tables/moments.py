@@ -12,11 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedtail.core.robust import capped, fair_share
 from fedtail.data.tables.schema import TableSchema
 from fedtail.errors import FedtailError
 
 COUNT, MISSING, MEAN, M2 = range(4)
 """Columns of a moments array: values, missing values, mean, sum of squared deviations from the mean."""
+WIDE, HUGE = 10.0, 1e150
+"""How many times the usual deviation a site's mean may be away, and its deviation be; and no number is larger."""
 
 
 def column_moments(values: np.ndarray, *, min_count: int = 1) -> np.ndarray:
@@ -57,6 +60,40 @@ def merge_moments(sites: Sequence[np.ndarray]) -> np.ndarray:
         total[:, COUNT] = n
         total[:, MISSING] += part[:, MISSING]
     return total
+
+
+def check_moments(part: np.ndarray, columns: int, most: float) -> None:
+    """``FedtailError`` unless these can be one site's moments: whole counts up to ``most``, finite, none negative."""
+    if part.shape != (columns, 4):
+        raise FedtailError(f"moments have shape {part.shape}, expected ({columns}, 4); do all sites use one schema?")
+    counts = part[:, [COUNT, MISSING]]
+    if not np.isfinite(part).all() or (part[:, [COUNT, MISSING, M2]] < 0).any() or np.abs(part).max(initial=0) > HUGE:
+        raise FedtailError("a site sent moments that are negative or not finite")
+    if (counts != np.floor(counts)).any() or counts.sum(axis=1).max(initial=0) > most:
+        raise FedtailError(f"a site sent moments of more than {most:g} rows, or of parts of one")
+
+
+def tempered(sites: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Moments of sites that may be hostile: none counts for more than a fair share of a column's values, none is
+    farther than ``WIDE`` median deviations from the median mean, no deviation is more than so many median ones. Without
+    at least three sites that have values, or where most do not vary, there is nothing to compare with."""
+    out = [np.array(part, dtype=np.float64) for part in sites]
+    for c in range(len(out[0]) if out else 0):
+        there = [k for k, part in enumerate(out) if part[c, COUNT] > 0]
+        if len(there) < 3:
+            continue
+        rows = np.array([out[k][c] for k in there])
+        deviation = np.sqrt(rows[:, M2] / rows[:, COUNT])
+        usual, middle = float(np.median(deviation)), float(np.median(rows[:, MEAN]))
+        spread = max(usual, float(np.median(np.abs(rows[:, MEAN] - middle))))
+        rows[:, COUNT] = np.floor(capped(rows[:, COUNT], fair_share(len(there)))).clip(1)
+        if spread > 0:
+            rows[:, MEAN] = rows[:, MEAN].clip(middle - WIDE * spread, middle + WIDE * spread)
+        rows[:, M2] = (deviation.clip(0, WIDE * usual) if usual > 0 else deviation) ** 2 * rows[:, COUNT]
+        for k, row, before in zip(there, rows, [out[k][c] for k in there], strict=True):
+            if row[COUNT] < before[COUNT] or row[MEAN] != before[MEAN] or not np.isclose(row[M2], before[M2]):
+                out[k][c] = row
+    return out
 
 
 def fit_schema(schema: TableSchema, moments: np.ndarray) -> TableSchema:

@@ -19,6 +19,7 @@ reveal = "sums"                     # the most validation may send: "totals", "s
                                     # sees sums over sites only), or "classes" (the class counts of this site)
 min_sites = 3                       # fewest sites that a sum, or a difference of sums, may tell of
 differences = "refuse"              # or "allow": take part in a sum although another site is missing that was in others
+# updates = "masked"                # refuse runs in which the server would see updates of this site alone
 min_class_count = 0                 # refuse to train while a class here has fewer samples
 max_rounds_per_day = 1000           # training messages answered in 24 hours, over all runs; 0 is no limit
 min_noise = 0.0                     # refuse a run with less local noise than this

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fedtail.federate.protocol.faults import from_site
+from fedtail.federate.protocol.faults import Fault, clean, from_site, log
+from fedtail.federate.protocol.limits import ANY, Budget, WireError
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel, Parts, WireError, pack, size_of, unpack
+from fedtail.federate.protocol.wire import Parcel, Parts, pack, size_of, unpack
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ class Answers(Generic[T]):
     """Every client that was asked is in ``good`` or in ``reasons``, both in ascending order of clients."""
 
     good: dict[int, T]
-    reasons: dict[int, str]
+    reasons: dict[int, Fault]
     down: int
     """Bytes handed to the transport."""
     up: int
@@ -31,40 +32,38 @@ def exchange(
     parcels: Mapping[int, Parcel],
     read: Callable[[int, Parcel], T],
     timeout: float | None,
-    most: float = float("inf"),
+    budget: Budget = ANY,
 ) -> Answers[T]:
     """Send the parcels and have ``read(client, reply)`` make of each reply what it should, as soon as it is there.
 
-    A ``WireError``, or a field that is missing or of the wrong kind, makes it a reason; so do more than ``most`` bytes,
-    before they are looked at.
+    A reply that its ``budget`` does not declare, or that ``read`` cannot use, is a reason why this client is missing,
+    and nothing else: whatever one site sends, the others' round goes on.
     """
     packed: dict[int, bytes] = {}
     payloads = {k: pack(parcel, packed) for k, parcel in parcels.items()}
     good: dict[int, T] = {}
-    reasons: dict[int, str] = {}
+    reasons: dict[int, Fault] = {}
     up = 0
 
     def take(client: int, parts: Parts) -> None:
         nonlocal up
-        size = size_of(parts)
-        up += size
-        if size > most:
-            reasons[client] = f"a reply of {size / 1e6:.1f} MB, at most {most / 1e6:.1f} MB are possible"
-            return
+        up += size_of(parts)
         try:
-            parcel = unpack(parts)
+            parcel = unpack(parts, budget)
             if "error" in parcel.meta:
-                reasons[client] = str(from_site(client, parcel.meta["error"]))
+                reasons[client] = from_site(client, parcel.meta["error"])
             else:
                 good[client] = read(client, parcel)
         except WireError as error:
-            reasons[client] = str(error)
-        except (KeyError, TypeError, ValueError) as error:
-            reasons[client] = f"malformed {phase} reply: {type(error).__name__} {error}"
+            reasons[client] = Fault(error.code, clean(error))
+        except Exception as error:
+            log.warning("client %d, %s: %s: %s", client, phase, type(error).__name__, clean(error))
+            reasons[client] = Fault("malformed", f"malformed {phase} reply ({type(error).__name__})")
 
     errors = transport.exchange(phase, payloads, timeout, take)
     for client in parcels:
         if client not in good:
-            reasons.setdefault(client, errors.get(client, "no reply"))
+            said = errors.get(client)
+            reasons.setdefault(client, Fault("late", "no reply") if said is None else Fault("transport", clean(said)))
     down = sum(map(size_of, payloads.values()))
     return Answers(dict(sorted(good.items())), dict(sorted(reasons.items())), down, up)

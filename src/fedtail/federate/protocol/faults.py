@@ -8,7 +8,6 @@ said is cleaned and goes to the log alone.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from fedtail.errors import FedtailError
 
@@ -42,6 +41,7 @@ CODES: dict[str, str] = {
     "policy-encoder": "site policy: the encoder is not allowed there",
     "policy-reveal": "site policy: per-class counts stay there; set deploy.reveal = 'totals', or use another method",
     "policy-noise": "site policy: it wants more local noise; raise privacy.noise with privacy.mode = 'local'",
+    "policy-masks": "site policy: its updates leave under masks only; set deploy.updates = 'masked'",
     "policy-rare": "site policy: a class there has too few training samples",
     "policy-size": "site policy: the message or the update is too large",
     "policy-training": "site policy: the learning rate, batch, steps, epochs or probes are outside what it allows",
@@ -62,15 +62,15 @@ class CodedError(FedtailError):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A code and one line of our own words, which may name numbers that we have read, but no text of the peer's."""
+class Fault(str):
+    """One line of our own words, which may name numbers that we have read, but no text of the peer's, and its code."""
 
     code: str
-    text: str
 
-    def __str__(self) -> str:
-        return self.text
+    def __new__(cls, code: str, text: str) -> Fault:
+        out = super().__new__(cls, text)
+        out.code = code
+        return out
 
 
 def clean(text: object, most: int = LONGEST) -> str:

@@ -15,12 +15,16 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.faults import clean
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.limits import Budget, WireError, real, whole
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel
+from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.models.encoders import Encoding
 from fedtail.settings import Model
 
+HELLO = Budget(meta=1 << 23, items=1 << 18)
+"""A schema of thousands of columns, with their words."""
 CLOCK_SECONDS = 120.0
 """Signed requests and certificates need clocks that agree about this well."""
 
@@ -77,18 +81,37 @@ def say_hello(
         said = parcel.meta
         return Hello(
             client=client,
-            site=str(said["site"]),
-            schema=dict(said["schema"]),
-            versions=dict(said["versions"]),
-            clock_offset=float(said["clock"]) - began,
-            n_train=int(said.get("n_train", 0)),
-            n_validation=int(said.get("n_validation", 0)),
-            masks=dict(said.get("masks", {})),
+            site=clean(said.get("site")),
+            schema=read_schema(said.get("schema")),
+            versions={k: clean(v, 40) for k, v in _texts(said.get("versions"), "versions").items()},
+            clock_offset=real(said.get("clock"), "clock") - began,
+            n_train=whole(said.get("n_train", 0), 0 if job is None else 1, MOST, "n_train"),
+            n_validation=whole(said.get("n_validation", 0), 0, MOST, "n_validation"),
+            masks=_texts(said.get("masks", {}), "masks"),
         )
 
-    answers = exchange(transport, Phase.HELLO, parcels, read, timeout)
+    answers = exchange(transport, Phase.HELLO, parcels, read, timeout, HELLO)
     took = time.time() - began
-    return {k: replace(h, clock_offset=ahead(h.clock_offset, took)) for k, h in answers.good.items()}, answers.reasons
+    there = {k: replace(h, clock_offset=ahead(h.clock_offset, took)) for k, h in answers.good.items()}
+    return there, dict(answers.reasons)
+
+
+def read_schema(told: Any) -> dict[str, Any]:
+    """A site's schema with the parts that are used here; ``WireError`` where they are something else."""
+    if not isinstance(told, dict) or not isinstance(told.get("classes"), list) or not told["classes"]:
+        raise WireError("its schema has no classes")
+    if not all(isinstance(told.get(key), str) for key in ("kind", "name")):
+        raise WireError("its schema has no kind or name")
+    shape = told.get("input_shape", [])
+    if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 1 << 24 for n in shape):
+        raise WireError("its schema has an input shape that is none")
+    return told
+
+
+def _texts(told: Any, name: str) -> dict[str, Any]:
+    if not isinstance(told, dict) or any(isinstance(v, (dict, list)) for v in told.values()):
+        raise WireError(f"its {name} are no texts")
+    return told
 
 
 def ahead(offset: float, took: float) -> float:

@@ -50,6 +50,14 @@ class Job:
     reveal: str = "totals"
     """What validation sends back: ``totals`` (correct, samples), ``classes`` (the same per class) or ``sums`` (the
     same under masks)."""
+    updates: str = "plain"
+    """``masked``: updates leave under masks, see ``protocol.sums``."""
+    shares: float = 0.0
+    """Noise multiplier z of the sum of masked updates, of which each site adds a share."""
+    clip: float = 0.0
+    """Norm to which updates are cut before their share of noise; 0 takes the method's own."""
+    dropouts: float = 0.0
+    """Share of a sum's members that may vanish while the shares of the others are enough."""
     noise: float = 0.0
     """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
     compress: str = "none"

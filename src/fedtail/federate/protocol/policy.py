@@ -42,6 +42,8 @@ class Policy(Section):
     differences: Literal["refuse", "allow"] = "refuse"
     """What to do where the difference of masked sums would tell of fewer sites, because one was missing: refuse the
     later sum, or take part."""
+    updates: Literal["plain", "masked"] = "plain"
+    """``masked`` refuses runs in which the server would see this site's own updates."""
     min_class_count: int = Field(0, ge=0)
     """Refuse to train while a class that is present has fewer training samples."""
     max_rounds_per_day: int = Field(1000, ge=0)
@@ -67,7 +69,7 @@ class Policy(Section):
     max_move: float = Field(10.0, ge=0)
     """How far a round's model may be from the last one that was trained here in the same run, as a multiple of the
     longest update of this site's; a run's first model must be the one its seed gives."""
-    min_row_samples: int = Field(2, ge=1)
+    min_row_samples: int = Field(3, ge=1)
     """Keep back what an update says of hidden units that tell of fewer samples, alone or by their difference; 1 keeps
     nothing back, and then a federation has the simulator's bits however few samples there are."""
     min_cell: int = Field(5, ge=0)
@@ -113,7 +115,9 @@ class Policy(Section):
                 f"site policy: method {job.method!r} as configured would reveal which classes are here; "
                 "choose other options or another method on the server",
             )
-        if job.noise < self.min_noise or (self.max_epsilon and not job.noise):
+        if self.updates == "masked" and job.updates != "masked":
+            raise PolicyError("policy-masks", "site policy: updates leave under masks only (deploy.updates = 'masked')")
+        if job.noise < self.min_noise or (self.max_epsilon and not (job.noise or job.shares)):
             least = f"{self.min_noise:g}" if self.min_noise else "more than 0, since policy.max_epsilon is set"
             raise PolicyError(
                 "policy-noise", f"site policy: local noise {job.noise:g} is below the least allowed {least}"

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fedtail.core.robust import capped, fair_share
 from fedtail.data.tables import TableSchema, fit_cuts, fit_schema, merge_moments, merge_sketches, unpack_sketch
+from fedtail.data.tables.moments import COUNT, check_moments, tempered
+from fedtail.data.tables.sketch import BINS
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.faults import log
+from fedtail.federate.protocol.handshake import least
+from fedtail.federate.protocol.limits import Budget, WireError, whole
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel
+from fedtail.federate.protocol.wire import MOST, Parcel
 
+T = TypeVar("T")
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
 
 
 def agree_on_preprocessing(
-    transport: Transport, schema: dict[str, Any], sites: Mapping[int, str], seed: int, timeout: float
+    transport: Transport, schema: dict[str, Any], sites: Mapping[int, str], seed: int, timeout: float, quorum: float = 1
 ) -> dict[str, Any]:
     """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options.
 
-    sites: client -> name of those that are there, whose sums count.
+    sites: client -> name of those that are there, whose sums count. Sums that cannot be are left out, and those of a
+    single site have a bounded effect, among three or more.
     """
     if schema["kind"] == "slice":
         return schema
@@ -29,41 +38,75 @@ def agree_on_preprocessing(
         channels, height, width = schema["input_shape"]
         images = {"kind": "images", "size": [height, width], "channels": channels}
         return {**schema, "model_options": {}, "transform": IDENTITY, "preprocessing": images}
-    answers = _ask(transport, sites, seed, timeout)
+    ask = partial(_ask, transport, sites, seed, timeout, quorum)
     try:
         if schema["kind"] == "table":
-            scaled = from_moments(schema, answers)
-            found = from_sketches(scaled, _ask(transport, sites, seed, timeout, scaling=scaled.to_dict()))
+            declared = TableSchema.from_dict(schema["table"])
+            width = len(declared.numeric)
+            budget = Budget(meta=(1 << 16) + 128 * width, items=1024 + 8 * width)
+            moments = ask(partial(read_moments, columns=width), budget)
+            scaled = fit_schema(declared, merge_moments(tempered(list(moments.values()))))
+            budget = Budget(meta=(1 << 16) + 40 * BINS * width, items=1024 + 4 * BINS * width)
+            counts = ask(partial(read_sketch, moments=moments), budget, scaling=scaled.to_dict())
+            found = from_sketches(scaled, list(counts.values()))
         else:
-            found = from_pixel_sums(schema, answers)
+            found = from_pixel_sums(schema, list(ask(partial(read_pixels, channels=schema["input_shape"][0])).values()))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FedtailError(f"a site sent statistics that cannot be read: {type(error).__name__} {error}") from None
+        raise FedtailError(f"the sites' statistics do not fit their schema ({type(error).__name__})") from None
     return {"augment": None, "model_options": {}, "transform": IDENTITY, "preprocessing": {}, **schema, **found}
 
 
-def from_moments(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -> TableSchema:
-    """Tables: the agreed schema, scaled by the merged column moments."""
-    declared = TableSchema.from_dict(schema["table"])
-    width = len(declared.numeric)
-    moments = [np.array(a["moments"], dtype=np.float64).reshape(width, 4) for a in answers]
-    return fit_schema(declared, merge_moments(moments))
+def read_moments(client: int, told: dict[str, Any], columns: int) -> np.ndarray:
+    """(columns, 4) of a site."""
+    part = np.array(told["moments"], dtype=np.float64).reshape(columns, -1)
+    check_moments(part, columns, MOST)
+    return part
 
 
-def from_sketches(scaled: TableSchema, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Tables: the scaled schema with the cuts that the added bin counts give."""
+def read_sketch(client: int, told: dict[str, Any], moments: Mapping[int, np.ndarray]) -> np.ndarray:
+    """(columns, BINS) of a site, which are no more values than it had said."""
+    said = moments[client][:, COUNT]
+    counts = unpack_sketch(told["sketch"], len(said))
+    if (counts < 0).any() or (counts.sum(axis=1, dtype=np.float64) > said).any():
+        raise WireError("bin counts of more values than its moments had", "out-of-range")
+    return counts
+
+
+def read_pixels(client: int, told: dict[str, Any], channels: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Pixels, and the sums of their values and squares per channel, which are of bytes."""
+    pixels = whole(told["pixels"], 0, 1 << 60, "pixels")
+    total, square = (np.array(told[name], dtype=np.float64) for name in ("sum", "square"))
+    if total.shape != (channels,) or square.shape != (channels,):
+        raise WireError("pixel sums of other channels", "unexpected")
+    bytes_only = (total >= 0) & (total <= 255.0 * pixels) & (square <= 255.0 * total + 1)
+    if not (bytes_only & (square * pixels >= 0.999 * total**2)).all():
+        raise WireError("pixel sums that no image has", "out-of-range")
+    return pixels, total, square
+
+
+def from_sketches(scaled: TableSchema, sites: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Tables: the scaled schema with the cuts that the added bin counts give, none with more than a fair share."""
     columns = len(scaled.numeric)
-    counts = merge_sketches([unpack_sketch(a["sketch"], columns) for a in answers], columns)
-    fitted = fit_cuts(scaled, counts)
+    sizes = np.array([counts.sum(axis=1, dtype=np.float64) for counts in sites])
+    kept = np.stack([capped(column, fair_share(int((column > 0).sum()))) for column in sizes.T], axis=1)
+    parts = [
+        np.floor(counts * (now / np.maximum(before, 1))[:, None]).astype(np.int64) if (now < before).any() else counts
+        for counts, now, before in zip(sites, kept, sizes, strict=True)
+    ]
+    fitted = fit_cuts(scaled, merge_sketches(parts, columns))
     return {"preprocessing": fitted.to_dict(), "input_shape": [fitted.width]}
 
 
-def from_pixel_sums(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Images: mean and deviation per channel over all sites' training images."""
-    pixels = sum(int(a["pixels"]) for a in answers)
-    total = np.sum([np.array(a["sum"], dtype=np.float64) for a in answers], axis=0)
-    square = np.sum([np.array(a["square"], dtype=np.float64) for a in answers], axis=0)
-    if pixels <= 0 or not np.isfinite([*total, *square]).all():
-        raise FedtailError("the sites' pixel sums are not finite, or there are no images")
+def from_pixel_sums(schema: dict[str, Any], answers: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> dict[str, Any]:
+    """Images: mean and deviation per channel over all sites' training images, none with more than a fair share."""
+    sizes = np.array([n for n, _, _ in answers], dtype=np.float64)
+    kept = capped(sizes, fair_share(int((sizes > 0).sum())))
+    scale = np.where(kept < sizes, kept / np.maximum(sizes, 1), 1.0)
+    pixels = float(kept.sum())
+    total = np.sum([s * values for s, (_, values, _) in zip(scale, answers, strict=True)], axis=0)
+    square = np.sum([s * values for s, (_, _, values) in zip(scale, answers, strict=True)], axis=0)
+    if pixels <= 0:
+        raise FedtailError("the sites have no images")
     mean = total / pixels
     std = np.sqrt(np.maximum(square / pixels - mean**2, 1e-6))
     channels, height, width = schema["input_shape"]
@@ -74,11 +117,30 @@ def from_pixel_sums(schema: dict[str, Any], answers: Sequence[dict[str, Any]]) -
 
 
 def _ask(
-    transport: Transport, sites: Mapping[int, str], seed: int, timeout: float, **more: Any
-) -> list[dict[str, Any]]:
+    transport: Transport,
+    sites: Mapping[int, str],
+    seed: int,
+    timeout: float,
+    quorum: float,
+    read: Callable[[int, dict[str, Any]], T],
+    budget: Budget = Budget(),
+    **more: Any,
+) -> dict[int, T]:
+    """What ``read`` makes of the statistics of each site that sent some; ``FedtailError`` below the quorum."""
     parcels = {k: Parcel({"request": {"client": k, "seed": seed, **more}}) for k in sites}
-    answers = exchange(transport, Phase.STATISTICS, parcels, lambda _, reply: dict(reply.meta["statistics"]), timeout)
-    if answers.reasons:
-        problems = [f"{sites[k]}: {reason}" for k, reason in answers.reasons.items()]
+
+    def taken(client: int, reply: Parcel) -> T:
+        try:
+            return read(client, reply.meta["statistics"])
+        except WireError:
+            raise
+        except (FedtailError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise WireError(f"statistics that cannot be ({type(error).__name__})", "out-of-range") from None
+
+    answers = exchange(transport, Phase.STATISTICS, parcels, taken, timeout, budget)
+    problems = [f"{sites[k]}: {reason}" for k, reason in answers.reasons.items()]
+    if not answers.good or len(answers.good) < least(quorum, len(sites)):
         raise FedtailError(f"the sites' statistics are incomplete: {'; '.join(problems)}")
-    return list(answers.good.values())
+    for problem in problems:
+        log.warning("statistics without %s", problem)
+    return answers.good

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 from fedtail.core.masks import Fixed, Release
-from fedtail.core.records import Task, Tensors
+from fedtail.core.records import DIVERGED, Tensors, Update
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.wire import Parcel
 
@@ -23,6 +24,12 @@ ORDER, MASKED, RELEASE = "sum", "masked", "release"
 """Where an order, a masked vector and a release are in a message."""
 OWN = ("client", "commit", ORDER)
 """What a server may tell members differently."""
+LOSS_LIMIT = 64.0
+"""Largest mean loss that is told under masks."""
+COORDINATE_LIMIT = 64.0
+"""Largest coordinate of a masked update, where the method has no bound of its own; what is larger is cut."""
+SLACK = 1 + 1e-4
+"""More noise than the bound asks for."""
 
 
 class SumError(CodedError):
@@ -38,25 +45,29 @@ class Order:
     members: tuple[str, ...]
     adverts: dict[str, dict[str, str]]
     """Member -> its key for the run, with its signature."""
-    weights: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     """Member -> training samples, for a sum of updates."""
-    probes: dict[str, list[list[float]]] = field(default_factory=dict)
-    """What each member tries, for a sum of updates: rows in the order of members."""
+    cap: float = math.inf
+    """A member weighs as many samples as it has, but no more than this."""
+    probes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """What each member tries, for a sum of updates."""
     limit: float = 0.0
     """For a sum of updates: no coordinate of the sum is larger."""
     clip: float = 0.0
-    """With noise: the norm to which a member cuts its update before weighing it."""
-    noise: float = 0.0
-    """Deviation of the sum's noise, once ``enough`` members have added their shares."""
-    enough: int = 0
-    """Members without which the sum must not be unmasked: fewer shares would be too little noise."""
+    """With shares of noise: the norm to which a member cuts its update before weighing it."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Member -> its part in the sum; all together 1."""
+        parts = {name: min(float(size), self.cap) for name, size in self.sizes.items()}
+        return {name: part / sum(parts.values()) for name, part in parts.items()}
 
     @property
     def fixed(self) -> Fixed:
         return Fixed(self.limit)
 
     def to_json(self) -> dict[str, Any]:
-        return vars(self)
+        return vars(self) if math.isfinite(self.cap) else {k: v for k, v in vars(self).items() if k != "cap"}
 
     @classmethod
     def from_json(cls, told: Any) -> Order:
@@ -68,12 +79,14 @@ class Order:
                 adverts={
                     str(k): {"key": str(v["key"]), "signature": str(v["signature"])} for k, v in told["adverts"].items()
                 },
-                weights={str(k): int(v) for k, v in told.get("weights", {}).items()},
-                probes={str(k): [[float(x) for x in row] for row in v] for k, v in told.get("probes", {}).items()},
+                sizes={str(k): int(v) for k, v in told.get("sizes", {}).items()},
+                cap=float(told.get("cap", math.inf)),
+                probes={
+                    str(name): {str(k): [float(x) for x in row] for k, row in rows.items()}
+                    for name, rows in told.get("probes", {}).items()
+                },
                 limit=float(told.get("limit", 0.0)),
                 clip=float(told.get("clip", 0.0)),
-                noise=float(told.get("noise", 0.0)),
-                enough=int(told.get("enough", 0)),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise SumError("malformed", "the server's order for a masked sum cannot be read") from None
@@ -82,16 +95,24 @@ class Order:
 def content(parcel: Parcel) -> bytes:
     """A digest of what a member was asked, but for what is its own. It enters the masks: a server that asks two members
     different things gets no sum."""
-    found = hashlib.blake2b(digest_size=32)
-    told = {k: v for k, v in parcel.meta.items() if k not in OWN}
+    order = {k: v for k, v in parcel.meta.get(ORDER, {}).items() if k != "adverts"}
+    shared = {k: v for k, v in parcel.tensors.items() if not k.startswith(("probe/", "message/"))}  # rows of the order
+    return _digest({**parcel.meta, "order": order}, shared)
+
+
+def question(parcel: Parcel) -> bytes:
+    """A digest of what this member was asked, whoever else is in the sum: of a model and a round, it answers one."""
+    order = {k: v for k, v in parcel.meta.get(ORDER, {}).items() if k in ("cap", "clip", "limit")}
+    return _digest({**parcel.meta, "order": order}, parcel.tensors)
+
+
+def _digest(meta: Mapping[str, Any], tensors: Tensors) -> bytes:
+    told = {k: v for k, v in meta.items() if k not in OWN}
     if "task" in told:
         told["task"] = {k: v for k, v in told["task"].items() if k != "client"}
-    order = parcel.meta.get(ORDER, {})
-    told["order"] = {k: v for k, v in order.items() if k not in ("adverts",)}
-    found.update(json.dumps(told, sort_keys=True).encode())
-    for name in sorted(parcel.tensors):
-        if not name.startswith(("probe/", "message/")):  # a member's own: rows of the order, and nothing
-            found.update(name.encode() + b"\0" + safetensors_torch.save({"t": parcel.tensors[name].contiguous()}))
+    found = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=32)
+    for name in sorted(tensors):
+        found.update(name.encode() + b"\0" + safetensors_torch.save({"t": tensors[name].contiguous()}))
     return found.digest()
 
 
@@ -140,6 +161,33 @@ def release_from_json(told: Any, others: Collection[str]) -> Release:
     return Release(bytes.fromhex(told["sealed"]), pieces)
 
 
-def probe_rows(task: Task) -> dict[str, list[list[float]]]:
-    """The rows of all of a task's clients, for an order."""
-    return {name: np.asarray(values, dtype=np.float64).tolist() for name, values in task.probes.items()}
+def enough(n: int, dropouts: float) -> int:
+    """Of ``n`` members, how many shares of noise must do."""
+    return n - math.floor(dropouts * n + 1e-9)
+
+
+def sum_deviation(order: Order, noise: float) -> float:
+    """Deviation of the noise in a sum of updates: the multiplier times how far one member can move it. The slack covers
+    rounding to fixed point."""
+    return noise * SLACK * order.clip * max(order.weights.values())
+
+
+def flat_update(order: Order, me: str, update: Update, *, diverged: bool) -> np.ndarray:
+    """(m,) float64: what a member adds: its weighted update, then its weighted losses, then whether runs diverged; the
+    last two are scaled so that they fit the update's limit."""
+    weight, unit = order.weights[me], order.limit / LOSS_LIMIT
+    delta = update.delta.detach().cpu().double()
+    if order.clip:
+        delta = delta * (order.clip / delta.norm(dim=1, keepdim=True).clamp_min(order.clip))
+    failed = update.reports.get(DIVERGED, np.zeros(len(delta))) if diverged else np.empty(0)
+    beside = np.concatenate([np.clip(np.asarray(update.loss), 0.0, LOSS_LIMIT), failed]) * unit
+    return weight * np.concatenate([delta.numpy().ravel(), beside])
+
+
+def split_update(order: Order, total: np.ndarray, left: Collection[str], runs: int, n: int) -> tuple[np.ndarray, ...]:
+    """Means over those ``left``: (P, n) updates, (P,) losses and the (P,) weight of runs that diverged, which may be
+    empty."""
+    weight = sum(order.weights[name] for name in left)
+    mean, unit = order.fixed.decode(total) / weight, order.limit / LOSS_LIMIT
+    delta, beside = mean[: runs * n].reshape(runs, n), mean[runs * n :] / unit
+    return delta, beside[:runs], beside[runs:]

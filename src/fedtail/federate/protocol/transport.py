@@ -30,6 +30,7 @@ class Phase(StrEnum):
     CONFUSION = "confusion"
     MEASURE = "measure"
     SCORES = "scores"
+    UNMASK = "unmask"
 
 
 def with_phase(phase: str, parts: Mapping[str, bytes]) -> Parts:

@@ -7,19 +7,19 @@ by content keep the global model once for all clients.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors import torch as safetensors_torch
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.records import Task, Tensors, Update
-from fedtail.errors import FedtailError
 from fedtail.federate.protocol.compress import decode
+from fedtail.federate.protocol.limits import ANY, Budget, WireError, open_json, open_tensor, real, whole
 
 Parts = dict[str, bytes]
 """A message as a transport sees it: ``meta`` is JSON, every other part one tensor under its name."""
@@ -27,12 +27,8 @@ Parts = dict[str, bytes]
 META = "meta"
 FORMAT = 1
 """Raised when the layout changes; a peer that speaks another format is refused with both numbers."""
-
-
-class WireError(FedtailError):
-    """A message that cannot be read."""
-
-    code = "malformed"
+MOST, MOST_PROBES = 1 << 40, 256
+"""No count of samples or steps is larger, and no local run has more probes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ def pack(parcel: Parcel, packed: dict[int, bytes] | None = None) -> Parts:
     ``packed`` keeps the bytes of each tensor, by its identity, for the next parcel that has it: a model for a hundred
     clients is in memory once.
     """
-    parts = {META: json.dumps({**parcel.meta, "format": FORMAT}).encode()}
+    parts = {META: json.dumps({**parcel.meta, "format": FORMAT}, allow_nan=False).encode()}
     packed = {} if packed is None else packed
     for name, tensor in parcel.tensors.items():
         if id(tensor) not in packed:
@@ -58,22 +54,28 @@ def pack(parcel: Parcel, packed: dict[int, bytes] | None = None) -> Parts:
     return parts
 
 
-def unpack(parts: Mapping[str, bytes]) -> Parcel:
-    """Bytes -> parcel; ``WireError`` for anything that is not one."""
-    try:
-        meta = json.loads(parts[META])
-        if not isinstance(meta, dict):
-            raise WireError("malformed message: its meta part is not an object")
-        if meta.pop("format", None) != FORMAT:
-            raise WireError("malformed message: written by another version of fedtail; install the same one everywhere")
-        tensors = {
-            name.removeprefix("tensor/"): safetensors_torch.load(bytes(blob))["t"]
-            for name, blob in parts.items()
-            if name != META
-        }
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise WireError(f"malformed message: {type(error).__name__} {error}") from error
-    return Parcel(meta, tensors)
+def unpack(parts: Mapping[str, bytes], budget: Budget = ANY) -> Parcel:
+    """Bytes -> parcel; ``WireError`` for anything that is not one, or not what the budget declares."""
+    budget.check(parts, META)
+    if META not in parts:
+        raise WireError("malformed message: it has no meta part")
+    meta = open_json(parts[META], budget)
+    if meta.pop("format", None) != FORMAT:
+        raise WireError("malformed message: written by another version of fedtail; install the same one everywhere")
+    return Parcel(meta, {} if "error" in meta else open_tensors(parts, budget))
+
+
+def open_tensors(parts: Mapping[str, bytes], budget: Budget) -> Tensors:
+    out: Tensors = {}
+    for part, blob in parts.items():
+        if part == META:
+            continue
+        name, prefix = part.removeprefix("tensor/"), part.split("/")[1:2]
+        kind = budget.kind(name)
+        if part == name or sum(p.split("/")[1:2] == prefix for p in parts) > kind.times:
+            raise WireError(f"more tensors than the {kind.times} that were asked for", "unexpected")
+        out[name] = open_tensor(name, blob, kind)
+    return out
 
 
 def error_parts(reason: str) -> Parts:
@@ -122,25 +124,32 @@ def pack_update(update: Update, meta: dict[str, Any]) -> Parcel:
     tensors = {"delta": update.delta}
     tensors |= {f"report/{name}": torch.as_tensor(np.asarray(value)) for name, value in update.reports.items()}
     tensors |= {f"extra/{name}": value for name, value in update.extras.items()}
-    fields = {"client": update.client, "n_samples": update.n_samples, "steps": update.steps, "loss": update.loss}
+    loss = [value if math.isfinite(value) else None for value in update.loss]
+    fields = {"client": update.client, "n_samples": update.n_samples, "steps": update.steps, "loss": loss}
     return Parcel({**meta, "update": fields}, tensors)
 
 
-def unpack_update(parcel: Parcel) -> Update:
-    """Inverse of ``pack_update``; ``WireError`` if a field is missing or of the wrong kind."""
+def unpack_update(parcel: Parcel, most_steps: float = float("inf")) -> Update:
+    """Inverse of ``pack_update``; ``WireError`` if a field is missing, of the wrong kind or impossible."""
+    fields = parcel.meta.get("update")
+    if not isinstance(fields, dict) or "delta" not in parcel.tensors:
+        raise WireError("malformed update: it has no fields, or no delta")
+    steps, loss = fields.get("steps"), fields.get("loss")
+    if not isinstance(steps, list) or not isinstance(loss, list) or not 1 <= len(steps) == len(loss) <= MOST_PROBES:
+        raise WireError("malformed update: steps and losses are not two lists of one length")
     try:
-        fields = parcel.meta["update"]
-        return Update(
-            client=int(fields["client"]),
-            delta=decode(parcel.tensors),
-            n_samples=int(fields["n_samples"]),
-            steps=tuple(int(v) for v in fields["steps"]),
-            loss=tuple(float(v) for v in fields["loss"]),
-            reports={name: value.numpy() for name, value in _under(parcel.tensors, "report/").items()},
-            extras=_under(parcel.tensors, "extra/"),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"malformed update: {type(error).__name__} {error}") from error
+        delta = decode(parcel.tensors)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise WireError(f"malformed update: its parts do not fit ({type(error).__name__})") from None
+    return Update(
+        client=whole(fields.get("client"), 0, MOST, "client"),
+        delta=delta,
+        n_samples=whole(fields.get("n_samples"), 0, MOST, "n_samples"),
+        steps=tuple(whole(v, 0, min(most_steps, MOST), "local steps") for v in steps),
+        loss=tuple(float("nan") if v is None else real(v, "loss") for v in loss),
+        reports={name: value.numpy() for name, value in _under(parcel.tensors, "report/").items()},
+        extras=_under(parcel.tensors, "extra/"),
+    )
 
 
 def pack_candidates(candidates: Candidates, meta: dict[str, Any]) -> Parcel:

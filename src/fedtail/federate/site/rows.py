@@ -8,19 +8,25 @@ switch on at the server's model; honestly trained models have next to none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtail.data.federation import Client
+from fedtail.methods.base import cross_entropy
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, model_logits
+from fedtail.rounds.evaluation import Split
 
-WINDOW = 4096
-"""Units that about as many samples switch on, with which a unit is compared."""
-ALIKE = 0.999
-"""Cosine from which on two units count as read alike."""
+ALIKE, SCALE = 0.999, 0.01
+"""Cosine, and where a layer is normalized also the deviation of the ratio from 1, of what flows back to two units whose
+difference leaves what they share out."""
+FEW = 8
+"""Units of a layer that may differ by so little from others without being alike; in an honest model it is chance."""
+MOST = 8192
+"""Units that are compared with each other; where more come into question, all count as close: no honest model is so."""
 
 
 @dataclass(frozen=True)
@@ -29,29 +35,28 @@ class Hidden:
 
     layer: nn.Linear
     switch: nn.Module
+    normed: bool
     reader: nn.Linear | None = None
 
 
 def keep_back(model: FlatModel, client: Client, x: Tensor, delta: Tensor, least: int) -> Tensor:
     """delta: (P, n) without what it says of units that tell of fewer than ``least`` samples."""
     hidden = hidden_layers(model.module) if least > 1 else []
-    found = []
-    for each, pattern in zip(hidden, switched_on(model, client, x, hidden) if hidden else [], strict=True):
-        found.append(lone_units(pattern, None if each.reader is None else each.reader.weight, least))
-    if not any(bool(lone.any()) for lone in found):
+    lone = find_lone(model, client, x, hidden, least) if hidden else []
+    if not any(bool(units.any()) for units in lone):
         return delta
     out, starts, start = delta.clone(), {}, 0
     for part in model.params:
         starts[id(part)] = start
         start += part.numel()
-    for each, lone in zip(hidden, found, strict=True):
-        lone = lone.to(out.device)
-        masks: list[tuple[Tensor | None, Tensor]] = [(each.layer.weight, lone.unsqueeze(-1)), (each.layer.bias, lone)]
-        masks += [(each.reader.weight, lone)] if each.reader is not None else []
-        for weights, mask in masks:
+    for each, units in zip(hidden, lone, strict=True):
+        mask = units.to(out.device)
+        masks: list[tuple[Tensor | None, Tensor]] = [(each.layer.weight, mask.unsqueeze(-1)), (each.layer.bias, mask)]
+        masks += [(each.reader.weight, mask)] if each.reader is not None else []
+        for weights, where in masks:
             if weights is not None and id(weights) in starts:
                 piece = out[:, starts[id(weights)] :][:, : weights.numel()]
-                piece.unflatten(1, weights.shape).masked_fill_(mask, 0.0)
+                piece.unflatten(1, weights.shape).masked_fill_(where, 0.0)
     return out
 
 
@@ -62,55 +67,83 @@ def hidden_layers(module: nn.Module) -> list[Hidden]:
     if not isinstance(next((leaf for leaf in leaves if any(True for _ in leaf.parameters())), None), nn.Linear):
         return []
     out: list[Hidden] = []
-    layer = None
+    layer, between = None, False
     for leaf in leaves:
         if isinstance(leaf, nn.Linear):
             if out and out[-1].reader is None and leaf.in_features == out[-1].layer.out_features:
-                out[-1] = Hidden(out[-1].layer, out[-1].switch, leaf)
-            layer = leaf
+                out[-1] = replace(out[-1], reader=leaf)
+            layer, between = leaf, False
         elif isinstance(leaf, nn.ReLU) and layer is not None:
-            out.append(Hidden(layer, leaf))
+            out.append(Hidden(layer, leaf, between))
             layer = None
+        else:
+            between = between or any(True for _ in leaf.parameters())
     return out
 
 
-def switched_on(model: FlatModel, client: Client, x: Tensor, hidden: list[Hidden]) -> list[Tensor]:
-    """(n, units) of each hidden layer: which training samples switch which units on at the model ``x``."""
+def find_lone(model: FlatModel, client: Client, x: Tensor, hidden: list[Hidden], least: int) -> list[Tensor]:
+    """(units,) of each hidden layer: which of them tell of fewer than ``least`` samples."""
+    on = watched(model, client, x, hidden, back=False)
+    pairs = [close_pairs(pattern, least) for pattern in on]
+    out = [(pattern.sum(0) > 0) & (pattern.sum(0) < least) for pattern in on]
+    signals = watched(model, client, x, hidden, back=True) if any(len(low) for low, _ in pairs) else on
+    for each, lone, pattern, signal, (low, high) in zip(hidden, out, on, signals, pairs, strict=True):
+        if len(torch.cat([low, high]).unique()) <= FEW:
+            alike = read_alike(pattern, signal, low, high, each.normed)
+            low, high = low[alike], high[alike]
+        lone[low] = lone[high] = True
+    return out
+
+
+def watched(model: FlatModel, client: Client, x: Tensor, hidden: list[Hidden], *, back: bool) -> list[Tensor]:
+    """(n, units) of each hidden layer at the model ``x``: which training samples switch which units on, or what flows
+    back to the units from each sample's loss."""
     seen: list[list[Tensor]] = [[] for _ in hidden]
-    hooks = [
-        each.switch.register_forward_pre_hook(lambda _, values, mine=mine: mine.append((values[0] > 0).cpu()))
-        for each, mine in zip(hidden, seen, strict=True)
-    ]
+
+    def note(mine: list[Tensor]) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(_: nn.Module, inputs: Any, output: Tensor) -> None:
+            if back:
+                output.register_hook(lambda grad: mine.append(grad.detach().flatten(1).cpu()))
+            else:
+                mine.append((output > 0).flatten(1).cpu())
+
+        return hook
+
+    hooks = [each.switch.register_forward_hook(note(mine)) for each, mine in zip(hidden, seen, strict=True)]
+    model.load(x)
+    model.module.eval()
     try:
-        for _ in model_logits(model, x, Split.of(client, client.train).batches(device=model.vector.device)):
-            pass
+        for inputs, y in Split.of(client, client.train).batches(device=model.vector.device):
+            with torch.set_grad_enabled(back):
+                logits = model.module(inputs)
+                if back:
+                    torch.autograd.grad(cross_entropy(logits, y).sum(), model.params, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
-    return [torch.cat(mine).flatten(1) for mine in seen]
+    return [torch.cat(mine) for mine in seen]
 
 
-def lone_units(on: Tensor, reader: Tensor | None, least: int) -> Tensor:
-    """(units,) which of them tell of fewer than ``least`` samples: alone, since no others switch them on, or by the
-    difference to a unit that is read alike, so that what they share cancels. on: (n, units) bool; reader:
-    (m, units) weights by which the next layer reads them."""
-    sizes = on.sum(0)
-    lone = (sizes > 0) & (sizes < least)
-    order = torch.argsort(sizes)
-    heading = None if reader is None else nn.functional.normalize(reader.detach().double().cpu(), dim=0)
-    for shift in range(1, len(order)):
-        low, high = order[:-shift], order[shift:]
-        near = (sizes[high] - sizes[low]) < least  # sets whose sizes differ by more differ in more
-        if not bool(near.any()):
-            break
-        low, high = low[near], high[near]
-        if shift > WINDOW:  # no honest model is like this, and to compare all would take a day
-            lone[low] = lone[high] = True
-            break
-        if heading is not None:
-            alike = (heading[:, low] * heading[:, high]).sum(0).abs() > ALIKE
-            low, high = low[alike], high[alike]
-        apart = (on[:, low] ^ on[:, high]).sum(0)
-        close = (apart > 0) & (apart < least)
-        lone[low[close]] = lone[high[close]] = True
-    return lone
+def close_pairs(on: Tensor, least: int) -> tuple[Tensor, Tensor]:
+    """Two units each that fewer than ``least`` samples, but at least one, tell apart. on: (n, units) bool."""
+    sizes, order = torch.sort(on.sum(0))
+    near = (sizes[1:] - sizes[:-1]) < least  # sets whose sizes differ by more differ in more
+    some = order[torch.cat([near, near[:0].new_zeros(1)]) | torch.cat([near[:0].new_zeros(1), near])]
+    if len(some) > MOST:
+        return some[:-1], some[1:]
+    mine = on[:, some].float()
+    size = mine.sum(0)
+    apart = size + size.unsqueeze(1) - 2 * mine.T @ mine
+    low, high = torch.nonzero(torch.triu((apart > 0.5) & (apart < least - 0.5))).T
+    return some[low], some[high]
+
+
+def read_alike(on: Tensor, signal: Tensor, low: Tensor, high: Tensor, normed: bool) -> Tensor:
+    """(pairs,) whether what flows back to two units from the samples they share is the same up to a factor, so that it
+    cancels in a difference. Behind a normalization no factor helps. on, signal: (n, units)."""
+    both = on[:, low] & on[:, high]
+    one, other = (torch.where(both, signal[:, units], 0.0).double() for units in (low, high))
+    square, mixed = (one**2).sum(0), (one * other).sum(0)
+    size = (square * (other**2).sum(0)).sqrt()
+    alike = mixed.abs() >= ALIKE * size
+    return alike & ((mixed - square).abs() <= SCALE * square) if normed else alike

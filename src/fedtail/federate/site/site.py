@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from fedtail.core.decisions import Decision
+from fedtail.core.masks import share_of_noise
 from fedtail.core.metrics import class_counts
 from fedtail.core.privacy import secure_normal
-from fedtail.core.records import Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.compress import compress
@@ -31,7 +32,21 @@ from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy, PolicyError
-from fedtail.federate.protocol.sums import MASKED, ORDER, Order, SumError, as_tensor, content, flat_counts
+from fedtail.federate.protocol.sums import (
+    MASKED,
+    ORDER,
+    RELEASE,
+    Order,
+    SumError,
+    as_tensor,
+    content,
+    enough,
+    flat_counts,
+    flat_update,
+    question,
+    release_to_json,
+    sum_deviation,
+)
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import (
     Parcel,
@@ -211,9 +226,53 @@ class Site:
             return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
             here.state.hold(task.round, states)
+        if here.job.updates == "masked":
+            return self._masked(here, parcel, task, update)
         if here.job.noise:
             update = self._with_noise(here, task, update)
         return pack_update(update, {"round": task.round})
+
+    def _masked(self, here: Prepared, parcel: Parcel, task: Task, update: Update) -> Parcel:
+        """The weighted update under masks, with a share of the sum's noise: nothing that can be told from random."""
+        sums, order = self._need_sums(), Order.from_json(parcel.meta.get(ORDER))
+        self._check_order(here, order, task)
+        if update.extras:
+            raise SumError(
+                "policy-method", f"method {here.job.method!r} sends more than updates, which masks do not cover"
+            )
+        values = order.fixed.encode(flat_update(order, self.name, update, diverged=DIVERGED in task.reports))
+        least = enough(len(order.members), here.job.dropouts) if here.job.shares else 0
+        if here.job.shares:
+            deviation = sum_deviation(order, here.job.shares) * order.fixed.scale / math.sqrt(least)
+            secret = self._charge_releases(update, here.job.shares, [deviation] * len(update.delta))
+            for i, row in enumerate(update.delta):
+                purpose = f"share/{deviation!r}/{self.ledger.sign('share', row_digest(row))}"
+                drawn = share_of_noise(here.model.n_params, deviation, secret, purpose)
+                values[i * row.numel() :][: here.model.n_params] += drawn.astype(np.uint32)
+        scopes = [f"model/{row_digest(task.x)}", f"round/{here.job.run}/{task.round}"]
+        asked = content(parcel), question(parcel)
+        masked = sums.mask_update(here.job.run, order, *asked, scopes, least, values)
+        return Parcel({"round": task.round}, {MASKED: as_tensor(masked)})
+
+    def _check_order(self, here: Prepared, order: Order, task: Task) -> None:
+        """Raise if the server says of this site what is not so: a member that seems small leaves the others alone."""
+        mine = {name: [float(v) for v in values[0]] for name, values in task.probes.items()}
+        told = {name: rows.get(self.name) for name, rows in order.probes.items()}
+        good = set(order.sizes) == set(order.members) and min(order.sizes.values()) > 0 and order.limit > 0
+        if not good or order.sizes.get(self.name) != int(here.counts.sum()) or told != mine or not order.cap > 0:
+            raise SumError("changed", "the order for a sum of updates does not say of this site what was agreed")
+        if bool(here.job.shares) != bool(order.clip):
+            raise SumError("policy-noise", "a sum with shares of noise needs a norm to cut updates to")
+
+    def unmask(self, parcel: Parcel, key: str) -> Parcel:
+        """What takes the masks off the sum over the members that are left; once for each sum."""
+        here, order = self._prepare(parcel), Order.from_json(parcel.meta.get(ORDER))
+        return Parcel({RELEASE: release_to_json(self._need_sums().release(here.job.run, order))})
+
+    def _need_sums(self) -> SiteSums:
+        if self.sums is None:
+            raise SumError("mask-keys", "this site has no list of sites (sites.pub) for masked sums")
+        return self.sums
 
     def _check_model(self, here: Prepared, task: Task) -> dict[str, Any]:
         """What the ledger keeps of a model that is to be trained; ``PolicyError`` for one that this run cannot have led
@@ -256,6 +315,12 @@ class Site:
         bounds = [
             run_bound(here.method, task, update.client, i, n, here.job.n_classes) for i, n in enumerate(update.steps)
         ]
+        secret = self._charge_releases(update, noise, bounds)
+        n_classes, n_params = here.job.n_classes, here.model.n_params
+        return add_noise(update, task, here.method, noise, secret, n_classes, n_params)
+
+    def _charge_releases(self, update: Update, noise: float, bounds: Sequence[float | None]) -> bytes:
+        """Enter what an update costs, unless it was entered before; the secret to draw its noise by."""
         keys = {
             self.ledger.sign("release", row_digest(row), repr((noise, b)))
             for row, b in zip(update.delta, bounds, strict=True)
@@ -265,8 +330,7 @@ class Site:
         self.policy.check_epsilon({**spent, noise: spent.get(noise, 0) + len(new)})
         for each in new:
             self.ledger.charge("releases", each, 0, noise=noise)
-        secret, n_classes, n_params = self.ledger.secret, here.job.n_classes, here.model.n_params
-        return add_noise(update, task, here.method, noise, secret, n_classes, n_params)
+        return self.ledger.secret
 
     def _charge_split(self, seed: int, client: int) -> None:
         self.ledger.charge("splits", f"{seed}/{client}", self.policy.max_seeds_per_day)
@@ -308,10 +372,8 @@ class Site:
         """Counts as they leave: each as it is, or all of them as one vector under masks."""
         if here.job.reveal != "sums":
             return Parcel({}, {name: torch.as_tensor(value) for name, value in counts.items()})
-        if self.sums is None:
-            raise SumError("mask-keys", "this site has no list of sites (sites.pub) for masked sums")
         order = Order.from_json(parcel.meta.get(ORDER))
-        masked = self.sums.mask_counts(here.job.run, order, content(parcel), flat_counts(counts))
+        masked = self._need_sums().mask_counts(here.job.run, order, content(parcel), flat_counts(counts))
         return Parcel({}, {MASKED: as_tensor(masked)})
 
     def confusion(self, parcel: Parcel, key: str) -> Parcel:

@@ -22,7 +22,6 @@ from fedtail.core.masks import (
     derive,
     isolated,
     pair_seeds,
-    share_of_noise,
     stream,
     with_checks,
 )
@@ -48,7 +47,7 @@ KEEP = 64
 class Answered:
     """Sums of one scope that this site has helped with."""
 
-    context: str = ""
+    question: str = ""
     """Of a scope whose sums must all ask the same; empty where they need not."""
     sets: list[list[str]] = field(default_factory=list)
 
@@ -135,18 +134,27 @@ class SiteSums:
         return add_pair_masks(with_checks(counts), self.name, pair_seeds(self.name, secrets, order.members, context))
 
     def mask_update(
-        self, run: str, order: Order, context: bytes, scopes: Sequence[str], values: np.ndarray
+        self,
+        run: str,
+        order: Order,
+        context: bytes,
+        question: bytes,
+        scopes: Sequence[str],
+        enough: int,
+        values: np.ndarray,
     ) -> np.ndarray:
         """(n + 2,) what leaves of an update in fixed point (n,), under a mask of its own too: until ``release``, no set
-        of survivors has a sum."""
+        of survivors has a sum. ``question``: the same in all sums of these scopes that are answered here; ``enough``:
+        members without which there is none."""
         secrets = self._secrets(run, order)
         self._use(order.number)
         self.open = {
             "number": order.number,
             "members": list(order.members),
             "context": context.hex(),
+            "question": question.hex(),
             "scopes": list(scopes),
-            "enough": order.enough,
+            "enough": enough,
         }
         self._save()
         masked = add_pair_masks(with_checks(values), self.name, pair_seeds(self.name, secrets, order.members, context))
@@ -165,26 +173,22 @@ class SiteSums:
             wanted = max(self.least, now["enough"])
             raise SumError("mask-few", f"{len(left)} of {len(now['members'])} sites are left, {wanted} are needed")
         context = bytes.fromhex(now["context"])
-        self._check_sets(now["scopes"], left, now["context"])
+        self._check_sets(now["scopes"], left, now["question"])
         self.open = {}
-        self._remember(now["scopes"], left, now["context"])
+        self._remember(now["scopes"], left, now["question"])
         seeds = pair_seeds(self.name, secrets, now["members"], context)
         return Release.of(self.name, self._own_seed(order.number), secrets, seeds, left, context)
-
-    def noise(self, n: int, deviation: float, members: int) -> np.ndarray:
-        """(n,) this site's share, in units: ``members`` of them have the ``deviation`` of the sum."""
-        return share_of_noise(n, deviation / np.sqrt(members), os.urandom(32))
 
     def _own_seed(self, number: int) -> bytes:
         return derive(self.secret, "own", number)
 
-    def _check_sets(self, scopes: Sequence[str], members: Sequence[str], context: str) -> None:
+    def _check_sets(self, scopes: Sequence[str], members: Sequence[str], question: str) -> None:
         """Raise if this sum, with those answered before, would tell of too few sites, or of a changed question."""
         for scope in scopes:
             before = self.answered.get(scope)
             if before is None:
                 continue
-            if before.sets and before.context != context:
+            if before.sets and before.question != question:
                 raise SumError("mask-repeat", "the same model or round again, but asked otherwise")
             if sorted(members) in before.sets or self.policy.differences == "allow":
                 continue
@@ -196,10 +200,10 @@ class SiteSums:
                     "there again, or set policy.differences = 'allow' at all sites",
                 )
 
-    def _remember(self, scopes: Sequence[str], members: Sequence[str], context: str) -> None:
+    def _remember(self, scopes: Sequence[str], members: Sequence[str], question: str) -> None:
         for scope in scopes:
             about = self.answered.setdefault(scope, Answered())
-            about.context = context
+            about.question = question
             if sorted(members) not in about.sets:
                 about.sets.append(sorted(members))
         recent = [scope for scope in self.answered if scope != COUNTS][:-KEEP]
