@@ -48,6 +48,8 @@ def test_the_job_carries_no_package_along(tmp_path: Path, where: str) -> None:
         "meta.json", "config_fed_server.json", "config_fed_client.json", "job_code.py"
     }  # fmt: skip
     assert sum(f.stat().st_size for f in files) < 10_000
+    about = json.loads((tmp_path / "fedtail" / "app_server" / "config" / "config_fed_server.json").read_text())
+    assert about["server"]["task_request_interval"] < 1, "no two seconds for every exchange"
 
 
 def test_a_job_that_dies_in_silence_is_given_up_with_its_reason(tmp_path: Path) -> None:
