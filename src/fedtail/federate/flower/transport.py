@@ -27,8 +27,8 @@ PULLED_BYTES, PULLED_MESSAGES = 1 << 26, 16
 """Replies are fetched in groups of about so many bytes (taking a reply to be as large as its question), and at most so
 many at a time: Flower puts a whole group into memory."""
 REPLY_TIMES, REPLY_BYTES = 16, 1 << 26
-"""The most that is fetched of a reply: so many times its question, and so many bytes more. What it may have exactly, the
-engine knows and checks."""
+"""The most that is fetched of a reply: so many times its question, and so many bytes more. What it may have exactly,
+the engine knows and checks."""
 TOO_LARGE = "the reply is larger than"
 ERRORS = {
     1: "the site's app cannot be loaded",
