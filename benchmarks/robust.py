@@ -146,7 +146,7 @@ def relabelled(federation: Any, client: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="unsw")
-    parser.add_argument("--samples", type=int, default=8000)
+    parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--method", default="fedcgnm")
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--weight", type=float, default=0.48)
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))

@@ -308,11 +308,15 @@ class Deploy(Section):
 class Decision(Section):
     """From probabilities to answers, after training and without training again; chosen on private validation splits."""
 
-    calibrate: Literal["none", "temperature"] = "none"
-    """Make probabilities mean something: one temperature for all classes."""
+    calibrate: Literal["none", "temperature", "vector"] = "none"
+    """Make probabilities mean something: one temperature for all classes, or with it a bias for each class
+    (``vector``)."""
     goal: Literal["argmax", "macro_f1", "recall", "cost"] = "argmax"
-    """What answers are to be good for: the likeliest class, the best macro F1 (a threshold per class), finding a share
+    """What answers are to be good for: the likeliest class, the best macro F1 (a weight per class), finding a share
     of one class (``find``, ``recall``) with as few false alarms as possible, or the least expected cost (``costs``)."""
+    scope: Literal["global", "site"] = "global"
+    """One decision for all sites, or one that each site fits to itself: probabilities corrected for its own class mix,
+    weights or threshold found on its private split and drawn to the common ones where it has few samples."""
     find: str | None = Field(None, coerce_numbers_to_str=True)
     """With ``recall``: the class that must not be missed."""
     recall: float = Field(0.95, gt=0, le=1)

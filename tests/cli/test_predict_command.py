@@ -70,3 +70,21 @@ def test_rows_of_a_class_the_model_does_not_know_are_told_and_not_scored(folder:
     new = int((pd.read_csv(folder / "u.csv")["y"] == "new").sum())
     assert f"{new} rows are of a class that the model does not know ('new')" in text
     assert len(pd.read_csv(folder / "u-out.csv")) == 9
+
+
+def test_a_threshold_on_the_command_line_finds_more_of_a_class(folder: Path) -> None:
+    def called(*options: object) -> int:
+        invoke("predict", "--run", folder / "r", folder / "t.csv", "--out", folder / "o.csv", *options)
+        return int((pd.read_csv(folder / "o.csv")["prediction"] == "rare").sum())
+
+    assert called("--threshold", "rare=0.01") > called() >= called("--threshold", "rare=0.999")
+    for options, words in (
+        (["--threshold", "rrare=0.1"], "did you mean 'rare'"),
+        (["--threshold", "rare=2"], r"'2' is no probability in \(0, 1\]; use e.g. rare=0.2"),
+        (["--site", "x"], r"train with decision\.scope = 'site'"),
+        (["--decision", folder / "t.csv"], "is no decision of this model"),
+    ):
+        with pytest.raises(FedtailError, match=words):
+            invoke("predict", "--run", folder / "r", folder / "t.csv", *options)
+    (folder / "own.json").write_text('{"thresholds": [0.01, null]}')
+    assert called("--decision", folder / "own.json") == called("--threshold", "rare=0.01")

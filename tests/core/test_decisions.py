@@ -7,7 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from fedtail.core.decisions import Decision, best_temperature, f1_weights, recall_threshold
+from fedtail.core.decisions import (
+    POWERS,
+    Decision,
+    SiteGoal,
+    best_temperature,
+    bias_step,
+    class_shares,
+    recall_threshold,
+    share_weights,
+)
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.core.scores import Scores, calibration_error, log_loss
 from tests.core.test_scores import draw
@@ -35,17 +44,78 @@ def test_the_temperature_undoes_overconfidence_and_its_opposite(wrong: float) ->
 def test_weights_for_macro_f1_help_where_a_class_is_never_the_likeliest() -> None:
     p, y = draw(8000, 4, 1.5, 3, rare=0.2)
     scores = Scores.of(p, y)
-    decision = Decision(weights=f1_weights(scores))
-    before = summarize(scores.confusion)["macro_f1"]
-    after = summarize(confusion_matrix(y, decision.answers(p), 4))["macro_f1"]
-    assert after > before + 0.03
+    shares = class_shares(scores)
+    curve = [macro_f1(y, Decision(weights=share_weights(shares, power)).answers(p)) for power in POWERS]
+    assert curve[0] == summarize(scores.confusion)["macro_f1"] and max(curve) > curve[0] + 0.03
+
+
+def macro_f1(y: np.ndarray, answers: np.ndarray) -> float:
+    return float(summarize(confusion_matrix(y, answers, 4))["macro_f1"])
+
+
+def test_a_bias_per_class_undoes_what_training_on_another_class_mix_did() -> None:
+    rng = np.random.default_rng(1)
+    p, _ = draw(20_000, 4, 2.0, 0)
+    y = (p.cumsum(1) > rng.random((len(p), 1))).argmax(1)
+    off = np.array([0.0, 1.0, 2.0, 3.0])  # as if rare classes had been repeated
+    given, decision = Decision(bias=tuple(off)).probabilities(p), Decision()
+    for _ in range(12):
+        bias = np.asarray(decision.bias or 0.0) + bias_step(Scores.of(decision.probabilities(given), y))
+        decision = Decision(bias=tuple(bias))
+    found = np.asarray(decision.bias)
+    np.testing.assert_allclose(found - found[0], -(off - off[0]), atol=0.2)
+    after = Scores.of(decision.probabilities(given), y)
+    assert calibration_error(after.cells) < 0.5 * calibration_error(Scores.of(given, y).cells)
+
+
+def site_goal(p: np.ndarray, y: np.ndarray, goal: str = "macro_f1", **more: object) -> SiteGoal:
+    shares = class_shares(Scores.of(p, y))
+    curve = tuple(macro_f1(y, Decision(weights=share_weights(shares, power)).answers(p)) for power in POWERS)
+    return SiteGoal(common=more.pop("common", Decision()), goal=goal, shares=tuple(shares), curve=curve, **more)
+
+
+def test_a_site_corrects_for_its_own_class_mix_and_answers_better_there() -> None:
+    p, y = draw(20_000, 4, 1.5, 3, rare=0.3)
+    goal, rng = site_goal(p, y), np.random.default_rng(0)
+    keep = rng.random(len(y)) < np.array([0.05, 0.2, 0.5, 1.0])[y]  # rare ones are common here
+    here, later = np.flatnonzero(keep)[:400], np.flatnonzero(keep)[400:]
+    own = goal.decide(p[here], y[here], np.bincount(y[here], minlength=4))
+    before, after = (macro_f1(y[later], rule.answers(rule.probabilities(p[later]))) for rule in (Decision(), own))
+    assert after > before + 0.05
+    assert own.bias[3] > 0 > own.bias[0]
+    told = Scores.of(own.probabilities(p[later]), y[later])
+    assert calibration_error(told.cells) < 0.5 * calibration_error(Scores.of(p[later], y[later]).cells)
+    assert SiteGoal.from_json(json.loads(json.dumps(goal.to_json()))) == goal
+
+
+def test_a_site_with_few_samples_keeps_to_the_common_finding() -> None:
+    p, y = draw(20_000, 4, 1.5, 3, rare=0.3)
+    common = Decision().with_threshold(3, recall_threshold(Scores.of(p, y), 3, 0.9), 4)
+    goal = site_goal(p, y, "recall", common=common, recall=0.9)
+    nothing = goal.decide(p[:0], y[:0], np.zeros(4, dtype=int))
+    assert nothing == common
+    assert site_goal(p, y).decide(p[:0], y[:0], np.zeros(4, dtype=int)).bias == pytest.approx((0.0,) * 4)
+    rows = np.flatnonzero(y == 3)
+    few = goal.decide(p[rows[:3]], y[rows[:3]], np.bincount(y[rows[:3]], minlength=4)).thresholds[3]
+    many = goal.decide(p[rows], y[rows], np.bincount(y[rows], minlength=4)).thresholds[3]
+    there = common.thresholds[3]
+    assert few is not None and many is not None and there is not None
+    assert abs(np.log(few / there)) < 0.1 * abs(np.log(p[rows[:3], 3].min() / there)) + 1e-9
+    assert many == pytest.approx(there, rel=0.05)
+
+
+def test_thresholds_of_several_classes_call_the_one_furthest_above_its_own() -> None:
+    rule = Decision(thresholds=(None, 0.2, 0.1))
+    p = np.array([[0.9, 0.05, 0.05], [0.5, 0.3, 0.2], [0.5, 0.4, 0.1], [0.79, 0.19, 0.02]])
+    assert rule.answers(p).tolist() == [0, 2, 1, 0]
+    assert Decision(thresholds=(0.95, 0.5, 0.5)).answers(p).tolist() == [0, 0, 0, 0]  # none is reached: the likeliest
 
 
 @pytest.mark.parametrize("wanted", [0.5, 0.8, 0.95])
 def test_a_wanted_recall_is_met_where_it_was_set_and_about_met_elsewhere(wanted: float) -> None:
     p, y = draw(6000, 4, 1.5, 4, rare=0.3)
     q, z = draw(6000, 4, 1.5, 5, rare=0.3)
-    decision = Decision(target=3, threshold=recall_threshold(Scores.of(p, y), 3, wanted))
+    decision = Decision().with_threshold(3, recall_threshold(Scores.of(p, y), 3, wanted), 4)
     assert (decision.answers(p)[y == 3] == 3).mean() >= wanted
     n = int((z == 3).sum())
     spread = 4 * np.sqrt(wanted * (1 - wanted) / n)
@@ -60,6 +130,10 @@ def test_costs_choose_the_answer_with_the_least_expected_cost() -> None:
 
 
 def test_a_decision_survives_json_and_says_when_it_is_none() -> None:
-    decision = Decision(temperature=1.7, weights=(1.0, 2.0), target=1, threshold=0.2)
+    decision = Decision(temperature=1.7, bias=(0.0, 1.0), weights=(1.0, 2.0), thresholds=(None, 0.2))
+    decision.check(2)
+    for broken in (Decision(bias=(1.0,)), Decision(temperature=float("nan")), Decision(costs=((0.0, 1.0),))):
+        with pytest.raises(ValueError, match="a decision"):
+            broken.check(2)
     assert Decision.from_json(json.loads(json.dumps(decision.to_json()))) == decision
     assert Decision.from_json({}).plain and not decision.plain

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedtail.core.candidates import binary_candidates
+from fedtail.core.decisions import Decision, SiteGoal
 from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
@@ -27,6 +28,7 @@ from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
+from fedtail.runs.saved import read_decision
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 
@@ -287,3 +289,28 @@ def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Fe
     steps = len(local_batches(labels, 0.5, np.random.default_rng(0), sampler="balanced", batch_size=7, epochs=1))
     task = Task(0, engine.model.vector, (0,), {"rate": np.full((1, 1), 0.5)}, 0.1)
     assert steps <= engine._most_steps(0, task) <= 1000
+
+
+def test_sites_decide_for_themselves_as_the_simulator_would_and_keep_it(federation: Federation, tmp_path: Path) -> None:
+    goal = SiteGoal(common=Decision(temperature=1.2), goal="macro_f1", shares=(0.4, 0.3, 0.2, 0.1), curve=(0.5,) * 6)
+    there = remote(federation, reveal="classes")
+    x = there.model.vector.clone()
+    here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedavg"), SETTINGS)
+    expected = here.site_decisions(x, goal)
+    found = there.site_decisions(x, goal)
+    assert found == expected and len(set(found.values())) == K
+    for k in range(K):
+        (tmp_path / str(k)).mkdir()
+    kept = {k: Site(f"site {k}", FederationSlice(federation, k), Policy(), tmp_path / str(k)) for k in range(K)}
+    silent = remote(federation, InProcess({k: s.handle for k, s in kept.items()}))  # reveal = totals
+    assert silent.site_decisions(x, goal) == {}
+    assert all(read_decision(tmp_path / str(k) / "decision.json", 4) == expected[k] for k in range(K))
+
+
+def test_candidates_are_scored_over_a_federation_as_in_the_simulator(federation: Federation) -> None:
+    there = run(remote(federation, reveal="classes"), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")
+    assert all("pr_auc" in r["validation"] and r["reward"] > 0 for r in there.history)
+    here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedcgnm"), SETTINGS)
+    assert repr(run(here, federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc").history) == repr(there.history)
+    with pytest.raises(FedtailError, match=r"run.metric = 'pr_auc' needs counts of probabilities"):
+        run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")

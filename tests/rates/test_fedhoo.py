@@ -271,6 +271,25 @@ def test_an_option_without_effect_says_so(option: str) -> None:
         FedHOO(2, **{option: 3.0}, score="equation")
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"ema": 1.0}, {"reward": "drift"}, {"select": "main_effect"}, {"score": "equation"}, {"cold_rounds": 0},
+        {"stable_rounds": 2}, {"max_depth": 3}, {"max_rounds": 6}, {"tau": 0.5, "score": "equation"},
+        {"alpha": 20.0, "score": "equation"},
+    ],
+    ids=lambda option: "-".join(option),
+)  # fmt: skip
+def test_every_option_can_change_a_noisy_search(option: dict) -> None:
+    def found(seed: int, rise: float, **options: object) -> tuple:
+        rng, strategy = np.random.default_rng(seed), FedHOO(3, **options)
+        search(strategy, lambda r, t: quadratic(r, t) - rise * np.exp(-t / 15) + 0.03 * rng.standard_normal(len(r)), 30)
+        return strategy.rates.tolist(), strategy.stats()["rounds"]
+
+    base = {"score": "equation"} if len(option) > 1 else {}
+    assert any(found(s, rise, **option) != found(s, rise, **base) for s in range(6) for rise in (0.0, 0.5))
+
+
 def test_the_noise_control_does_what_fedhoo_does_with_shuffled_rewards() -> None:
     rng, seed = np.random.default_rng(0), 3
     control, twin = RandomSettle(3), FedHOO(3, reward="drift")

@@ -103,6 +103,17 @@ def test_the_terminal_table_fits_the_terminal(compared: Comparison, width: int) 
     assert ("Δ Macro F1" in text) == (width == 160)
 
 
+def test_a_narrow_terminal_leaves_out_columns_and_cuts_neither_names_nor_numbers(run_folder: Writer) -> None:
+    methods = ("fedavg", "logit_adjustment")
+    folders = [run_folder(f"{m}{s}", method=m, seed=s, scored=True) for m in methods for s in range(2)]
+    (compared,) = comparisons(load_runs(folders))
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_table(headline(compared), console)
+    text = console.export_text()
+    assert "…" not in text and all(f" {one.label} " in text for one in compared.contenders)
+    assert len(re.findall(r"\d\.\d{3} ± \d\.\d{3}", text)) % 2 == 0 and "Macro F1" in text
+
+
 def test_runs_with_a_background_class_have_defect_columns_and_few_false_alarms_are_best(run_folder: Writer) -> None:
     folders = [run_folder(m, method=m, level=v, background=0) for m, v in (("fedavg", 0.6), ("fedcgnm", 0.9))]
     table = headline(comparisons(load_runs(folders))[0], "defect_score")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.errors import FedtailError
-from fedtail.rounds.history import history_line, history_text, parse_history, parse_timings
+from fedtail.rounds.history import history_line, history_text, influence_of, parse_history, parse_timings
 
 values = st.lists(st.sampled_from([0.4, 0.6, 0.8]), min_size=2, max_size=2)
 
@@ -55,3 +55,14 @@ def test_timings_are_read_up_to_a_half_written_line() -> None:
     assert parse_timings("", "t") == []
     with pytest.raises(FedtailError, match="t, line 2"):
         parse_timings("round,seconds\n0\n1,0.25\n", "t")
+
+
+def test_influence_comes_to_means_and_outliers() -> None:
+    told = {"norm": [1.0, 2.0], "cosine": [0.5, None], "claimed": [0.5, 0.5], "weight": [0.5, 0.1], "share": [0.8, 0.2],
+            "distance": [1.0, 9.0], "flagged": [2]}  # fmt: skip
+    refused = [{"client": 1, "reason": "x", "code": "malformed"}, {"client": 3, "reason": "no reply", "code": "late"}]
+    history = [{"clients": [0, 2], "influence": told, "refused": refused} for _ in range(4)]
+    found = influence_of(history, 4)
+    assert found["rounds"] == [4, 0, 4, 0] and found["flagged"] == [0, 0, 4, 0] and found["refused"] == [0, 4, 0, 4]
+    assert found["outliers"] == [1, 2] and found["norm"] == [1.0, 0.0, 2.0, 0.0] and found["cosine"][2] == 0.0
+    assert influence_of([{"clients": [0], "refused": []}], 1) == {}

@@ -44,6 +44,31 @@ def test_a_class_that_must_be_found_is_found_and_the_model_remembers(wide: Feder
     np.testing.assert_array_equal(loaded.predict(rows), result.model().predict(rows))
 
 
+def test_each_site_decides_for_itself_and_the_model_remembers(wide: Federation, tmp_path: Path) -> None:
+    goal = {"calibrate": "vector", "goal": "macro_f1", "scope": "site"}
+    result = ft.fit(wide, "mlp", "fedavg", decision=goal, **OPTIONS)
+    assert set(result.site_decisions) == set(wide.sites) and len(set(result.site_decisions.values())) > 1
+    assert result.before is not None
+    for metric, sign in (("log_loss", -1), ("macro_f1", 1)):
+        after, before = (
+            np.mean([row[metric] for row in rows])
+            for rows in ([r["validation"] for r in result.sites], [r["before"]["validation"] for r in result.sites])
+        )
+        assert sign * (after - before) > 0.02, metric
+    assert all("decision" in row for row in result.sites) and "before" in result.worst
+    loaded = ft.load_model(result.save(tmp_path / "x"))
+    rows, owner = wide.test.x.numpy(), wide.test_clients
+    answers = np.empty(len(rows), dtype=object)
+    for k, site in enumerate(wide.sites):
+        answers[owner == k] = loaded.at(site).predict(rows[owner == k])
+    truth = np.array(wide.classes)[wide.test.y.numpy()]
+    assert (answers == truth).sum() == np.trace(result.confusion)
+    with pytest.raises(ft.FedtailError, match="site 'nowhere' is unknown"):
+        loaded.at("nowhere")
+    with pytest.raises(ft.FedtailError, match=r"train with decision\.scope = 'site'"):
+        ft.load_model(ft.fit(wide, "mlp", "fedavg", rates=0.2, rounds=1).save(tmp_path / "y")).at(wide.sites[0])
+
+
 @pytest.mark.parametrize(
     ("decision", "words"),
     [

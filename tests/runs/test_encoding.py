@@ -84,7 +84,7 @@ def test_onnx_has_the_encoder_inside(photos: Path, tmp_path: Path) -> None:
     model = run(config(photos, tmp_path, rounds=2)).model()
     x = np.stack([np.asarray(draw(k, np.random.default_rng(k)), dtype=np.float32)[None] for k in range(3)])
     session = onnxruntime.InferenceSession(export_onnx(model, tmp_path / "m.onnx"))
-    (found,) = session.run(None, {"x": x})
+    found, _ = session.run(None, {"x": x})
     assert np.allclose(found, model.predict_proba(x), atol=1e-5)
     program = torch.export.load(export_torch(model, tmp_path / "m.pt2")).module()
     assert np.allclose(program(torch.from_numpy(x)).detach().numpy(), model.predict_proba(x), atol=1e-5)

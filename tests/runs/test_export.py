@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedtail.core.decisions import Decision
 from fedtail.data.federation import Transform
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
@@ -53,10 +54,37 @@ def test_onnx_equals_the_model(
     model, x = make(name, shape, options, transform), samples(shape)
     session = runtime.InferenceSession(str(export_onnx(model, tmp_path / "m.onnx")))
     for n in (1, 7):
-        (out,) = session.run(None, {"x": x[:n].numpy()})
+        out, answer = session.run(None, {"x": x[:n].numpy()})
         assert np.allclose(out, model.probabilities(x[:n]), atol=1e-5)
+        assert (answer == out.argmax(-1)).all()
     about = json.loads(session.get_modelmeta().custom_metadata_map["fedtail"])
     assert about["classes"] == ["a", "b", "c"] and about["preprocessing"] == {"kind": "x"}
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(temperature=2.5, weights=(0.2, 1.0, 1.8)),
+        Decision(temperature=0.5, bias=(0.5, -1.0, 0.0), costs=((0.0, 1.0, 9.0), (3.0, 0.0, 1.0), (1.0, 1.0, 0.0))),
+        Decision(bias=(0.3, 0.0, -0.3), thresholds=(None, 0.3, 0.31)),
+    ],
+)
+def test_onnx_has_the_decision_inside(tmp_path: Path, decision: Decision) -> None:
+    pytest.importorskip("onnxscript", reason="needs fedtail[onnx]")
+    runtime = pytest.importorskip("onnxruntime")
+    model = make(*MODELS[0])
+    with torch.no_grad():
+        next(iter(model.module.parameters())).mul_(8)  # so that answers differ
+    model.decision = decision
+    x = torch.randn(200, *model.input_shape, generator=torch.Generator().manual_seed(1)) * 2
+    session = runtime.InferenceSession(str(export_onnx(model, tmp_path / "m.onnx")))
+    out, answer = session.run(["probabilities", "answer"], {"x": x.numpy()})
+    p = model.probabilities(x)
+    assert np.allclose(out, p, atol=1e-5)
+    assert (np.array(model.classes)[answer] == model.answers(p)).mean() > 0.99  # but for ties in the last bits
+    assert (answer != out.argmax(-1)).any()
+    about = json.loads(session.get_modelmeta().custom_metadata_map["fedtail"])
+    assert Decision.from_json(about["decision"]) == decision
 
 
 def test_bad_targets_are_named(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def test_compare_prints_yardsticks_below_the_ranking(capsys: Any, monkeypatch: A
     with pytest.raises(SystemExit) as stop:
         main()
     out = capsys.readouterr().out
-    assert not stop.value.code and "Federating" in out and "yardstick: pooled" in out
+    assert not stop.value.code and "Federating" in out and "* pooled gradient boosting" in out
+    assert "* a yardstick: neither ranked nor tested" in out
     answer = json.loads((tmp_path / "comparison.json").read_text())
     assert set(answer["problems"][0]["yardsticks"]) == set(TITLES.values())
     assert set(answer["learning_rates"]) == {"fedcgnm+grid", "fedavg"}

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from fedtail.report.ranking import ranking, write_rankings
 from fedtail.report.tables import tested
 from fedtail.report.yardsticks import verdict_of_federating
 from fedtail.settings import Settings
+from fedtail.study.cells import Outcome, seeds_of
 from fedtail.study.compare import (
     best_by_validation,
     best_lrs,
@@ -33,7 +34,9 @@ from fedtail.study.compare import (
     comparison_cells,
     default_lrs,
     method_configs,
+    until_decided,
 )
+from fedtail.study.tuning import parse_budget
 from fedtail.study.yardsticks import measure_yardsticks
 
 
@@ -74,6 +77,14 @@ def compare_command(
             "regression, to show what federating gains and what not pooling costs.",
         ),
     ] = False,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="`decided`: add seeds until a test that may be looked at any time tells every method from the first, "
+            "or --budget ends; --seeds is where it begins."
+        ),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Most time for --until, e.g. 90s, 10m or 2h.")] = "30m",
     workers: Workers = None,
     fresh: Fresh = False,
     as_json: Json = False,
@@ -89,11 +100,27 @@ def compare_command(
     path, overrides = split_arguments(arguments)
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs) or default_lrs(path, overrides, flags)
+    if until not in (None, "decided"):
+        raise one_of("--until", str(until), ("decided",))
+    limit = parse_budget(budget)
+    if until and len(configs) < 2:
+        raise FedtailError("--until decided compares methods with the first one; name two or more with --methods")
     cells = comparison_cells(configs, seeds, tried)
     check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
     pool = workers or min(4, os.cpu_count() or 1)
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_lrs(outcomes, metric) if tried else outcomes
+    decided: dict[str, Any] = {}
+    if until:
+        settled = {pair_name(o.cell.config, configs): o.cell.config for o in kept}
+
+        def more(seed: int) -> list[Outcome]:
+            cells = [c for label, config in settled.items() for c in seeds_of(config, f"compare-{label}", [seed])]
+            return run_with_progress(f"seed {seed}", cells, out, workers=pool, strict=False)
+
+        kept, decided = until_decided(
+            list(configs), kept, metric, more, lambda: limit - (time.perf_counter() - began), pair=pair_in(configs)
+        )
     failed = [o for o in kept if o.error]
     if len(failed) == len(kept):
         raise FedtailError(f"every run failed; first {failed[0].cell.label}: {failed[0].error}")
@@ -113,6 +140,7 @@ def compare_command(
         learning_rates={pair_name(o.cell.config, configs): o.cell.config.local.lr for o in kept},
         federating=[verdict_of_federating(comparison, metric) or None for comparison in compared],
         failed=[{"run": o.cell.label, "error": o.error} for o in failed],
+        **({"until": decided} if until else {}),
     )
     if as_json:
         typer.echo(json.dumps(answer))
@@ -124,11 +152,22 @@ def compare_command(
         if tried:
             chosen = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())
             typer.echo(f"learning rates, chosen on validation splits: {chosen}")
-        typer.echo(f"{len(cells)} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
+        for name, found in decided.get("methods", {}).items():
+            typer.echo(
+                f"{name} against {decided['first']}: {found['verdict']} after {found['seeds']} seeds "
+                f"(evidence {found['evidence']:.3g}, {decided['needed']:.3g} decides)"
+            )
+        n = len(kept) if until else len(cells)
+        typer.echo(f"{n} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
     for o in failed:
         console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
+
+
+def pair_in(configs: Mapping[str, Settings]) -> Callable[[Outcome], str]:
+    """What ``--methods`` called the method of a run."""
+    return lambda outcome: pair_name(outcome.cell.config, configs)
 
 
 def pair_name(config: Settings, configs: Mapping[str, Settings]) -> str:

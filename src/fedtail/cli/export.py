@@ -17,16 +17,18 @@ def export(
     run: RunFolder,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX here (.onnx); needs fedtail[onnx].")] = None,
     torch: Annotated[Path | None, typer.Option(help="Write a torch.export program here (.pt2).")] = None,
+    site: Annotated[str | None, typer.Option(help="With this site's decision inside (decision.scope = site).")] = None,
     allow_code: AllowCode = False,
 ) -> None:
     """Write a trained model for use elsewhere.
 
     The graph takes samples as stored for training (encoded rows; pixels 0 to 255) and gives class probabilities, for
-    any batch size. `fedtail export --run runs/x --onnx model.onnx`.
+    any batch size; ONNX also gives the answer by the model's decision. `fedtail export --run runs/x --onnx model.onnx`.
     """
     if onnx is None and torch is None:
         raise FedtailError("nothing to write; give --onnx FILE.onnx, --torch FILE.pt2 or both")
     model = load_model(run, allow_code=allow_code)
+    model = model if site is None else model.at(site)
     if onnx is not None:
         typer.echo(f"wrote {export_onnx(model, onnx)}")
     if torch is not None:

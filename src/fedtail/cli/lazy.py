@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": "compare:compare_command",
     "methods": "methods:app",
     "tune": "tune:tune",
+    "bench": "bench:app",
 }
 """Command -> its module in this package, and there the function or the group of commands."""
 

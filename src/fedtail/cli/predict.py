@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +20,8 @@ from fedtail.data.inputs import image_files, read_for
 from fedtail.data.tables.labels import name_codes, need_column
 from fedtail.data.tables.pooled import is_table, names_option
 from fedtail.data.tables.read import listing
-from fedtail.errors import one_of, writing
-from fedtail.runs.saved import SavedModel, load_model
+from fedtail.errors import FedtailError, one_of, writing
+from fedtail.runs.saved import SavedModel, load_model, read_decision
 
 
 def predict(
@@ -27,6 +29,14 @@ def predict(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
     keep: Annotated[str, typer.Option(help="Columns of the table to copy into the output, with commas.")] = "",
+    site: Annotated[str | None, typer.Option(help="Decide as this site does (decision.scope = site).")] = None,
+    decision: Annotated[
+        Path | None, typer.Option(help="Decide by this file: the decision.json that a site has kept for itself.")
+    ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(help="CLASS=PROBABILITY: answer CLASS wherever it is at least that likely; may be repeated."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
     allow_code: AllowCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the predictions.")] = False,
@@ -37,6 +47,7 @@ def predict(
     the predictions are also scored.
     """
     model = load_model(run, device=device, allow_code=allow_code)
+    model = decided(model if site is None else model.at(site), decision, threshold or [])
     notes: list[str] = []
     kept, x, frame = _read(model, data, names_option("keep", keep), notes)
     probabilities = model.probabilities(x)
@@ -57,6 +68,23 @@ def predict(
     share = ", ".join(f"{name} {n}" for name, n in zip(model.classes, counts, strict=True) if n)
     console.print(f"{len(guess)} predictions: {share}" + (f" -> {out}" if out else ""), soft_wrap=True)
     _score(model, frame, guess)
+
+
+def decided(model: SavedModel, file: Path | None, thresholds: Sequence[str]) -> SavedModel:
+    """The model with another decision: that of a file, and thresholds as ``CLASS=PROBABILITY``."""
+    rule = model.decision if file is None else read_decision(file, len(model.classes))
+    for text in thresholds:
+        name, equals, value = text.rpartition("=")
+        if not equals or name not in model.classes:
+            raise one_of("class of --threshold", name or text, model.classes)
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not 0 < number <= 1:
+            raise FedtailError(f"--threshold {text!r}: {value!r} is no probability in (0, 1]; use e.g. {name}=0.2")
+        rule = rule.with_threshold(model.classes.index(name), number, len(model.classes))
+    return replace(model, decision=rule)
 
 
 def _read(

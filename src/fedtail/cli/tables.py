@@ -14,8 +14,21 @@ from fedtail.core.metrics import METRICS
 from fedtail.report.tables import Table, difference, footnote, mean_spread
 from fedtail.study.paper.tables import Entry, GridResult
 
-NARROW = ("balanced_accuracy", "weighted_f1", "accuracy", "head")
+NARROW = (
+    "balanced_accuracy",
+    "weighted_f1",
+    "site_spread",
+    "accuracy",
+    "head",
+    "pr_auc",
+    "calibration_error",
+    "worst_site",
+    "tail",
+)
 """Columns left out, in this order, where the terminal is too narrow; files and reports have them all."""
+FLOOR = "majority only"
+LABEL = 28
+"""Letters of a row's name for which columns are left out; a longer one wraps."""
 
 
 def bare_table(*headers: str, **options: Any) -> RichTable:
@@ -27,13 +40,22 @@ def print_table(table: Table, console: Console | None = None) -> None:
     """Print mean ± spread over seeds, in bold what is clearly the best of a column, the majority-only floor dimmed."""
     out = console or terminal()
     kept = list(range(len(table.columns)))
-    label = max(len(row.shown) for row in (*table.rows, *table.yardsticks))
+    measured = [(row.label.replace("yardstick: ", "* "), row) for row in table.yardsticks]
+    names = [*(row.shown for row in table.rows), *(name for name, _ in measured), FLOOR]
+    label = min(max(map(len, names)), LABEL)
+
+    def room(i: int) -> int:
+        cells = (mean_spread(row.cells[i]) for row in (*table.rows, *table.yardsticks))
+        return 3 + max(len(METRICS[table.columns[i]].title), *map(len, cells))
+
     for name in NARROW:
-        if label + 1 + 16 * len(kept) > out.width:
-            kept = [i for i in kept if table.columns[i] != name]
-    tested = len(table.rows) > 1 and label + 4 + 16 * len(kept) + 24 <= out.width
+        if label + 1 + sum(map(room, kept)) > out.width:
+            kept = [i for i in kept if table.columns[i] != name or name == table.metric]
+    tested = len(table.rows) > 1 and label + 1 + sum(map(room, kept)) + 24 <= out.width
     shown = bare_table(title=table.title, title_justify="left", title_style="bold")
-    shown.add_column("method", overflow="fold")  # so that a long label wraps, where numbers would be cut
+    shown.add_column(
+        "method", overflow="fold", min_width=label
+    )  # so that a long label wraps, where numbers would be cut
     for i in kept:
         shown.add_column(METRICS[table.columns[i]].title, justify="right", no_wrap=True)
     if tested:
@@ -45,11 +67,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
         shown.add_row(row.shown, *cells, *((delta or "–", p or "–") if tested else ()))
     if table.floor:
         floors = [table.floor.get(table.columns[i]) for i in kept]
-        shown.add_row("majority only", *("–" if f is None else f"{f:.3f}" for f in floors), style="dim")
-    for row in table.yardsticks:
+        shown.add_row(FLOOR, *("–" if f is None else f"{f:.3f}" for f in floors), style="dim")
+    for name, row in measured:
         values = [mean_spread(row.cells[i]) for i in kept]
-        shown.add_row(row.label, *values, *(("", "") if tested else ()), style="dim")
+        shown.add_row(name, *values, *(("", "") if tested else ()), style="dim")
     out.print(shown)
+    if measured:
+        out.print(Text("* a yardstick: neither ranked nor tested", style="dim"))
     seeds = max(row.seeds for row in table.rows)
     if tested and seeds > 1:
         out.print(Text(footnote(table), style="dim"))

@@ -1,18 +1,28 @@
-"""From probabilities to answers: a temperature that makes them mean something, and rules that fit the cost of a miss.
+"""From probabilities to answers: calibration that makes them mean something, and rules that fit the cost of a miss.
 
-A rare class is found by a threshold, not by an argmax. What a rule needs is in the counts of ``core.scores``, so that
-it can be chosen from what sites add up, after training and without training again.
+A rare class is found by a threshold, not by an argmax. What a common rule needs is in the counts of ``core.scores``, so
+that it can be chosen from what sites add up, after training and without training again. What a site changes of it for
+itself, it finds on its private split, where nothing has to leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from fedtail.core.scores import TEMPERATURES, Scores, bin_edges, precision_at_recall
+from fedtail.core.metrics import METRICS, confusion_matrix, evidence_of
+from fedtail.core.scores import LARGEST, ONE, TEMPERATURES, Scores, precision_at_recall
+
+POWERS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""How far answers are moved towards rare classes: probabilities are divided by the class's share to this power, 0 for
+the likeliest class, 1 for the class that is likeliest against its share."""
+PRIOR_SAMPLES, CURVE_SAMPLES, RECALL_SAMPLES = 30.0, 1000.0, 30.0
+"""As how many samples of its own the common finding counts at a site: for its class mix, for its power, and, in samples
+of the class to find, for its threshold. Small splits overfit: without, thresholds make the worst site worse."""
+TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -20,47 +30,78 @@ class Decision:
     """How a model's probabilities become answers; the default is the largest probability."""
 
     temperature: float = 1.0
-    """Probabilities are taken to the power 1 / temperature and normalized again."""
+    """Log-probabilities are divided by it."""
+    bias: tuple[float, ...] = ()
+    """(C,) then added to them, before they are normalized again: vector scaling, or a site's own class mix."""
     weights: tuple[float, ...] = ()
     """(C,) the answer is the class with the largest weight times probability."""
     costs: tuple[tuple[float, ...], ...] = ()
     """(C, C) what it costs to call a sample of class i class j: the answer with the least expected cost."""
-    target: int | None = None
-    """A class that is the answer wherever its probability reaches ``threshold``; elsewhere the best of the others."""
-    threshold: float = 1.0
+    thresholds: tuple[float | None, ...] = ()
+    """(C,) a class that has one is the answer wherever its probability reaches it (of several the one that lies
+    furthest above its own), and nowhere else."""
 
     @property
     def plain(self) -> bool:
         """Whether it changes nothing."""
         return self == Decision()
 
+    @property
+    def target(self) -> int | None:
+        """The class with a threshold, where it is one."""
+        named = [c for c, t in enumerate(self.thresholds) if t is not None]
+        return named[0] if len(named) == 1 else None
+
     def probabilities(self, p: np.ndarray) -> np.ndarray:
         """(N, C) calibrated probabilities."""
-        if self.temperature == 1.0:
+        if self.temperature == 1.0 and not self.bias:
             return p
-        powered = np.maximum(p, 1e-12) ** (1 / self.temperature)
+        z = np.log(np.maximum(p, TINY)) / self.temperature
+        z = z + np.asarray(self.bias) if self.bias else z
+        powered = np.exp(z - z.max(-1, keepdims=True, initial=-np.inf))
         return np.asarray(powered / powered.sum(-1, keepdims=True))
 
     def answers(self, p: np.ndarray) -> np.ndarray:
         """(N,) classes, from calibrated probabilities (N, C)."""
-        if self.costs:
-            return np.asarray((p @ np.asarray(self.costs)).argmin(-1))
-        score = p * np.asarray(self.weights) if self.weights else p
-        if self.target is None:
+        score = -(p @ np.asarray(self.costs)) if self.costs else p * np.asarray(self.weights) if self.weights else p
+        limits = self.limits
+        if limits is None:
             return np.asarray(score.argmax(-1))
-        others = score.copy()
-        others[:, self.target] = -1.0
-        return np.where(p[:, self.target] >= self.threshold, self.target, others.argmax(-1))
+        ratio = p / limits
+        rest = np.where(np.isfinite(limits) & ~np.isfinite(limits).all(), -np.inf, score)
+        return np.where(ratio.max(-1, initial=0.0) >= 1, ratio.argmax(-1), rest.argmax(-1))
+
+    @property
+    def limits(self) -> np.ndarray | None:
+        """(C,) thresholds, infinite for classes without one; None if no class has one."""
+        if not any(t is not None for t in self.thresholds):
+            return None
+        return np.array([np.inf if t is None else max(t, TINY) for t in self.thresholds])
+
+    def with_threshold(self, target: int, threshold: float, n_classes: int) -> Decision:
+        now = self.thresholds or (None,) * n_classes
+        return replace(self, thresholds=tuple(threshold if c == target else t for c, t in enumerate(now)))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Decision:
+    def from_json(cls, fields: Mapping[str, Any]) -> Decision:
         given = dict(fields)
-        given["weights"] = tuple(float(w) for w in given.get("weights", ()))
+        for name in ("bias", "weights"):
+            given[name] = tuple(float(w) for w in given.get(name, ()))
         given["costs"] = tuple(tuple(float(v) for v in row) for row in given.get("costs", ()))
+        given["thresholds"] = tuple(None if t is None else float(t) for t in given.get("thresholds", ()))
         return cls(**given)
+
+    def check(self, n_classes: int) -> None:
+        """``ValueError`` unless it is a decision over so many classes: it may come from elsewhere."""
+        rows = [self.bias, self.weights, self.thresholds, *self.costs, *([self.costs] if self.costs else [])]
+        if any(row and len(row) != n_classes for row in rows):
+            raise ValueError(f"a decision of other than {n_classes} classes")
+        numbers = [self.temperature, *self.bias, *self.weights, *(t for t in self.thresholds if t is not None)]
+        if not np.isfinite([*numbers, *(v for row in self.costs for v in row)]).all() or self.temperature <= 0:
+            raise ValueError("a decision with numbers that are not finite")
 
 
 @dataclass(frozen=True)
@@ -80,6 +121,67 @@ class Decisions:
         return self.common.plain and all(one.plain for one in self.sites.values())
 
 
+@dataclass(frozen=True)
+class SiteGoal:
+    """What a site needs to find its own decision: plain numbers, which a message can carry."""
+
+    common: Decision
+    goal: str
+    """As ``decision.goal``."""
+    shares: tuple[float, ...]
+    """(C,) each class's share over all sites together."""
+    curve: tuple[float, ...] = ()
+    """Macro F1 of all sites together at each of ``POWERS``."""
+    recall: float = 1.0
+
+    def decide(self, p: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Decision:
+        """A site's own decision.
+
+        Args:
+            p: (N, C) the model's probabilities on the site's private split, as they are; y: (N,) the labels.
+            counts: (C,) the site's training samples, of which there are more to know its class mix by.
+        """
+        if self.goal == "recall":  # a common probability finds the same share at every site, whatever its class mix
+            return self._found(self.common.probabilities(p), y)
+        shares = np.asarray(self.shares)
+        mix = (counts + PRIOR_SAMPLES * shares) / (counts.sum() + PRIOR_SAMPLES)
+        bias = np.log(mix / shares) + (np.asarray(self.common.bias) if self.common.bias else 0.0)
+        own = replace(self.common, bias=tuple(float(b) for b in bias), weights=())
+        if self.goal != "macro_f1":
+            return own
+        q, n = own.probabilities(p), len(y)
+        mine = [_macro_f1(y, replace(own, weights=share_weights(mix, power)).answers(q), len(mix)) for power in POWERS]
+        trust = n / (n + CURVE_SAMPLES)
+        value = [trust * a + (1 - trust) * b if np.isfinite(a) else b for a, b in zip(mine, self.curve, strict=True)]
+        return replace(own, weights=share_weights(mix, POWERS[int(np.argmax(value))]))
+
+    def _found(self, p: np.ndarray, y: np.ndarray) -> Decision:
+        target = self.common.target
+        assert target is not None
+        common = self.common.thresholds[target] or 0.0
+        own = np.sort(p[y == target, target])
+        if not own.size:
+            return self.common
+        reached = own[int(np.floor((1 - self.recall) * len(own) + 1e-9))]
+        trust = len(own) / (len(own) + RECALL_SAMPLES)
+        odds = trust * _log_odds(float(reached)) + (1 - trust) * _log_odds(common)
+        return self.common.with_threshold(target, float(1 / (1 + np.exp(-odds))), p.shape[1])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> SiteGoal:
+        shares, curve = (tuple(float(v) for v in fields[name]) for name in ("shares", "curve"))
+        return cls(
+            common=Decision.from_json(fields["common"]),
+            goal=str(fields["goal"]),
+            shares=shares,
+            curve=curve,
+            recall=float(fields["recall"]),
+        )
+
+
 def best_temperature(scores: Scores) -> float:
     """The temperature with the least log loss, by a parabola through the best of the grid and its neighbours."""
     loss = scores.tempered.astype(np.float64)
@@ -93,17 +195,25 @@ def best_temperature(scores: Scores) -> float:
     return float(2 ** (log[i] + shift * (log[i + 1] - log[i])))
 
 
-def f1_weights(scores: Scores) -> tuple[float, ...]:
-    """(C,) one over the threshold at which each class, against the rest, has its best F1: the answer is then the class
-    that lies furthest above its own threshold. Classes without samples keep the mean."""
-    thresholds = np.full(len(scores.bins), np.nan)
-    for c, (others, mine) in enumerate(scores.bins):
-        if mine.sum():
-            hit, called = np.cumsum(mine[::-1])[::-1], np.cumsum((others + mine)[::-1])[::-1]
-            f1 = 2 * hit / np.maximum(called + mine.sum(), 1)
-            thresholds[c] = max(float(bin_edges()[int(f1.argmax())]), 1e-6)
-    weights = 1 / thresholds
-    weights = np.where(np.isfinite(weights), weights, np.nanmean(weights))
+def bias_step(scores: Scores) -> np.ndarray:
+    """(C,) what to add to the bias so that the model expects as many of each class as there are: a step of generalized
+    iterative scaling (Darroch and Ratcliff, 1972), which ends at the least log loss."""
+    there, expected = scores.bins[:, 1].sum(-1), scores.mass / ONE
+    return np.asarray(np.log((there + 0.5) / (expected + 0.5)))
+
+
+def class_shares(scores: Scores) -> np.ndarray:
+    """(C,) each class's share of the samples; none is 0."""
+    counts = np.maximum(scores.bins[:, 1].sum(-1), 0.5)
+    return np.asarray(counts / counts.sum())
+
+
+def share_weights(shares: Sequence[float] | np.ndarray, power: float) -> tuple[float, ...]:
+    """(C,) one over the share of each class to a power (Menon et al., ICLR 2021, after training), with mean 1; none for
+    power 0, which is the argmax."""
+    if not power:
+        return ()
+    weights = np.asarray(shares, dtype=np.float64) ** -power
     return tuple(float(w) for w in weights / weights.mean())
 
 
@@ -111,3 +221,12 @@ def recall_threshold(scores: Scores, target: int, recall: float) -> float:
     """The highest threshold that finds a share ``recall`` of the class; 0 if the class has no samples to go by."""
     _, threshold = precision_at_recall(scores.bins[target], recall)
     return 0.0 if np.isnan(threshold) else threshold
+
+
+def _macro_f1(y: np.ndarray, answers: np.ndarray, n_classes: int) -> float:
+    return float(METRICS["macro_f1"](evidence_of(confusion_matrix(y, answers, n_classes))))
+
+
+def _log_odds(p: float) -> float:
+    q = min(max(p, TINY), 1 - TINY)
+    return float(np.clip(np.log(q) - np.log1p(-q), -LARGEST, LARGEST))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import digamma
 
 BINS, LARGEST = 4096, 18.0
 """Bins per class, over log-odds from -LARGEST to LARGEST."""
@@ -134,13 +135,14 @@ def average_precision(bins: np.ndarray) -> float:
     total = mine.sum()
     if not total:
         return float("nan")
-    hits, called = np.cumsum(mine) - mine, np.cumsum(others + mine) - others - mine
-    area = 0.0
-    for b in np.flatnonzero(mine):
-        k = np.arange(1, int(mine[b]) + 1)
-        ratio = others[b] / mine[b]
-        area += float(((hits[b] + k) / (called[b] + k + ratio * (k - 0.5))).sum())
-    return area / float(total)
+    kept = mine > 0
+    hits, called = (np.cumsum(mine) - mine)[kept], (np.cumsum(others + mine) - others - mine)[kept]
+    n, ratio = mine[kept], others[kept] / mine[kept]
+    # The k-th own sample of a bin has precision (hits + k) / (called + k + ratio (k - 1/2)) = (hits + k) / b (k + a).
+    b = 1 + ratio
+    a = (called - ratio / 2) / b
+    area = (n + (hits - a) * (digamma(n + 1 + a) - digamma(1 + a))) / b
+    return float(area.sum() / total)
 
 
 def roc_auc(bins: np.ndarray) -> float:

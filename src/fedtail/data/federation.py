@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtail.core.random import generator
 from fedtail.data.arrays import pool_arrays
+from fedtail.data.shown import aligned, html_table
 from fedtail.data.torch_data import read_dataset
 from fedtail.errors import FedtailError
 
@@ -133,7 +134,7 @@ class Federation:
         if empty:
             raise FedtailError(f"no training samples at {', '.join(map(repr, empty[:5]))}; drop or merge these clients")
 
-    def __repr__(self) -> str:
+    def _table(self) -> tuple[str, list[list[str]]]:
         """A row per site with its samples per class, not the data; the middle left out where there are many."""
         table, named = self.label_map(), [str(c)[:SHORT] for c in self.classes[:FEW]]
         rows = [["site", "samples", *named]]
@@ -145,14 +146,15 @@ class Federation:
             rows.insert(FEW + 1, ["…"] * len(rows[0]))
         test = self.test.counts(self.n_classes)
         rows.append(["test", f"{test.sum():,}", *(f"{n:,}" for n in test[:FEW])])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-            for row in rows
-        ]
         more = f", the first {FEW} shown" if self.n_classes > FEW else ""
-        said = f"{self.name}: {self.n_clients:,} clients, {self.n_classes} classes{more}"
-        return "\n".join([said, *lines])
+        return f"{self.name}: {self.n_clients:,} clients, {self.n_classes} classes{more}", rows
+
+    def __repr__(self) -> str:
+        said, rows = self._table()
+        return "\n".join([said, *aligned(rows)])
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
 
     @property
     def n_clients(self) -> int:

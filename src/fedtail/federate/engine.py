@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decisions
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.masks import CHECKS, Release
 from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
@@ -325,6 +325,13 @@ class RemoteEngine:
         elif self.tells_scores:
             yield from self._ask_scores(x, split, rules, self._present, self._members)[0].items()
 
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        """Found at the sites, where they stay unless counts per class may leave: then nothing comes back."""
+        asked = {k: Parcel({**self._meta(k), "goal": goal.to_json()}, {"x": x}) for k in self._present}
+        read = partial(read_decision, n_classes=self.job.n_classes)
+        replies = self._ask(Phase.DECIDE, asked, read, self._members, {})
+        return {k: replace(one, costs=goal.common.costs) for k, one in replies.items() if one is not None}
+
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         """One exchange per candidate: counts of all of them at once would be a large message."""
         asked, s = list(clients), 0
@@ -501,6 +508,18 @@ def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) 
     if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
         raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
     return counts.numpy()
+
+
+def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision | None:
+    """A site's own decision, where it tells; ``WireError`` for one that is none."""
+    if "decision" not in parcel.meta:
+        return None
+    try:
+        found = Decision.from_json(parcel.meta["decision"])
+        found.check(n_classes)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"malformed decision: {error}") from None
+    return found
 
 
 def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:

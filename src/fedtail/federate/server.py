@@ -15,7 +15,7 @@ from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine, refused
 from fedtail.federate.metrics import Metrics, served
-from fedtail.federate.protocol.handshake import Hello, agree, compare, say_hello
+from fedtail.federate.protocol.handshake import Hello, agree, say_hello, settle
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
@@ -81,6 +81,7 @@ def federate(
     reveal, told_less = "totals" if before is None else before[3], ""
     if before is None:
         hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
+        settle(hellos, missing, names, quorum)
         agreed = agree(hellos, missing, names, quorum)
         there = {k: names[k] for k in hellos}
         schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout, quorum)
@@ -89,14 +90,16 @@ def federate(
         agreed, schema = before[:2]
     job, architecture = make_job(config, schema, folder.name, transport.name, reveal)
     hellos, missing = say_hello(transport, everybody, deploy.timeout, job)
+    sizes = known_sizes(folder) if resume else []
+    settle(hellos, missing, names, quorum, agreed, sizes)
     agree(hellos, missing, names, quorum, agreed)
     test = server_test(config, schema)
 
     def meet(clients: list[int]) -> tuple[dict[int, int], dict[int, str]]:
         """Sites that come late must agree with those that were there."""
         found, reasons = say_hello(transport, clients, deploy.timeout, job)
-        reasons |= {names.index(f.subject): f.message for f in compare(found, names, agreed) if f.level == "error"}
-        joined = {k: hello for k, hello in found.items() if k not in reasons}
+        joined = dict(found)
+        settle(joined, reasons, names, agreed=agreed, sizes=sizes)
         sums.learn(joined)
         for k, hello in joined.items():
             about.sizes[k], held_out[k] = hello.n_train, hello.n_validation
@@ -208,6 +211,12 @@ def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], 
         )
     began_with = int(about.get("began_with", len(before)))
     return about["agreed"], about["schema"], began_with, str(about.get("reveal", "totals"))
+
+
+def known_sizes(folder: Path) -> list[int]:
+    """Training samples of each client, as the run began with them; 0 of one that has not been there."""
+    file = folder / "clients.json"
+    return [int(n) for n in json.loads(file.read_text()).get("sizes", [])] if file.is_file() else []
 
 
 def make_job(

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedtail.errors import FedtailError
 from fedtail.files import write_atomically
+from fedtail.rounds.history import influence_of
 from fedtail.rounds.loop import State
 from fedtail.settings import Settings
 
@@ -49,7 +50,9 @@ class Status:
     def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
         faults = [*record["refused"], *record.get("faults", [])]
         errors = [*self.now["errors"], *({"round": record["round"], **f} for f in faults)][-LAST_ERRORS:]
-        self.write(round=state.round, seconds=round(seconds, 2), errors=errors, **headline(record))
+        found = influence_of(state.history, len(self.now["sites"])) if "influence" in record else {}
+        outliers = {str(k): found["flagged"][k] + found["refused"][k] for k in found.get("outliers", [])}
+        self.write(round=state.round, seconds=round(seconds, 2), errors=errors, outliers=outliers, **headline(record))
 
     def finish(self, folder: Path | None) -> None:
         self.write(state="finished", folder=str(folder))

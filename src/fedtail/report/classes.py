@@ -18,7 +18,7 @@ from fedtail.report.series import mean_spread, palette, thirds
 from fedtail.runs.record import RunRecord
 
 MOST_PANELS = 8
-MOST_TABLE = 60
+MOST_TABLE = 24
 """Rows beyond which the table of classes is folded away."""
 MOST_CURVES = 6
 """Precision-recall curves shown at once, of the rarest classes; the others are folded away."""
@@ -180,6 +180,7 @@ def _one_contender(contender: Contender, first: RunRecord, group: Sequence[int])
         y_label="precision",
         floor=0.0,
         ceiling=1.0,
+        full=True,
         x_ticks=SHARES,
         between=True,
         dots=dots,
@@ -203,6 +204,7 @@ def _one_class(comparison: Comparison, first: RunRecord, c: int) -> str:
         y_label="precision",
         floor=0.0,
         ceiling=1.0,
+        full=True,
         x_ticks=SHARES,
         between=True,
         dots=dots,

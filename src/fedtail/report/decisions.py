@@ -36,8 +36,10 @@ from fedtail.report.series import palette
 from fedtail.report.sites import at_sites
 from fedtail.runs.record import RunRecord
 
-COMPARED = ("accuracy", "macro_f1", "tail", "pr_auc", "log_loss", "brier", "calibration_error")
-MOST_PANELS = 4
+COMPARED = ("macro_f1", "calibration_error", "accuracy", "tail", "pr_auc", "log_loss", "brier")
+MOST_COMPARED = 2
+"""Of these, where several contenders are compared; every contender's worst site comes beside them."""
+MOST_PANELS = 6
 RATIOS = (1, 10, 100)
 """What a missed sample may cost, in false alarms, where no costs were declared."""
 ODDS = (0.0001, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
@@ -49,7 +51,9 @@ def decisions(comparison: Comparison) -> str:
     colours = palette(comparison)
     said = "".join(_decided(one, len(comparison.contenders) > 1) for one in comparison.contenders)
     plots = [p for one in comparison.contenders if (p := _reliability_of(one, colours))]
-    trades = [p for one in comparison.contenders for p in _tradeoffs(one, colours)]
+    best = max(comparison.contenders, key=lambda one: np.nan_to_num(one.mean("macro_f1")))
+    trades = _tradeoffs(best, colours)
+    others = [p for one in comparison.contenders if one is not best for p in _tradeoffs(one, colours)]
     body = _before_and_after(comparison, colours)
     if not (plots or trades or body):
         return ""
@@ -59,9 +63,12 @@ def decisions(comparison: Comparison) -> str:
         if plots
         else ""
     )
-    more = fold(f"{len(plots) - MOST_PANELS} more reliability plots", charts(plots[MOST_PANELS:]))
-    drawn = charts([*plots[:MOST_PANELS], *trades[:MOST_PANELS]], "packed")
-    return said + body + text + drawn + more + _site_curves(comparison)
+    more = fold("What a threshold finds and costs with the other methods", charts(others, "small"))
+    if len(colours) == 1:
+        return said + body + text + charts([*plots, *trades], "packed") + _site_curves(comparison)
+    hidden = fold(f"{len(plots) - MOST_PANELS} more reliability plots", charts(plots[MOST_PANELS:], "small"))
+    drawn = charts(plots[:MOST_PANELS], "small") + hidden + charts(trades) + more
+    return said + body + text + drawn + _site_curves(comparison)
 
 
 def _decided(contender: Contender, several: bool) -> str:
@@ -102,7 +109,7 @@ def _before_and_after(comparison: Comparison, colours: dict[str, int]) -> str:
     runs = []
     for one in comparison.contenders:
         decided = [r for r in one.runs if r.result.get("before")]
-        for name in COMPARED if decided else ():
+        for name in COMPARED[: MOST_COMPARED if len(colours) > 1 else None] if decided else ():
             before = [_get(r.result["before"], name) for r in decided]
             after = [r.metric(name) for r in decided]
             if np.isfinite(before).all() and np.isfinite(after).all():

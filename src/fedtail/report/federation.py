@@ -44,7 +44,7 @@ def _holdings(run: RunRecord) -> str:
         column_label="class, most training samples first",
         shade=np.sqrt(shown / max(shown.max(), 1)),
         unit="samples",
-        caption=f"Seed {run.seed}, before resampling; darker is more, on a square-root scale{part}.",
+        caption=f"Seed {run.seed}, before resampling; stronger is more, on a square-root scale{part}.",
         wide=True,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtail.report.bars import Series
-from fedtail.report.chart import Cell, charts, esc, html_table, number, scroll
+from fedtail.report.chart import Cell, charts, esc, html_table, number, run_mark, scroll
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.federation import site_name
 from fedtail.report.heatmap import heatmap
@@ -22,6 +22,12 @@ MOST_ROWS = 60
 MOST_ROUNDS = 60
 USUAL = 3.0
 """Distances from the other sites' updates, over their median, that are still usual."""
+HEAD = ("Site", "Rounds", "Share of the step", "Weight", "By samples", "Cosine", "Distance", "Flagged", "Refused", "")
+NOTE = (
+    "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give. "
+    "Cosine: to the sum of the other sites' updates. Distance: to the centre of all updates, 1 is usual; a round "
+    f"beyond {USUAL:g}, or a cosine below 0 with a large share, is flagged.</p>"
+)
 LISTS = ("norm", "cosine", "weight", "claimed", "share", "distance")
 
 
@@ -49,13 +55,19 @@ class Influence:
 def influence(comparison: Comparison) -> str:
     """Outliers first, in words; then every site's part of the step, its rounds, and the alignment of all."""
     colours = palette(comparison)
-    said, tables = [], ""
+    said: list[str] = []
+    tables = ""
+    several = len(comparison.contenders) > 1
     for one in comparison.contenders:
         run = one.runs[0]
         found = influences(run)
         if any(math.isfinite(row.share) for row in found):
-            said += _outliers(one, run, found, len(comparison.contenders) > 1)
-            tables += _of_run(one, run, found, colours)
+            warned = _outliers(one, run, found, several)
+            content = _of_run(one, run, found, colours)
+            state, mark = " open" if warned else "", run_mark(colours[one.label])
+            folded = f"<details class='fold'{state}{mark}><summary>{esc(one.label)}</summary>{content}</details>"
+            tables += folded if several else content
+            said += warned
     aligned = line_chart(
         "Alignment of the clients' updates",
         [contender_line(one, "alignment", colours[one.label]) for one in comparison.contenders],
@@ -66,7 +78,7 @@ def influence(comparison: Comparison) -> str:
     )
     if tables and not said:
         said = ["<p>No site stands out: none is far from the others round after round, and none is refused often.</p>"]
-    return "".join(said) + tables + charts([aligned])
+    return "".join(said) + tables + (NOTE if tables else "") + charts([aligned])
 
 
 def influences(run: RunRecord) -> list[Influence]:
@@ -135,7 +147,7 @@ def _of_run(one: Contender, run: RunRecord, found: Sequence[Influence], colours:
     ]
     run_of = colours[one.label] if many else None
     chart = row_chart(
-        f"How much each site moves the model{f', {one.label}' if many else ''}",
+        "How much each site moves the model",
         names[: len(shown)],
         series,
         x_label="share",
@@ -161,27 +173,10 @@ def _of_run(one: Contender, run: RunRecord, found: Sequence[Influence], colours:
         ]
         for name, row in zip(names, ordered, strict=True)
     ]
-    head = [
-        "Site",
-        "Rounds",
-        "Share of the step",
-        "Weight",
-        "By samples",
-        "Cosine",
-        "Distance",
-        "Flagged",
-        "Refused",
-        "",
-    ]
     table = scroll(
-        html_table(head, rows, runs=[run_of] * len(rows) if many else ()), f"{one.label}: influence of sites"
+        html_table(HEAD, rows, runs=[run_of] * len(rows) if many else ()), f"{one.label}: influence of sites"
     )
-    note = (
-        "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give. "
-        "Cosine: to the sum of the other sites' updates. Distance: to the centre of all updates, 1 is usual; a round "
-        f"beyond {USUAL:g}, or a cosine below 0 with a large share, is flagged.</p>"
-    )
-    return charts([chart, _distances(run, ordered, run_of)], "packed") + table + note
+    return charts([chart, _distances(run, ordered, run_of)], "packed") + table
 
 
 def _distances(run: RunRecord, ordered: Sequence[Influence], run_of: int | None) -> str:
@@ -205,7 +200,7 @@ def _distances(run: RunRecord, ordered: Sequence[Influence], run_of: int | None)
         column_label="round",
         shade=np.clip(np.nan_to_num(values) / (2 * USUAL), 0, 1),
         unit="times the usual",
-        caption=f"1 is usual; beyond {USUAL:g} (half dark) a site is flagged.",
+        caption=f"1 is usual; beyond {USUAL:g} (half strength) a site is flagged.",
         numbers=False,
         every=math.ceil((len(kept) + 1) / 8),
         run=run_of,

@@ -60,6 +60,7 @@ def line_chart(
     y_label: str = "",
     floor: float | None = None,
     ceiling: float | None = None,
+    full: bool = False,
     x_ticks: Mapping[float, str] | None = None,
     steps: bool = False,
     between: bool = False,
@@ -73,16 +74,18 @@ def line_chart(
 ) -> str:
     """Lines over a common x; empty text if there is nothing to draw.
 
-    ``x_ticks``: where the axis is labelled, by default at whole numbers; ``x_name``: an x as it is read; ``steps``
-    draws values that hold until the next x; ``between``: values between points may be read off the line; ``mark`` is an
-    x with a dashed line; ``runs``: the lines are contenders, else ``run`` may be the contender that they are all of.
+    ``full``: the axis goes from floor to ceiling; ``x_ticks``: where the other is labelled, by default at whole
+    numbers; ``x_name``: an x as it is read; ``steps`` draws values that hold until the next x; ``between``: values
+    between points may be read off the line; ``mark`` is an x with a dashed line; ``runs``: the lines are contenders,
+    else ``run`` may be the contender that they are all of.
     """
     lines = [_thin(line) for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
     lows = [v for li in lines for v in (li.y - li.spread if li.spread.size else li.y)]
     highs = [v for li in lines for v in (li.y + li.spread if li.spread.size else li.y)]
-    y_low, y_high = nice_range([*lows, *highs], floor, ceiling)
+    ends_at = [v for v in (floor, ceiling) if v is not None] if full else []
+    y_low, y_high = nice_range([*lows, *highs, *ends_at], floor, ceiling)
     ends = [float(v) for li in lines for v in (li.x.min(), li.x.max())] + list(x_ticks or ())
     x = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
     y = Scale(y_low, y_high, HEIGHT - BOTTOM, TOP)
@@ -92,7 +95,7 @@ def line_chart(
         out.append(f'<line class="mark" x1="{x(mark)}" x2="{x(mark)}" y1="{y.start}" y2="{y.stop}"/>')
         late = mark > (x.low + x.high) / 2  # so that the words stay inside
         side = f'x="{x(mark) - 5}" text-anchor="end"' if late else f'x="{x(mark) + 5}"'
-        out.append(f'<text class="tick" {side} y="{y.stop + 10}">{esc(mark_label)}</text>')
+        out.append(f'<text class="tick halo" {side} y="{y.stop + 10}">{esc(mark_label)}</text>')
     for i, li in enumerate(lines):
         look = f"series s{colour(li.colour)}{' alt' if li.colour >= 8 else ''}"
         out.append(f'<g class="{look}" data-series="{i}"{run_mark(li.colour, runs)}>')

@@ -106,11 +106,10 @@ def _trajectory(contender: Contender, run: RunRecord, path: np.ndarray, c: int |
         row_label="client",
         column_label="round",
         shade=0.05 + 0.95 * (shown - low) / max(high - low, 1e-12),
-        caption=f"{seed}. Palest: {low:.3f}, darkest: {high:.3f}; at the end of a row its last rate.{over}{part}",
+        caption=f"{seed}. Palest: {low:.3f}, strongest: {high:.3f}; at the end of a row its last rate.{over}{part}",
         numbers=False,
         every=math.ceil((len(rounds) + 1) / 10),
         sides=[f"{path[-1, k]:.3f}" for k in rows],
-        wide=True,
         run=c,
     )
 

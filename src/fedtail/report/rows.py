@@ -56,6 +56,7 @@ def row_chart(
         return ""
     lines = max(len(wrap_name(name)) for name in names)
     tall = (24 if len(names) <= FEW else 19) + 13 * (lines - 1)
+    tall = tall if link else max(tall, 6 + 8 * len(series))
     left = name_room(names)
     right = WIDTH - 16 - (8.2 * max(map(len, (*sides, side_label))) if sides else 0)
     values = [v for s in series for v in s[2]]
@@ -79,7 +80,7 @@ def row_chart(
         seen = [x(float(s[2][j])) for s in series if math.isfinite(s[2][j])]
         if link and len(seen) > 1:
             out.append(f'<line class="link" x1="{min(seen)}" x2="{max(seen)}" y1="{at}" y2="{at}"/>')
-    shift = 0.0 if link else min(5.0, tall * 0.6 / max(len(series), 1))
+    shift = 0.0 if link else min(8.0, tall * 0.7 / max(len(series), 1))
     for i, one in enumerate(series):
         out.append(f'<g class="series s{colour(one[1])}" data-series="{i}"{run_mark(one[1], runs)}>')
         out += [

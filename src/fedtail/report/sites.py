@@ -71,7 +71,7 @@ def sites(comparison: Comparison) -> str:
     if maps:
         maps = (
             f"<h3>Which site finds which class</h3>{maps}<p class='note'>Recall of each class on each site's own "
-            f"{found[0][1]} samples, darker is more. Italics rest on fewer than {THIN} samples, – on none.</p>"
+            f"{found[0][1]} samples, stronger is more. Italics rest on fewer than {THIN} samples, – on none.</p>"
         )
     said = _said(best)
     said = f"{best.label}: {said}" if len(colours) > 1 else said[:1].upper() + said[1:]
@@ -178,7 +178,7 @@ def _history(comparison: Comparison, colours: dict[str, int]) -> str:
     label = METRICS[str(records[-1].get("metric", METRIC))].words
     if len(comparison.contenders) > 1:
         lines = [contender_line(one, "sites.worst", colours[one.label]) for one in known]
-        caption = "Whichever site is worst in that round."
+        caption = "Whichever site is worst in that round, on private validation splits."
     else:
         t, mean, _ = known[0].band("sites.mean")
         spread = known[0].band("sites.spread")[1]
@@ -187,7 +187,7 @@ def _history(comparison: Comparison, colours: dict[str, int]) -> str:
         who = [site_name(known[0].runs[0], r.get("client", r.get("site"))) for r in records]
         others = len(set(who)) - 1
         said = f"; {others} other{'s were' if others > 1 else ' was'} in some round." if others else ", as always."
-        caption = f"Band: the standard deviation over sites. Last in the end: {esc(who[-1])}{said}"
+        caption = f"Private validation splits; band: the spread over sites. Last in the end: {esc(who[-1])}{said}"
     many = len(comparison.contenders) > 1
     return line_chart(
         "The worst site over the rounds", lines, y_label=label, floor=0.0, ceiling=1.0, caption=caption, runs=many

@@ -73,7 +73,7 @@ class Gathered:
 
     def __init__(self, problem: Problem, settings: Settings, updates: Sequence[Update], weights: np.ndarray) -> None:
         server = settings.server
-        self.raw, self.claimed, self.server = updates, weights, server
+        self.raw, self.server = updates, server
         summed = any(u.members for u in updates)  # sums of clients, which nothing can be told of each
         self.rule = rule_of(settings, problem.real) if len(updates) > 2 and not summed else "mean"
         self.updates, self.weights = list(updates), weights if summed else limited(weights, server, problem.real)
@@ -142,14 +142,14 @@ class Gathered:
         apart = distances(gram, centre(gram)) if n > 2 else np.zeros(n)
         usual = float(np.median(apart))
         away = apart / usual if usual > 0 else np.ones(n)
-        held = np.diag(self.mix)
+        held, sizes = np.diag(self.mix), np.array([u.n_samples for u in self.raw], dtype=np.float64)
         share = np.abs(a) * held * norm
         clients = np.array([u.client for u in self.raw])
         voted = self.rule in VOTES
         return {
             "norm": _short(norm),
             "cosine": _short(cosine),
-            "claimed": _short(self.claimed),
+            "claimed": _short(sizes / sizes.sum() if sizes.sum() > 0 else sizes),
             "weight": [None] * n if voted else _short(a * held),
             "share": _short(share / share.sum() if share.sum() > 0 else share),
             "distance": _short(away),

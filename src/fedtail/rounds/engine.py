@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decisions
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.models.flat import FlatModel
@@ -53,6 +53,10 @@ class Engine(Protocol):
         """Counts of a model's probabilities: for ``validation`` of each client on its private split, for ``test`` of
         each client that has test samples of its own and, under the number -1, of those that are nobody's own, or of all
         clients where only their sum is known. Answers are by ``decisions``."""
+        ...
+
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        """What each client decides for itself on its private split; nothing of those that keep it to themselves."""
         ...
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:

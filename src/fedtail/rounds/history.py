@@ -7,13 +7,17 @@ of the round before. So a million clients at settled rates cost their list once,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedtail.errors import FedtailError
 
+INFLUENCE = ("norm", "cosine", "claimed", "weight", "share", "distance")
+"""What a round's record says of each client's part in the model."""
+SENT = ("too-large", "malformed", "unexpected", "out-of-range", "changed", "update")
+"""Codes of refusals that are for what a site sent, rather than for its silence or its policy."""
 OVER_CLIENTS = ("rates", "searched")
 """Keys of a record that hold one value per registered client."""
 
@@ -68,3 +72,33 @@ def parse_timings(text: str, where: str) -> list[float]:
             if number <= len(lines):
                 raise FedtailError(f"{where}, line {number}: {line!r} is not a round and its seconds") from None
     return out
+
+
+def influence_of(history: Sequence[dict[str, Any]], n_clients: int) -> dict[str, Any]:
+    """What the rounds' ``influence`` comes to, along the clients, and who of them is an outlier: flagged in half of its
+    rounds, or refused for what it sent in a third of all, and in three at least. Empty where nothing was recorded."""
+    records = [r for r in history if "influence" in r]
+    if not records:
+        return {}
+    sums = {name: np.zeros(n_clients) for name in INFLUENCE}
+    rounds, flagged, refused, bad = (np.zeros(n_clients, dtype=np.int64) for _ in range(4))
+    for record in records:
+        told, there = record["influence"], record["clients"]
+        rounds[there] += 1
+        flagged[told["flagged"]] += 1
+        for name, total in sums.items():
+            total[there] += [0.0 if v is None else v for v in told[name]]
+    for record in history:
+        for fault in record.get("refused", []):
+            refused[fault["client"]] += 1
+            bad[fault["client"]] += fault.get("code") in SENT
+    far = (flagged >= 3) & (2 * flagged >= rounds)
+    means = {name: [float(f"{v:.4g}") for v in total / np.maximum(rounds, 1)] for name, total in sums.items()}
+    return {
+        "clients": list(range(n_clients)),
+        "rounds": rounds.tolist(),
+        **means,
+        "flagged": flagged.tolist(),
+        "refused": refused.tolist(),
+        "outliers": np.flatnonzero(far | ((bad >= 3) & (3 * bad >= len(history)))).tolist(),
+    }

@@ -28,8 +28,8 @@ from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
 
-RoundHook = Callable[[State, dict[str, Any], float], None]
-"""Called after every round with the state, the round's record and its seconds."""
+RoundHook = Callable[[State, dict[str, Any], float], bool | None]
+"""Called after every round with the state, the round's record and its seconds; True ends the run."""
 
 
 def train_rounds(
@@ -131,8 +131,8 @@ def train_rounds(
             record["test"] = problem.metrics(engine.confusion(served, "test"))
         if pace is not None:
             pace.end()
-        if on_round is not None:
-            on_round(state, record, time.perf_counter() - began)
+        if on_round is not None and on_round(state, record, time.perf_counter() - began) is True:
+            break
     return state
 
 

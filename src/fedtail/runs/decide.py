@@ -6,13 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from fedtail.core.decisions import Decision, Decisions, best_temperature, f1_weights, recall_threshold
+from fedtail.core.decisions import (
+    POWERS,
+    Decision,
+    Decisions,
+    SiteGoal,
+    best_temperature,
+    bias_step,
+    class_shares,
+    recall_threshold,
+    share_weights,
+)
 from fedtail.core.scores import Scores, total
 from fedtail.errors import FedtailError, one_of
 from fedtail.rounds.state import Problem
 from fedtail.settings import Decision as DecisionSettings
+
+MOST_STEPS, SETTLED = 12, 0.02
+"""Of vector scaling: an exchange each, until a step moves no log-probability by more than this."""
 
 
 def check_decision(wanted: DecisionSettings, classes: Sequence[str]) -> None:
@@ -31,31 +45,53 @@ def check_decision(wanted: DecisionSettings, classes: Sequence[str]) -> None:
             )
 
 
-def choose_decision(problem: Problem, x: Tensor, wanted: DecisionSettings, classes: Sequence[str]) -> Decision:
-    """The decision that the settings ask for, from counts that sites add up on their private validation splits."""
-    if wanted.calibrate == "none" and wanted.goal == "argmax":
-        return Decision()
+def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, classes: Sequence[str]) -> Decisions:
+    """The decisions that the settings ask for, from counts that sites add up on their private validation splits, and
+    where each site is to have its own, what sites find there by themselves."""
+    if wanted.calibrate == "none" and wanted.goal == "argmax" and wanted.scope == "global":
+        return Decisions()
     scores = _validation(problem, x, Decision())
     if scores is None or not scores.n:
         raise FedtailError(
             "decision: there is nothing to choose by; it needs validation data at the clients (data.validation) and, "
-            "in a real federation, deploy.reveal = 'sums' or 'classes'"
+            "in a real federation, deploy.reveal = 'classes'"
         )
-    decision = Decision()
-    if wanted.calibrate == "temperature":
-        decision = replace(decision, temperature=best_temperature(scores))
-        scores = _validation(problem, x, decision) or scores
+    decision, scores = _calibrated(problem, x, wanted.calibrate, scores)
+    shares, curve = class_shares(scores), []
     if wanted.goal == "cost":
-        return replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
-    if wanted.goal == "recall":
+        decision = replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
+    elif wanted.goal == "recall":
         target = list(classes).index(str(wanted.find))
-        return replace(decision, target=target, threshold=recall_threshold(scores, target, wanted.recall))
-    if wanted.goal == "macro_f1":
-        weighted = replace(decision, weights=f1_weights(scores))
-        after = _validation(problem, x, weighted)
-        if after is not None and _macro_f1(problem, after) > _macro_f1(problem, scores):
-            return weighted  # thresholds of single classes need not help together
-    return decision
+        threshold = recall_threshold(scores, target, wanted.recall)
+        decision = decision.with_threshold(target, threshold, len(classes))
+    elif wanted.goal == "macro_f1":
+        tried = [replace(decision, weights=share_weights(shares, power)) for power in POWERS]
+        curve = [_macro_f1(problem, _validation(problem, x, one) or scores) for one in tried]
+        decision = tried[int(np.argmax(curve))]
+    if wanted.scope == "global":
+        return Decisions(decision)
+    goal = SiteGoal(
+        common=decision, goal=wanted.goal, shares=tuple(shares.tolist()), curve=tuple(curve), recall=wanted.recall
+    )
+    return Decisions(decision, problem.engine.site_decisions(x, goal))
+
+
+def _calibrated(problem: Problem, x: Tensor, how: str, scores: Scores) -> tuple[Decision, Scores]:
+    """A temperature, or one and a bias per class by turns, and the counts under them."""
+    decision = Decision()
+    for step in range(0 if how == "none" else 1 if how == "temperature" else MOST_STEPS):
+        if step % 2 == 0:
+            by = best_temperature(scores)
+            bias = tuple(b / by for b in decision.bias)
+            decision, moved = replace(decision, temperature=decision.temperature * by, bias=bias), abs(by - 1)
+        else:
+            added = bias_step(scores)
+            bias = tuple((np.asarray(decision.bias or 0.0) + added).tolist())
+            decision, moved = replace(decision, bias=bias), float(np.abs(added).max())
+        scores = _validation(problem, x, decision) or scores
+        if step > 1 and moved < SETTLED:
+            break
+    return decision, scores
 
 
 def _macro_f1(problem: Problem, scores: Scores) -> float:
@@ -73,8 +109,13 @@ def describe_decision(decision: Decision, classes: Sequence[str]) -> dict[str, A
         out["temperature"] = decision.temperature
     if decision.weights:
         out["weights"] = dict(zip(classes, decision.weights, strict=True))
+    if decision.bias:
+        out["bias"] = dict(zip(classes, decision.bias, strict=True))
+    named = {name: t for name, t in zip(classes, decision.thresholds, strict=False) if t is not None}
+    if named:
+        out["thresholds"] = named
     if decision.target is not None:
-        out |= {"find": classes[decision.target], "threshold": decision.threshold}
+        out |= {"find": classes[decision.target], "threshold": decision.thresholds[decision.target]}
     if decision.costs:
         out["costs"] = [list(row) for row in decision.costs]
     return out

@@ -44,7 +44,7 @@ def fit(
     method: Method | str = "fedcgnm",
     rates: RateStrategy | str | float | Sequence[float] = 0.6,
     *,
-    on_round: RoundHook | None = None,
+    on_round: RoundHook | Sequence[RoundHook] | None = None,
     on_progress: ProgressHook | None = None,
     **settings: Any,
 ) -> Result:
@@ -58,7 +58,8 @@ def fit(
         method: a ``Method`` or its name.
         rates: a strategy (a new one for every run: a search remembers), its name, one rate for all clients, or one
             for each.
-        on_round: called after every round with the state, the round's record and its seconds.
+        on_round: a callback, or several, called after every round with the state, the round's record and its seconds.
+            One that returns True ends the run, and the model so far is the result.
         on_progress: called a few times a second, from the first client on, with how far the run is and how long it
             will take; ``on_progress=print`` prints it.
         settings: any setting of the sections ``model``, ``local``, ``run`` and ``engine`` by its name, and ``server``
@@ -91,10 +92,12 @@ def fit(
     problem = assemble(federation, module, built, strategy, chosen)
     seconds: list[float] = []
 
-    def after(state: State, record: dict[str, Any], took: float) -> None:
+    hooks = [on_round] if callable(on_round) else list(on_round or ())
+
+    def after(state: State, record: dict[str, Any], took: float) -> bool:
         seconds.append(took)
-        if on_round is not None:
-            on_round(state, record, took)
+        said = [hook(state, record, took) for hook in hooks]  # all of them are called
+        return True in said
 
     state = train_rounds(problem, chosen, problem.begin(), after, on_progress)
     result = conclude(problem, state, about, chosen, seconds)
@@ -247,15 +250,14 @@ def drive(
     tracked.on_start(settings.model_dump(), state.round)
     outcome: dict[str, Any] | None = None
 
-    def after(now: State, record: dict[str, Any], seconds: float) -> None:
+    def after(now: State, record: dict[str, Any], seconds: float) -> bool:
         if amend is not None:
             amend(record)
         append_round(folder, now.history, seconds)
         if now.round % every == 0 or now.round == settings.run.rounds or exhausted(now, settings.run):
             save_checkpoint(folder / "checkpoint", problem.capture(now), keys)
         tracked.on_round({**record, "seconds": seconds})
-        if on_round is not None:
-            on_round(now, record, seconds)
+        return on_round is not None and on_round(now, record, seconds) is True
 
     try:
         state = train_rounds(problem, settings, state, after, on_progress)

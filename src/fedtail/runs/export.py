@@ -15,24 +15,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtail.core.decisions import Decision
 from fedtail.errors import FedtailError, writing
 from fedtail.models.encoders import use_encoder
 from fedtail.models.encoders.base import Pixels, Pool
 from fedtail.runs.saved import SavedModel
 
+OUTPUTS = ("probabilities", "answer")
+
+
+class Decided(nn.Module):
+    """Logits -> calibrated probabilities and, where ``answer``, the (N,) class by the model's decision."""
+
+    bias: Tensor
+    weights: Tensor
+    costs: Tensor
+    limits: Tensor
+    others: Tensor
+
+    def __init__(self, decision: Decision, n_classes: int, *, answer: bool) -> None:
+        super().__init__()
+        self.temperature, self.answer = decision.temperature, answer
+        self.calibrated = decision.temperature != 1.0 or bool(decision.bias)
+        self.has_costs, self.has_limits = bool(decision.costs), decision.limits is not None
+        limits = np.full(n_classes, np.inf) if decision.limits is None else decision.limits
+        others = np.isinf(limits) | np.isfinite(limits).all()
+        for name, values in {
+            "bias": decision.bias or np.zeros(n_classes),
+            "weights": decision.weights or np.ones(n_classes),
+            "costs": decision.costs or np.zeros((n_classes, n_classes)),
+            "limits": 1 / limits,
+            "others": np.where(others, 0.0, -1e30),
+        }.items():
+            self.register_buffer(name, torch.tensor(np.asarray(values, dtype=np.float32)))
+
+    def forward(self, logits: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        p = torch.softmax(logits / self.temperature + self.bias if self.calibrated else logits, dim=-1)
+        if not self.answer:
+            return p
+        score = -(p @ self.costs) if self.has_costs else p * self.weights
+        best = (score + self.others).argmax(-1)
+        if self.has_limits:
+            ratio = p * self.limits
+            best = torch.where(ratio.amax(-1) >= 1, ratio.argmax(-1), best)
+        return p, best
+
 
 class Classifier(nn.Module):
-    """Stored samples -> probabilities. x: (N, *input_shape) float32."""
+    """Stored samples -> probabilities, and answers where asked. x: (N, *input_shape) float32."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: SavedModel) -> None:
+    def __init__(self, model: SavedModel, *, answer: bool = False) -> None:
         super().__init__()
-        self.module, self.temperature = model.module, model.decision.temperature
+        self.module = model.module
+        self.decided = Decided(model.decision, len(model.classes), answer=answer)
         self.front = model.front or nn.Identity()
         transform = model.transform
         shape = (len(transform.mean),) + (1,) * (len(model.input_shape) - 1)
@@ -40,9 +82,10 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(transform.mean).view(shape) if transform.mean else torch.zeros(1))
         self.register_buffer("std", torch.tensor(transform.std).view(shape) if transform.mean else torch.ones(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         scaled = (self.front(x) * self.scale - self.mean) / self.std
-        return torch.softmax(self.module(scaled) / self.temperature, dim=-1)
+        out: Tensor | tuple[Tensor, Tensor] = self.decided(self.module(scaled))
+        return out
 
 
 def export_torch(model: SavedModel, path: str | Path) -> Path:
@@ -60,7 +103,8 @@ def export_torch(model: SavedModel, path: str | Path) -> Path:
 
 
 def export_onnx(model: SavedModel, path: str | Path) -> Path:
-    """Write ONNX with a free batch size. Classes and preprocessing are in the file's metadata (``fedtail``)."""
+    """Write ONNX with a free batch size: ``probabilities``, calibrated, and ``answer``, the number of the class that
+    the model's decision gives. Classes and preprocessing are in the file's metadata (``fedtail``)."""
     path = _target(path, ".onnx")
     try:
         import onnx
@@ -70,7 +114,7 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
     if model.encoding is not None and model.encoding.name.endswith(".onnx"):
         proto = _around(model)
     else:
-        proto = _graph(_program(Classifier(model), model.input_shape), "x", "probabilities")
+        proto = _graph(_program(Classifier(model, answer=True), model.input_shape), "x", *OUTPUTS)
     entry = proto.metadata_props.add()
     entry.key, entry.value = "fedtail", _description(model)
     onnx.checker.check_model(proto)
@@ -84,9 +128,9 @@ def _program(module: nn.Module, input_shape: tuple[int, ...]) -> torch.export.Ex
     return torch.export.export(module.to("cpu").eval(), (x,), dynamic_shapes={"x": {0: batch}})
 
 
-def _graph(program: torch.export.ExportedProgram, takes: str, gives: str) -> Any:
+def _graph(program: torch.export.ExportedProgram, takes: str, *gives: str) -> Any:
     with _quiet():
-        made = torch.onnx.export(program, dynamo=True, input_names=[takes], output_names=[gives], verbose=False)
+        made = torch.onnx.export(program, dynamo=True, input_names=[takes], output_names=list(gives), verbose=False)
     assert made is not None
     return made.model_proto
 
@@ -104,7 +148,7 @@ def _around(model: SavedModel) -> Any:
         given = onnx.load(model.encoding.name)
         given = version_converter.convert_version(given, opset)
         shape = tuple(d.dim_value for d in given.graph.output[0].type.tensor_type.shape.dim)[1:]
-        behind = _graph(_program(_Behind(model.module), shape), "features", "probabilities")
+        behind = _graph(_program(_Behind(model), shape), "features", *OUTPUTS)
         parts = [before, given, behind]
         for part, prefix in zip(parts, ("before/", "encoder/", "behind/"), strict=True):
             part.ir_version = before.ir_version
@@ -117,14 +161,16 @@ def _around(model: SavedModel) -> Any:
 
 
 class _Behind(nn.Module):
-    """What an encoder gives, features or maps -> probabilities."""
+    """What an encoder gives, features or maps -> probabilities and answers."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, model: SavedModel) -> None:
         super().__init__()
-        self.layers = nn.Sequential(Pool(), module)
+        decided = Decided(model.decision, len(model.classes), answer=True)
+        self.layers = nn.Sequential(Pool(), model.module, decided)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(self.layers(x), dim=-1)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = self.layers(x)
+        return out
 
 
 def _description(model: SavedModel) -> str:
@@ -133,6 +179,7 @@ def _description(model: SavedModel) -> str:
         "input_shape": list(model.input_shape),
         "preprocessing": model.preprocessing,
         "data": model.name,
+        **({} if model.decision.plain else {"decision": model.decision.to_json()}),
         **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
     }
     return json.dumps(about)

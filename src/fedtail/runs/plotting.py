@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-COLOURS = ("#67707d", "#0b6fb8", "#cf4a0c", "#0c8461", "#8a55b8", "#a8710f", "#0d8d9c", "#c03d78")
+COLOURS = ("#77726f", "#1e74bd", "#b5230f", "#11623e", "#9081d3", "#bf7a37", "#4e9b9d", "#904376")
 """Those of the page; the baseline is grey."""
 COLUMN, PAGE = 3.4, 7.0
 """Widths in inches of a column and of a page of common two-column papers."""

@@ -10,24 +10,26 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedtail.core.decisions import Decision, Decisions
-from fedtail.core.metrics import METRICS, majority_floor, metrics
+from fedtail.core.decisions import Decision
+from fedtail.core.metrics import majority_floor, metrics
 from fedtail.core.scores import Scores
 from fedtail.data.about import About
-from fedtail.errors import FedtailError, one_of
+from fedtail.data.shown import aligned, html_table
+from fedtail.errors import FedtailError
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
+from fedtail.rounds.history import influence_of
 from fedtail.rounds.loop import kept_model
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.decide import choose_decision, describe_decision
+from fedtail.runs.decide import choose_decisions, describe_decision
+from fedtail.runs.drawing import draw
 from fedtail.runs.folder import append_round, begin_folder, end_folder
-from fedtail.runs.plotting import COLOURS, COLUMN, PAGE, STYLE
 from fedtail.runs.saved import SavedModel
 from fedtail.runs.told import curves_of, metrics_of_test, site_rows, tell_splits, tradeoff_of, worst_of
 from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
-PLOTS = ("curves", "classes")
+LESS = ("balanced_accuracy", "weighted_f1", "site_spread")
 MOST_COLUMNS = 6
 """Metrics beyond which a printed result leaves out those that say little beside the others."""
 
@@ -45,6 +47,8 @@ class Result:
     before: dict[str, Any] | None
     """Test metrics of the plain argmax, where a decision was asked for."""
     decision: Decision
+    site_decisions: dict[str, Decision]
+    """Site -> its own, where sites have one and tell it."""
     validation: dict[str, Any]
     """The same metrics on the private splits of all sites together; empty where sites keep them to themselves."""
     sites: list[dict[str, Any]]
@@ -72,28 +76,30 @@ class Result:
     architecture: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
 
-    def __repr__(self) -> str:
+    def _table(self) -> tuple[str, list[list[str]], list[str]]:
+        """What a printed result says: a line, a table, and what is wrong."""
         known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
-        known = [m for m in known if m.name not in ("balanced_accuracy", "weighted_f1") or len(known) <= MOST_COLUMNS]
+        known = [m for m in known if m.name not in LESS or len(known) <= MOST_COLUMNS]
         rows = [["", *(m.title for m in known)], ["model", *(f"{self.test[m.name]:.3f}" for m in known)]]
-        if self.floor:
-            floor = (self.floor.get(m.name, np.nan) for m in known)
-            rows.append(["majority only", *("–" if not np.isfinite(v) else f"{v:.3f}" for v in floor)])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        for title, of in (("likeliest class", self.before), ("majority only", self.floor)):
+            if of:
+                values = (of.get(m.name, np.nan) for m in known)
+                rows.append([title, *("–" if not np.isfinite(v) else f"{v:.3f}" for v in values)])
         said = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
         warning = [] if self.verdict is None else [f"warning: {self.verdict.line(self.folder)}"]
-        return "\n".join([f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", *lines, *warning])
+        return f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", rows, warning
+
+    def __repr__(self) -> str:
+        said, rows, warning = self._table()
+        return "\n".join([said, *aligned(rows), *warning])
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
 
     def model(self) -> SavedModel:
         """The model with everything between raw data and class names."""
         saved = SavedModel.of_run(self.module, self.about, self.architecture)
-        saved.decision = self.decision
+        saved.decision, saved.sites = self.decision, self.site_decisions
         return saved
 
     def save(self, folder: str | Path) -> Path:
@@ -152,37 +158,9 @@ class Result:
         return Path(path)
 
     def plot(self, kind: str = "curves", metric: str = "macro_f1") -> Any:
-        """A matplotlib figure: ``curves`` over rounds, or the accuracy of ``classes``."""
-        if kind not in PLOTS:
-            raise one_of("plot", kind, PLOTS)
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-
-        with rc_context(STYLE):
-            figure = Figure(figsize=(COLUMN if kind == "curves" else PAGE, 2.4), layout="constrained")
-            (self._curves if kind == "curves" else self._classes)(figure.add_subplot(), metric)
-        return figure
-
-    def _curves(self, ax: Any, metric: str) -> None:
-        title = METRICS[metric].words
-        for i, split in enumerate(("test", "validation")):
-            points = [(r["round"] + 1, r[split][metric]) for r in self.history if r.get(split)]
-            if points and np.isfinite([v for _, v in points]).any():
-                ax.plot(*zip(*points, strict=True), color=COLOURS[1 - i], label=split)
-        if metric in self.floor:
-            ax.axhline(self.floor[metric], color="#67707d", linestyle=":", linewidth=0.9, label="majority only")
-        ax.set(xlabel="round", ylabel=title)
-        ax.legend()
-
-    def _classes(self, ax: Any, metric: str) -> None:
-        accuracy = np.array(self.test["per_class_accuracy"], dtype=float)
-        counts = self.about.train_counts
-        order = np.arange(len(accuracy)) if counts is None else np.argsort(-counts, kind="stable")
-        ax.bar(np.arange(len(order)), accuracy[order], color=COLOURS[1])
-        names = [f"{self.about.classes[c]}" + ("" if counts is None else f"\n{counts[c]}") for c in order]
-        if len(names) <= 20:
-            ax.set_xticks(np.arange(len(names)), names)
-        ax.set(ylim=(0, 1.03), ylabel="accuracy", xlabel="class, and its training samples")
+        """A matplotlib figure: ``curves`` over rounds, precision and recall of ``classes``, a metric of ``sites``,
+        ``reliability`` of probabilities, or precision against recall (``pr``)."""
+        return draw(self, kind, metric)
 
 
 def titles_of(problem: Problem) -> dict[str, Any]:
@@ -195,7 +173,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     """The chosen model and its test metrics."""
     best = state.best if settings.run.select == "best" else None
     x = kept_model(problem, settings, state)
-    decisions = Decisions(choose_decision(problem, x, settings.decision, about.classes))
+    decisions = choose_decisions(problem, x, settings.decision, about.classes)
     splits = tell_splits(problem, x, decisions)
     before = None if decisions.plain else tell_splits(problem, x)
     pooled, validated = splits["test"].pooled, splits["validation"].pooled
@@ -214,6 +192,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
         **({"found": found} if (found := _found(rates)) else {}),
+        **({"influence": told} if (told := influence_of(state.history, problem.engine.n_clients)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),
     }
@@ -224,8 +203,9 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         test=test,
         before=None if before is None or before["test"].pooled is None else metrics_of_test(problem, before),
         decision=decisions.common,
+        site_decisions={about.sites[k]: one for k, one in decisions.sites.items()},
         validation={} if validated is None else problem.metrics(validated.confusion, validated),
-        sites=site_rows(about.sites, splits, before),
+        sites=site_rows(about, splits, before, decisions),
         worst=worst_of(about.sites, splits, before),
         curves=curves_of(splits, before, about.classes, about.sites),
         tradeoff=_tradeoff(validated, decisions.common, about.classes),
@@ -248,7 +228,7 @@ def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str])
         return {}
     support = scores.bins[:, 1].sum(-1).astype(float)
     target = int(np.where(support > 0, support, np.inf).argmin()) if decision.target is None else decision.target
-    chosen = None if decision.target is None else decision.threshold
+    chosen = None if decision.target is None else decision.thresholds[decision.target]
     return tradeoff_of(scores, target, classes[target], chosen, decision.costs)
 
 

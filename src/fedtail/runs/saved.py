@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
 from fedtail.data.inputs import prepare_inputs
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, one_of
 from fedtail.models import build_model
 from fedtail.models.device import check_device
 from fedtail.models.encoders import Encoding, is_code, use_encoder
@@ -47,6 +47,8 @@ class SavedModel:
     """Registered name and options, by which ``load_model`` builds the module again."""
     decision: Decision = field(default_factory=Decision)
     """How probabilities are calibrated and become answers."""
+    sites: dict[str, Decision] = field(default_factory=dict)
+    """Site -> its own decision; see ``at``."""
     encoding: Encoding | None = None
     """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
@@ -90,6 +92,7 @@ class SavedModel:
             "data": self.name,
             **({} if self.encoding is None else {"encoder": self.encoding.to_dict()}),
             **({} if self.decision.plain else {"decision": self.decision.to_json()}),
+            **({"sites": {name: one.to_json() for name, one in self.sites.items()}} if self.sites else {}),
         }
         for name, content in (
             ("model.safetensors", save(weights)),
@@ -99,6 +102,14 @@ class SavedModel:
             partial.write_bytes(content)
             partial.replace(folder / name)
         return folder
+
+    def at(self, site: str) -> SavedModel:
+        """The same model with the decision of one site: ``load_model("runs/x").at("DL").predict(rows)``."""
+        if not self.sites:
+            raise FedtailError("this model has no decisions of single sites; train with decision.scope = 'site'")
+        if site not in self.sites:
+            raise one_of("site", site, self.sites)
+        return replace(self, decision=self.sites[site])
 
     def predict(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N,) class names.
@@ -160,6 +171,9 @@ def load_model(
         preprocessing = dict(about.get("preprocessing", {}))
         encoding = Encoding.from_dict(about["encoder"]) if about.get("encoder") else None
         decision = Decision.from_json(about.get("decision", {}))
+        sites = {str(name): Decision.from_json(one) for name, one in dict(about.get("sites", {})).items()}
+        for one in (decision, *sites.values()):
+            one.check(len(classes))
     except (TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
     if encoding is not None and is_code(encoding.name) and not allow_code:
@@ -189,6 +203,7 @@ def load_model(
         architecture=architecture,
         encoding=encoding,
         decision=decision,
+        sites=sites,
     )
 
 
@@ -215,6 +230,18 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
         if key not in about:
             raise FedtailError(f"{str(folder / 'model.json')!r} lacks {key!r}")
     return folder, about
+
+
+def read_decision(path: str | Path, n_classes: int) -> Decision:
+    """A decision as a site keeps it (``decision.json``)."""
+    try:
+        found = Decision.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        found.check(n_classes)
+    except OSError as error:
+        raise FedtailError(f"decision file {str(path)!r} cannot be read: {error.strerror}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FedtailError(f"{str(path)!r} is no decision of this model ({error}); take the site's own") from None
+    return found
 
 
 def _load_weights(module: nn.Module, path: Path) -> None:

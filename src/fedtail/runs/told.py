@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedtail.core.decisions import Decisions
 from fedtail.core.scores import Scores, curve, reliability
+from fedtail.data.about import About
 from fedtail.rounds.state import Problem
 from fedtail.rounds.validation import SITE_METRIC, over_sites
+from fedtail.runs.decide import describe_decision
 
 POINTS = 60
 """Of a curve that is kept: enough to draw."""
@@ -164,14 +166,19 @@ def tradeoff_of(
     return out
 
 
-def site_rows(names: Sequence[str], splits: Splits, before: Splits | None) -> list[dict[str, Any]]:
+def site_rows(about: About, splits: Splits, before: Splits | None, decisions: Decisions) -> list[dict[str, Any]]:
     """A row per site that told something: its metrics on each split, and those of the plain argmax."""
     clients = sorted({k for told in splits.values() for k in told.own})
     rows = []
     for k in clients:
-        row: dict[str, Any] = {"site": names[k], **{s: told.own[k] for s, told in splits.items() if k in told.own}}
+        row: dict[str, Any] = {
+            "site": about.sites[k],
+            **{s: told.own[k] for s, told in splits.items() if k in told.own},
+        }
         if before is not None:
             row["before"] = {s: told.own[k] for s, told in before.items() if k in told.own}
+        if k in decisions.sites:
+            row["decision"] = describe_decision(decisions.sites[k], about.classes)
         rows.append(row)
     return rows
 

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decisions
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Federation
-from fedtail.rounds.evaluation import Logits, Split, client_confusions, client_splits, federation_split, scores_on
+from fedtail.rounds.evaluation import (
+    Logits,
+    Split,
+    client_confusions,
+    client_splits,
+    federation_split,
+    probabilities_of,
+    scores_on,
+)
 
 
 class Scoring:
@@ -35,6 +43,13 @@ class Scoring:
         for k, part in client_splits(self.federation, split):
             rule = None if decisions is None else decisions.at(k)
             yield k, scores_on(self._logits(x, part), part.n_classes, rule)
+
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        out = {}
+        for k, split in client_splits(self.federation, "validation"):
+            p, y = probabilities_of(self._logits(x, split), split.n_classes)
+            out[k] = goal.decide(p, y, self.federation.client(k).counts)
+        return out
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         split = Split.of(self.federation, np.concatenate([self.federation.validation[k] for k in clients]))

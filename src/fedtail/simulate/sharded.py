@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.decisions import Decisions
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
@@ -121,6 +121,9 @@ class ShardedSimulator:
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         return self.inner.scores(x, split, decisions)
+
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        return self.inner.site_decisions(x, goal)
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         return self.inner.validate_scores(candidates, clients)

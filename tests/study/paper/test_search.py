@@ -13,7 +13,7 @@ from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper import search
 from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.page import table
-from fedtail.study.paper.recipes import load_toml
+from fedtail.study.paper.recipes import load_recipes, load_toml
 from fedtail.study.paper.search import (
     COMPARED,
     Found,
@@ -22,6 +22,7 @@ from fedtail.study.paper.search import (
     race,
     read_trials,
     reproduce_search,
+    search_space,
     write_trials,
 )
 
@@ -53,7 +54,7 @@ def test_a_race_halves_its_field_and_the_best_of_the_last_rung_has_all_the_round
 
 def test_every_method_gets_the_same_points_in_what_it_shares_and_the_recipe_first() -> None:
     common = load_toml("search.toml")["common"]
-    points = {m: draw_trials("adult", m, 16) for m in COMPARED}
+    points = {m: draw_trials("adult", load_recipes()["adult"]["set"], m, search_space(m), 16) for m in COMPARED}
     shared = {m: [tuple(p[key] for key in common) for p in each] for m, each in points.items()}
     assert all(each == shared["fedavg"] and len(set(each)) == 16 for each in shared.values())
     assert points["fedcgnm"][0]["local.lr"] == 0.1 and points["fedcgnm"][0]["method.beta"] == 0.5

@@ -29,7 +29,14 @@ def to_content(parts: dict[str, bytes]) -> RecordDict:
 
 def from_content(content: RecordDict) -> dict[str, bytes]:
     """Inverse of ``to_content``; ``KeyError`` if the message is not one of ours."""
-    small = {name: bytes(data) for name, data in content.config_records[SMALL].items()}  # type: ignore[arg-type]
+    small = {name: _only_bytes(data) for name, data in content.config_records[SMALL].items()}
     if RECORD not in content.array_records:
         return small
-    return {**small, **{name: array.data for name, array in content.array_records[RECORD].items()}}
+    return {**small, **{name: _only_bytes(array.data) for name, array in content.array_records[RECORD].items()}}
+
+
+def _only_bytes(data: object) -> bytes:
+    """``bytes`` of a number would be as many zeros, and the number is the peer's."""
+    if not isinstance(data, bytes):
+        raise KeyError(f"a part that is {type(data).__name__}")
+    return data

@@ -15,7 +15,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedtail.errors import FedtailError
-from fedtail.federate.protocol.transport import Errors, Take, with_phase
+from fedtail.federate.protocol.transport import Errors, Take, is_parts, with_phase
 from fedtail.federate.protocol.wire import Parts
 
 TASK = "fedtail"
@@ -44,10 +44,10 @@ class NVFlareTransport:
                 return  # a duplicate
             if result.get_return_code(ReturnCode.OK) != ReturnCode.OK:
                 errors[client] = f"the site's executor failed: {result.get_return_code()}"
-            elif not isinstance(result.get("parts"), dict):
+            elif not is_parts(result.get("parts")):
                 errors[client] = "malformed reply: it has no parts"
             else:
-                arrived.put((client, {str(k): bytes(v) for k, v in result["parts"].items()}))
+                arrived.put((client, result["parts"]))
                 heard.add(client)  # only now: who is heard is in the queue
 
         online = {client.name for client in self.fl_ctx.get_engine().get_clients()}

@@ -39,6 +39,13 @@ def advice(deployment: Deployment, about: dict[str, Any], now: float | None = No
             hint = HINTS.get(state, HINTS["offline"]).format(folder=folder, site=site)
             out.append(f"{site} is {state}: {hint}")
     out += _often_refused(deployment, run)
+    names = run.get("sites") or list(deployment.sites)
+    out += [
+        f"{names[int(k)]} is unlike the others: its updates were far from theirs, or refused, {n} times; see the "
+        "report's influence of sites"
+        for k, n in run.get("outliers", {}).items()
+        if int(k) < len(names)
+    ]
     try:
         certificate = [f for f in check_certificate(deployment) if f.level != "ok"]
     except FedtailError as error:

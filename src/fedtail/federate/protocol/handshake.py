@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import re
@@ -15,7 +16,7 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
-from fedtail.federate.protocol.faults import clean
+from fedtail.federate.protocol.faults import Fault, clean
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, WireError, real, whole
 from fedtail.federate.protocol.transport import Phase, Transport
@@ -128,7 +129,7 @@ def compare(
     out: list[Finding] = []
     here = versions()
     whose = "the run" if agreed is not None else repr(names[min(hellos, default=0)])
-    ours = agreed if agreed is not None else hellos[min(hellos)].schema if hellos else {}
+    ours = agreed if agreed is not None else _usual(hellos) if hellos else {}
     for client, hello in sorted(hellos.items()):
         name = names[client]
         if hello.site != name:
@@ -147,6 +148,13 @@ def compare(
                 said = describe_difference(key, ours.get(key), hello.schema.get(key), whose)
                 out.append(Finding("error", name, said))
     return out
+
+
+def _usual(hellos: Mapping[int, Hello]) -> dict[str, Any]:
+    """The schema that most sites have; of several, that of the first."""
+    told = {k: json.dumps(hello.schema, sort_keys=True) for k, hello in sorted(hellos.items())}
+    most = max(told, key=lambda k: (list(told.values()).count(told[k]), -k))
+    return hellos[most].schema
 
 
 def compare_versions(name: str, mine: str, theirs: str) -> list[Finding]:
@@ -204,6 +212,31 @@ def least(quorum: float, n: int) -> int:
     return max(1, math.ceil(quorum * n - 1e-9))
 
 
+def settle(
+    hellos: dict[int, Hello],
+    missing: dict[int, str],
+    names: Sequence[str],
+    quorum: float = 0.0,
+    agreed: Mapping[str, Any] | None = None,
+    sizes: Sequence[int] = (),
+) -> None:
+    """Move those sites from ``hellos`` to ``missing`` that mean something else than most do, or than a run has agreed
+    on, or have other data than when it began (``sizes``, 0 if not known), if enough are left without them."""
+    bad: dict[int, str] = {
+        names.index(f.subject): Fault("unexpected", clean(f.message))
+        for f in compare(hellos, names, agreed)
+        if f.level == "error"
+    }
+    for k, size in enumerate(sizes):
+        if size and k in hellos and hellos[k].n_train != size:
+            said = f"it has {hellos[k].n_train} training samples, and had {size} when the run began; start a new run"
+            bad[k] = Fault("changed", said)
+    if not quorum or sizes or len(hellos) - len(bad) >= least(quorum, len(hellos) + len(missing)):
+        for k, reason in bad.items():
+            missing[k] = reason
+            del hellos[k]
+
+
 def agree(
     hellos: Mapping[int, Hello],
     missing: Mapping[int, str],
@@ -215,9 +248,9 @@ def agree(
 
     Sites may be missing down to the quorum; those that are there must agree. Who was not asked does not count.
     """
-    problems = [f"{f.subject}: {f.message}" for f in compare(hellos, names, agreed) if f.level == "error"]
+    problems = [f"{f.subject}: {clean(f.message, 400)}" for f in compare(hellos, names, agreed) if f.level == "error"]
     if len(hellos) < least(quorum, len(hellos) + len(missing)):
         problems = [*(f"{names[k]}: {reason}" for k, reason in sorted(missing.items())), *problems]
     if problems:
         raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")
-    return hellos[min(hellos)].schema
+    return _usual(hellos)

@@ -78,8 +78,9 @@ def read_pixels(client: int, told: dict[str, Any], channels: int) -> tuple[int, 
     total, square = (np.array(told[name], dtype=np.float64) for name in ("sum", "square"))
     if total.shape != (channels,) or square.shape != (channels,):
         raise WireError("pixel sums of other channels", "unexpected")
-    bytes_only = (total >= 0) & (total <= 255.0 * pixels) & (square <= 255.0 * total + 1)
-    if not (bytes_only & (square * pixels >= 0.999 * total**2)).all():
+    if not ((total >= 0) & (total <= 255.0 * pixels) & (square >= 0)).all():
+        raise WireError("pixel sums that no image has", "out-of-range")
+    if not ((square <= 255.0 * total + 1) & (square * pixels >= 0.999 * total**2)).all():
         raise WireError("pixel sums that no image has", "out-of-range")
     return pixels, total, square
 

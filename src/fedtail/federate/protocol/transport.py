@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.wire import Parts, error_parts
@@ -30,6 +30,7 @@ class Phase(StrEnum):
     CONFUSION = "confusion"
     MEASURE = "measure"
     SCORES = "scores"
+    DECIDE = "decide"
     UNMASK = "unmask"
 
 
@@ -42,6 +43,11 @@ def split_phase(parts: Mapping[str, bytes]) -> tuple[str, Parts]:
     """Inverse of ``with_phase``; an empty phase if there is none."""
     rest = dict(parts)
     return rest.pop(PHASE, b"").decode(errors="replace"), rest
+
+
+def is_parts(told: object) -> TypeGuard[Parts]:
+    """Names and bytes, and nothing that would become bytes: ``bytes`` of a number are as many zeros."""
+    return isinstance(told, dict) and all(isinstance(k, str) and isinstance(v, bytes) for k, v in told.items())
 
 
 class Transport(Protocol):

@@ -27,8 +27,8 @@ Parts = dict[str, bytes]
 META = "meta"
 FORMAT = 1
 """Raised when the layout changes; a peer that speaks another format is refused with both numbers."""
-MOST, MOST_PROBES = 1 << 40, 256
-"""No count of samples or steps is larger, and no local run has more probes."""
+MOST, MOST_PROBES, MOST_CANDIDATES = 1 << 40, 256, 1 << 16
+"""No count of samples or steps is larger, no local run has more probes, and no search compares more models at once."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,27 @@ def pack_task(task: Task, row: int, meta: dict[str, Any]) -> Parcel:
 
 
 def unpack_task(parcel: Parcel) -> Task:
-    """The task as one client sees it: one row."""
-    fields = parcel.meta["task"]
-    client = int(fields["client"])
+    """The task as one client sees it: one row; ``WireError`` where it is none."""
+    fields, x = parcel.meta.get("task"), parcel.tensors.get("x")
+    probes = {name: value.numpy()[None] for name, value in _under(parcel.tensors, "probe/").items()}
+    if not isinstance(fields, dict) or x is None or "rate" not in probes:
+        raise WireError("malformed task: no fields, no model or no rates")
+    runs, reports = probes["rate"].shape, fields.get("reports")
+    if len(runs) != 2 or not 1 <= runs[1] <= MOST_PROBES or any(p.shape != runs for p in probes.values()):
+        raise WireError("malformed task: probes of several lengths, or none")
+    if not isinstance(reports, list) or not all(isinstance(name, str) for name in reports):
+        raise WireError("malformed task: reports that have no names")
+    client = whole(fields.get("client"), 0, MOST, "client")
     message = _under(parcel.tensors, "message/")
     return Task(
-        round=int(fields["round"]),
-        x=parcel.tensors["x"],
+        round=whole(fields.get("round"), 0, MOST, "round"),
+        x=x,
         clients=(client,),
-        probes={name: value.numpy()[None] for name, value in _under(parcel.tensors, "probe/").items()},
-        lr=float(fields["lr"]),
+        probes=probes,
+        lr=real(fields.get("lr"), "lr"),
         broadcast=_under(parcel.tensors, "broadcast/"),
         messages={client: message} if message else {},
-        reports=frozenset(fields["reports"]),
+        reports=frozenset(reports),
     )
 
 
@@ -160,12 +168,18 @@ def pack_candidates(candidates: Candidates, meta: dict[str, Any]) -> Parcel:
 
 
 def unpack_candidates(parcel: Parcel) -> Candidates:
-    """Inverse of ``pack_candidates``."""
-    directions = _under(parcel.tensors, "direction/")
-    base = parcel.tensors["base"]
+    """Inverse of ``pack_candidates``; ``WireError`` for patterns that are not of these directions."""
+    directions, base, patterns = (_under(parcel.tensors, "direction/"), *map(parcel.tensors.get, ("base", "patterns")))
+    if base is None or patterns is None or base.ndim != 1 or patterns.ndim != 2 or patterns.is_floating_point():
+        raise WireError("malformed candidates: no base, or no patterns")
     rows = [directions[name] for name in sorted(directions)]
+    fit = patterns.shape[1] == len(rows) and 1 <= len(patterns) <= MOST_CANDIDATES
+    if not fit or bool((patterns.long().abs() > 1).any()):
+        raise WireError(f"malformed candidates: {len(patterns)} patterns of {len(rows)} directions")
+    if any(row.shape != base.shape or row.dtype != base.dtype for row in rows):
+        raise WireError("malformed candidates: directions of another kind than their base")
     stacked = torch.stack(rows) if rows else base.new_zeros(0, base.numel())
-    return Candidates(base, stacked, parcel.tensors["patterns"].numpy())
+    return Candidates(base, stacked, patterns.numpy())
 
 
 def _under(tensors: Tensors, prefix: str) -> Tensors:

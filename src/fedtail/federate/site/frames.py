@@ -32,7 +32,10 @@ def receive(connection: socket.socket) -> dict[str, bytes]:
         (length,) = NAME.unpack(_exactly(connection, NAME.size))
         if length > MAX_NAME:
             raise ConnectionError(f"a part's name of {length} bytes")
-        name = _exactly(connection, length).decode()
+        try:
+            name = _exactly(connection, length).decode()
+        except UnicodeDecodeError:
+            raise ConnectionError("a part's name that is no text") from None
         (size,) = SIZE.unpack(_exactly(connection, SIZE.size))
         if size > MAX_BYTES:
             raise ConnectionError(f"a part of {size} bytes")
@@ -41,15 +44,15 @@ def receive(connection: socket.socket) -> dict[str, bytes]:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    buffer = bytearray(size)
-    view = memoryview(buffer)
-    done = 0
-    while done < size:
-        n = connection.recv_into(view[done:], min(size - done, 1 << 20))
-        if n == 0:
+    """So many bytes, in memory only as they come: a size is what the peer says."""
+    pieces, left = [], size
+    while left:
+        piece = connection.recv(min(left, 1 << 20))
+        if not piece:
             raise ConnectionError("the peer closed the connection")
-        done += n
-    return bytes(buffer)
+        pieces.append(piece)
+        left -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def socket_path(site_file: str | Path) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import Decision, SiteGoal
 from fedtail.core.masks import share_of_noise
 from fedtail.core.metrics import class_counts
 from fedtail.core.privacy import secure_normal
@@ -63,10 +63,11 @@ from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.rows import keep_back
 from fedtail.federate.site.state import SiteState
+from fedtail.files import write_atomically
 from fedtail.methods.base import Method, run_bound
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise, row_digest
 from fedtail.runs.encoding import choose_encoding, encode_client
@@ -406,6 +407,22 @@ class Site:
         rule = Decision.from_json(parcel.meta.get("decision", {}))
         found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
         return self._counted(here, parcel, vars(found))
+
+    def decide(self, parcel: Parcel, key: str) -> Parcel:
+        """The site's own decision, found on its private split. It is kept in ``decision.json`` here, for this site's
+        own use of the model, and leaves only where counts per class may."""
+        here = self._prepare(parcel)
+        self._check_vector(here, parcel.tensors["x"])
+        goal = SiteGoal.from_json(parcel.meta["goal"])
+        goal.common.check(here.job.n_classes)
+        self.ledger.charge("validations", key, self.policy.max_validations_per_day)
+        batches = Split.of(here.client, here.client.validation).batches(device=self.device)
+        p, y = probabilities_of(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes)
+        found = goal.decide(p, y, here.counts)
+        if self.folder is not None:
+            write_atomically(self.folder / "decision.json", json.dumps(found.to_json()))
+        told = replace(found, costs=()).to_json()  # the server knows them, and there may be many
+        return Parcel({"decision": told} if here.job.reveal == "classes" else {})
 
     def measure(self, parcel: Parcel, key: str) -> Parcel:
         """``train_loss`` at a model or, where per-class numbers may leave, what tells of classes."""

@@ -104,13 +104,26 @@ def race(
 
     ``extra`` are settings that all trials share, on top of the recipe (the partition, the number of clients ...).
     """
-    base = {**load_recipes()[recipe].get("set", {}), **(extra or {})}
+    recipes = load_recipes()[recipe].get("set", {})
+    space = search_space(method)
+    field = draw_trials(recipe, recipes, method, space, n_trials or int(load_toml("search.toml")["trials"]))
+    return race_trials(recipe, {**recipes, **(extra or {})}, method, field, seeds, run)
+
+
+def race_trials(
+    name: str,
+    base: Mapping[str, Any],
+    method: str,
+    field: list[dict[str, Any]],
+    seeds: Sequence[int],
+    run: Runner,
+) -> list[Trial]:
+    """Successive halving of the points ``field`` on the problem that ``base`` describes; ``name`` is for people."""
     rounds = int(base.get("run.rounds", DEFAULT_ROUNDS))
-    field = draw_trials(recipe, method, n_trials or int(load_toml("search.toml")["trials"]))
     trials: list[Trial] = []
     for cut in RUNGS:
         length = max(1, -(-rounds // cut))
-        cells = [cell_of({**base, "run.rounds": length}, recipe, method, s, seed) for s in field for seed in seeds]
+        cells = [cell_of({**base, "run.rounds": length}, name, method, s, seed) for s in field for seed in seeds]
         scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
         n = len(seeds)
         rung = [
@@ -122,23 +135,35 @@ def race(
     return trials
 
 
-def draw_trials(recipe: str, method: str, n: int) -> list[dict[str, Any]]:
-    """n different points. What methods share is drawn from the same generator for all of them, and point 0 is the
-    recipe's; a method's own setting is drawn beside it, its default first."""
+@dataclass(frozen=True)
+class Space:
+    """What is searched: what every method has, and settings of the method's own."""
+
+    common: dict[str, list[Any]]
+    own: dict[str, list[Any]]
+
+
+def search_space(method: str, without: Sequence[str] = ()) -> Space:
+    """The declared space of a method; ``without`` some of what methods share."""
     space = load_toml("search.toml")
-    own = space.get("own", {}).get(method, {})
-    recipes = load_recipes()[recipe].get("set", {})
-    shared, mine = generator(0, f"search/{recipe}"), generator(0, f"search/{recipe}/{method}")
-    start = {key: recipes.get(key, values[len(values) // 2]) for key, values in space["common"].items()}
-    start |= {key: METHODS.options(method)[key.partition(".")[2]] for key in own}
+    common = {key: values for key, values in space["common"].items() if key not in without}
+    return Space(common, space.get("own", {}).get(method, {}))
+
+
+def draw_trials(name: str, base: Mapping[str, Any], method: str, space: Space, n: int) -> list[dict[str, Any]]:
+    """n different points. What methods share is drawn from the same generator for all of them, and point 0 is what
+    ``base`` says; a method's own setting is drawn beside it, its default first."""
+    shared, mine = generator(0, f"search/{name}"), generator(0, f"search/{name}/{method}")
+    start = {key: base.get(key, values[len(values) // 2]) for key, values in space.common.items()}
+    start |= {key: METHODS.options(method)[key.partition(".")[2]] for key in space.own}
     points: list[dict[str, Any]] = [start]
-    taken = {tuple(start[key] for key in space["common"])}
+    taken = {tuple(start[key] for key in space.common)}
     while len(points) < n:
-        point = {key: values[int(shared.integers(len(values)))] for key, values in space["common"].items()}
+        point = {key: values[int(shared.integers(len(values)))] for key, values in space.common.items()}
         if tuple(point.values()) in taken:
             continue
         taken.add(tuple(point.values()))
-        points.append(point | {key: values[int(mine.integers(len(values)))] for key, values in own.items()})
+        points.append(point | {key: values[int(mine.integers(len(values)))] for key, values in space.own.items()})
     return points
 
 

@@ -1,0 +1,134 @@
+"""``fedtail bench``: a fixed suite, a leaderboard, and submissions that can be verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtail.cli.cells import run_with_progress
+from fedtail.cli.options import Device, Json, Workers
+from fedtail.cli.progress import terminal
+from fedtail.cli.tables import bare_table
+from fedtail.errors import FedtailError
+from fedtail.study.bench.leaderboard import Board, mean_spread, rank_submissions, write_board
+from fedtail.study.bench.running import FILE, Run, Submission, bench_method, read_submission
+from fedtail.study.bench.running import verify as verify_submission
+from fedtail.study.bench.suite import load_suite
+from fedtail.study.cells import Cell, Outcome
+from fedtail.study.compare import chosen_methods
+
+app = typer.Typer(invoke_without_command=True)
+Out = Annotated[Path, typer.Option(help="Folder for runs, submissions and the leaderboard.")]
+
+
+@app.callback()
+def bench(
+    context: typer.Context,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="A name, or file.py:Name of your own; repeatable; `all`.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Sets of the suite by name or kind (table, image); repeatable.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each set; by default the suite's number.")] = None,
+    out: Out = Path("bench"),
+    workers: Workers = None,
+    device: Device = None,
+    list_sets: Annotated[bool, typer.Option("--list", help="Show the sets of the suite.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run methods through a fixed suite of long-tailed federations, tuned alike, and rank all submissions.
+
+    `fedtail bench --method fedcgnm --only adult --seeds 3` is a beginning; `fedtail bench --method my.py:Mine` enters
+    your own. Finished runs are kept, so it can be stopped and continued. Without --method, the submissions there are
+    ranked."""
+    if context.invoked_subcommand is not None:
+        return
+    suite = load_suite()
+    if list_sets:
+        table = bare_table("set")
+        for column in ("kind", "what"):
+            table.add_column(column)
+        for one in suite.sets:
+            table.add_row(one.name, one.kind, one.title)
+        terminal().print(table)
+        return
+    began, sets = time.perf_counter(), suite.only(only or [])
+    names = [m for given in method or [] for m in chosen_methods(given)]
+    for name in names:
+        done = bench_method(suite, name, sets, seeds or suite.seeds, out, runner(out, workers), device)
+        if not as_json:
+            typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} sets")
+    board = rank_submissions(submissions(out))
+    answer = write_board(out, board, suite)
+    if as_json:
+        typer.echo(json.dumps({**answer, "folder": str(out), "seconds": round(time.perf_counter() - began, 1)}))
+        return
+    print_board(board)
+    typer.echo(f"leaderboard.md and figures are in {out}; a submission is a folder in {out / 'submissions'}")
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A submission: a folder with submission.json.")],
+    sample: Annotated[int | None, typer.Option(min=1, help="Only so many seeds of each set; all by default.")] = None,
+    workers: Workers = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Compute a submission's numbers anew, from its settings and its method's file, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as fresh:
+        found = verify_submission(load_suite(), folder, runner(Path(fresh), workers), sample, device)
+    rows = [
+        {
+            "set": c.row.set,
+            "seed": c.row.seed,
+            "said": c.row.values["macro_f1"],
+            "found": c.again.values["macro_f1"],
+            "verdict": c.verdict,
+        }
+        for c in found
+    ]
+    wrong = [r for r in rows if r["verdict"] == "differs"]
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "rows": rows, "verified": not wrong}))
+    else:
+        for r in rows:
+            said = f"macro F1 {r['said']:.4f}, anew {r['found']:.4f}"
+            typer.echo(f"{r['verdict']:<9}  {r['set']} seed {r['seed']}: {said}")
+    if wrong:
+        raise FedtailError(f"{folder}: {len(wrong)} of {len(rows)} numbers are not what its settings give")
+
+
+def runner(out: Path, workers: int | None) -> Run:
+    """Cells of the suite in ``out/runs``, with progress."""
+    pool = workers or min(4, os.cpu_count() or 1)
+
+    def run(title: str, cells: Sequence[Cell]) -> list[Outcome]:
+        return run_with_progress(title, cells, out / "runs", workers=pool, strict=False)
+
+    return run
+
+
+def submissions(out: Path) -> list[Submission]:
+    """All submissions under ``out``, by name."""
+    return [read_submission(path.parent) for path in sorted((out / "submissions").glob(f"*/{FILE}"))]
+
+
+def print_board(board: Board) -> None:
+    """The ranking in the terminal."""
+    table = bare_table("method")
+    for column in ("mean rank", "95 % interval", "macro F1"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for p in board.places:
+        means = mean_spread(p, "macro_f1", board.sets)
+        shown = "  ".join(f"{one} {mean:.3f}" for one, (mean, _) in means.items())
+        table.add_row(p.title, f"{p.rank:.2f}", f"{p.low:.2f} to {p.high:.2f}", shown)
+    terminal().print(table)

@@ -1,0 +1,205 @@
+"""Submissions side by side: ranks with intervals, tables, and two figures.
+
+Within a set and a seed methods are ranked by macro F1 (1 is best, equal ones share the mean); a method's rank is the
+mean over seeds, then over sets. Its interval is a bootstrap's: sets are kept, since they are the suite and no sample of
+one, and seeds are drawn again within each, 2,000 times; 2.5 to 97.5 %. Two methods are told apart where the interval of
+the difference of their ranks leaves out 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from fedtail.core.random import generator
+from fedtail.errors import FedtailError, writing
+from fedtail.files import write_atomically
+from fedtail.rounds.history import plain
+from fedtail.runs.plotting import COLOURS, PAGE, STYLE
+from fedtail.study.bench.running import Submission
+from fedtail.study.bench.suite import MEASURES, Suite
+
+DRAWS = 2000
+RANKED = "macro_f1"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A method on the leaderboard."""
+
+    submission: Submission
+    rank: float
+    low: float
+    high: float
+    alike: tuple[str, ...]
+    """Titles of methods that it cannot be told from."""
+
+    @property
+    def title(self) -> str:
+        return self.submission.title
+
+
+@dataclass(frozen=True)
+class Board:
+    """Methods, best first, and what they are compared on."""
+
+    places: tuple[Place, ...]
+    sets: tuple[str, ...]
+    seeds: int
+
+
+def rank_submissions(submissions: Sequence[Submission]) -> Board:
+    """Ranks over the sets and seeds that all submissions have."""
+    if not submissions:
+        raise FedtailError("there is no submission to rank; run `fedtail bench --method NAME` first")
+    shared = sorted(set.intersection(*(set(s.values(RANKED)) for s in submissions)))
+    if not shared:
+        raise FedtailError("the submissions have no set and seed in common; run them with the same --only and --seeds")
+    sets = tuple(dict.fromkeys(name for name, _ in shared))
+    seeds = min(sum(name == one for name, _ in shared) for one in sets)
+    ranks = [set_ranks(submissions, one, [seed for name, seed in shared if name == one][:seeds]) for one in sets]
+    means = np.mean([r.mean(1) for r in ranks], axis=0)
+    rng = generator(0, "leaderboard")
+    draws = np.stack(
+        [np.mean([r[:, rng.integers(0, seeds, seeds)].mean(1) for r in ranks], axis=0) for _ in range(DRAWS)]
+    )
+    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
+    order = np.argsort(means, kind="stable")
+    places = []
+    for i in order:
+        gaps = np.quantile(draws - draws[:, [i]], [0.025, 0.975], axis=0)
+        alike = [submissions[j].title for j in order if j != i and gaps[0, j] <= 0 <= gaps[1, j]]
+        places.append(
+            Place(
+                submission=submissions[i],
+                rank=float(means[i]),
+                low=float(low[i]),
+                high=float(high[i]),
+                alike=tuple(alike),
+            )
+        )
+    return Board(tuple(places), sets, seeds)
+
+
+def set_ranks(submissions: Sequence[Submission], one: str, seeds: Sequence[int]) -> np.ndarray:
+    """(methods, seeds) ranks on one set, 1 for the best; a run without a value is last."""
+    values = np.array([[s.values(RANKED)[one, seed] for seed in seeds] for s in submissions])
+    return np.asarray(rankdata(-np.nan_to_num(values, nan=-np.inf), axis=0))
+
+
+def mean_spread(place: Place, measure: str, sets: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Per set: mean and standard deviation over seeds."""
+    out = {}
+    for one in sets:
+        values = np.array([v for (name, _), v in place.submission.values(measure).items() if name == one])
+        out[one] = (float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else float("nan"))
+    return out
+
+
+def to_markdown(board: Board, suite: Suite) -> str:
+    """The leaderboard page."""
+    titles = {s.name: s.title for s in suite.sets}
+    n = len(board.places)
+    lines = [
+        "# Leaderboard",
+        "",
+        f"Suite version {suite.version}: {', '.join(titles[s] for s in board.sets)}; {board.seeds} seeds, "
+        f"{suite.trials} trials to tune each method on each set. Made by `fedtail bench`; `fedtail bench verify` "
+        "computes a submission anew.",
+        "",
+        f"Rank 1 to {n} by macro F1 within a set and a seed, averaged over seeds, then over sets; the interval is "
+        "a bootstrap over seeds.",
+        "",
+        "| | method | mean rank | 95 % interval | not told apart from |",
+        "|---|---|---|---|---|",
+    ]
+    for i, p in enumerate(board.places, 1):
+        alike = ", ".join(p.alike[:4]) + (f" and {len(p.alike) - 4} more" if len(p.alike) > 4 else "")
+        lines.append(f"| {i} | {p.title} | {p.rank:.2f} | {p.low:.2f} to {p.high:.2f} | {alike or 'none'} |")
+    lines += ["", "![ranks](ranks.svg)", "", "![cost against quality](cost.svg)"]
+    for one in board.sets:
+        lines += ["", f"## {titles[one]}", "", "| method | " + " | ".join(m.title for m in MEASURES.values()) + " |"]
+        lines.append("|---" * (len(MEASURES) + 1) + "|")
+        for p in sorted(board.places, key=lambda p: -np.nan_to_num(mean_spread(p, RANKED, [one])[one][0], nan=-1)):
+            cells = []
+            for key, m in MEASURES.items():
+                mean, spread = mean_spread(p, key, [one])[one]
+                varies = np.isfinite(spread) and key not in ("megabytes", "seconds")
+                beside = f" ± {spread:.{m.digits}f}" if varies else ""
+                cells.append(f"{mean:.{m.digits}f}{beside}" if np.isfinite(mean) else "–")
+            lines.append(f"| {p.title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_board(folder: Path, board: Board, suite: Suite) -> dict[str, Any]:
+    """``leaderboard.md``, ``leaderboard.json``, ``ranks.svg`` and ``cost.svg``; returns what the JSON holds."""
+    answer: dict[str, Any] = plain(
+        {
+            "version": suite.version,
+            "sets": list(board.sets),
+            "seeds": board.seeds,
+            "ranking": [
+                {
+                    "method": p.submission.method,
+                    "title": p.title,
+                    "rank": p.rank,
+                    "low": p.low,
+                    "high": p.high,
+                    "alike": list(p.alike),
+                    "mean": {key: {s: v[0] for s, v in mean_spread(p, key, board.sets).items()} for key in MEASURES},
+                }
+                for p in board.places
+            ],
+        }
+    )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "leaderboard.md", to_markdown(board, suite))
+        write_atomically(folder / "leaderboard.json", json.dumps(answer, indent=1))
+        draw_ranks(board, folder / "ranks.svg")
+        draw_cost(board, folder / "cost.svg")
+    return answer
+
+
+def draw_ranks(board: Board, path: Path) -> None:
+    """Mean ranks with their intervals, best on top; those not told from the best are joined by a band."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    n = len(board.places)
+    with rc_context({**STYLE, "svg.hashsalt": "fedtail"}):
+        figure = Figure(figsize=(PAGE, 0.6 + 0.22 * n), layout="constrained")
+        ax = figure.add_subplot()
+        first = board.places[0]
+        for i, p in enumerate(board.places):
+            colour = COLOURS[1] if i == 0 or p.title in first.alike else "#67707d"
+            ax.plot([p.low, p.high], [i, i], color=colour, linewidth=2.2, solid_capstyle="round", alpha=0.55)
+            ax.plot([p.rank], [i], "o", color=colour, markersize=4.5)
+        ax.set_yticks(range(n), [p.title for p in board.places])
+        ax.set(ylim=(n - 0.4, -0.6), xlim=(0.8, n + 0.2), xlabel="mean rank by macro F1 (1 is best), 95 % interval")
+        ax.grid(axis="x", alpha=0.3)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def draw_cost(board: Board, path: Path) -> None:
+    """Macro F1 against seconds, one panel for each set."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({**STYLE, "svg.hashsalt": "fedtail"}):
+        figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
+        for i, one in enumerate(board.sets):
+            ax = figure.add_subplot(1, len(board.sets), i + 1)
+            for p in board.places:
+                x, y = mean_spread(p, "seconds", [one])[one][0], mean_spread(p, RANKED, [one])[one][0]
+                ax.plot([x], [y], "o", color=COLOURS[1], markersize=4)
+                ax.annotate(p.title, (x, y), xytext=(3, 2), textcoords="offset points", fontsize=5.5)
+            ax.set(xscale="log", xlabel="seconds of a run", title=one)
+            if i == 0:
+                ax.set_ylabel("macro F1")
+        figure.savefig(path, metadata={"Date": None})

@@ -1,0 +1,108 @@
+"""What the suite is: its sets, its protocol, and what is measured."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtail.errors import one_of
+
+KINDS = ("table", "image")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the leaderboard."""
+
+    title: str
+    higher_is_better: bool
+    digits: int = 3
+
+
+MEASURES = {
+    "macro_f1": Measure("macro F1", True),
+    "tail_recall": Measure("tail recall", True),
+    "worst_site": Measure("worst site's macro F1", True),
+    "tail_pr_auc": Measure("PR-AUC, rarest third", True),
+    "calibration_error": Measure("calibration error", False),
+    "seconds": Measure("seconds", False, 1),
+    "megabytes": Measure("MB sent", False, 2),
+}
+"""What a run of the suite is measured by, the first being what methods are tuned and ranked by. ``seconds`` are those
+of the machine that ran it; ``megabytes`` what crosses between server and clients in all rounds, as float32."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """One data set of the suite with its split and its rounds."""
+
+    name: str
+    title: str
+    kind: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The declared suite."""
+
+    version: int
+    seeds: int
+    trials: int
+    tuning_seed: int
+    sets: tuple[Set, ...]
+
+    def only(self, words: Sequence[str]) -> tuple[Set, ...]:
+        """Sets by name or kind; all without words."""
+        for word in words:
+            if word not in KINDS and word not in {s.name for s in self.sets}:
+                raise one_of("--only", word, (*KINDS, *(s.name for s in self.sets)))
+        return tuple(s for s in self.sets if not words or s.name in words or s.kind in words)
+
+
+@cache
+def load_suite() -> Suite:
+    raw = tomllib.loads(Path(__file__).with_name("suite.toml").read_text(encoding="utf-8"))
+    sets = (Set(name, told["title"], told["kind"], {**raw["set"], **told["set"]}) for name, told in raw["sets"].items())
+    return Suite(
+        version=raw["version"],
+        seeds=raw["seeds"],
+        trials=raw["trials"],
+        tuning_seed=raw["tuning_seed"],
+        sets=tuple(sets),
+    )
+
+
+def measured(result: Mapping[str, Any], train_counts: Sequence[int], model_bytes: int) -> dict[str, float]:
+    """The columns of one finished run, from its ``result.json``, the global class counts and the size of what is sent.
+
+    The tail is the rarest third of the classes, at least one; PR-AUC and recall are means over it.
+    """
+    test = result["test"]
+    counts = np.asarray(train_counts)
+    tail = np.argsort(counts, kind="stable")[: max(1, len(counts) // 3)]
+
+    def over_tail(values: Sequence[float | None]) -> float:
+        return float(np.mean([np.nan if values[c] is None else values[c] for c in tail]))
+
+    clients = len(result["rates"])
+    return {
+        "macro_f1": number(test.get("macro_f1")),
+        "tail_recall": over_tail(test["per_class_accuracy"]),
+        "worst_site": number(result.get("worst", {}).get("value")),
+        "tail_pr_auc": over_tail(test["per_class_pr_auc"]),
+        "calibration_error": number(test.get("calibration_error")),
+        "seconds": number(result.get("seconds")),
+        "megabytes": 2 * clients * int(result["rounds"]) * model_bytes / 1e6,
+    }
+
+
+def number(value: Any) -> float:
+    """NaN where there is none."""
+    return float("nan") if value is None else float(value)

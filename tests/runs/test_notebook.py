@@ -1,0 +1,88 @@
+"""For people at a notebook: the tutorial runs as it stands, results draw themselves, callbacks end a run."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtail as ft
+from fedtail.data import Federation
+from fedtail.runs.drawing import PLOTS
+from tests.conftest import blob_federation
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+def shown(cells: list[str]) -> list[Any]:
+    """What each cell would show: the value of its last expression, if it ends in one."""
+    names: dict[str, Any] = {}
+    out = []
+    for source in cells:
+        tree = ast.parse(source)
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "cell", "exec"), names)
+        out.append(None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), names))
+    return out
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_and_carries_no_outputs(path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs fedtail[figures]")
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
+    values = shown(["".join(cell["source"]) for cell in cells])
+    assert sum(hasattr(v, "savefig") for v in values) == 5
+    assert sum(hasattr(v, "_repr_html_") for v in values) >= 2
+
+
+@pytest.fixture(scope="module")
+def result() -> ft.Result:
+    wide = blob_federation(n_max=200, spread=3.0)
+    goal = {"calibrate": "temperature", "goal": "macro_f1", "scope": "site"}
+    return ft.fit(wide, "mlp", "fedavg", 0.2, rounds=3, lr=0.2, decision=goal)
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_every_plot_shows_the_numbers_of_the_result(result: ft.Result, kind: str) -> None:
+    pytest.importorskip("matplotlib", reason="needs fedtail[figures]")
+    (axes,) = result.plot(kind).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    if kind == "sites":
+        heights = [bar.get_height() for bar in axes.patches]
+        assert heights == sorted(heights) and heights[0] == pytest.approx(result.worst["value"])
+        assert axes.get_xticklabels()[0].get_text() == result.worst["site"]
+        assert {"on their own test sets", "likeliest class"} < set(labels)
+    elif kind == "classes":
+        bars = sorted(bar.get_height() for bar in axes.patches[: len(result.about.classes)])
+        assert bars == pytest.approx(sorted(result.test["per_class_accuracy"]))
+    elif kind == "curves":
+        assert labels == ["test", "validation", "worst site", "majority only"]
+    elif kind == "reliability":
+        assert labels == ["as said", "before calibration", "model"]
+    else:
+        assert len(labels) == len(result.about.classes) and all("(" in label for label in labels)
+
+
+def test_a_plot_that_is_none_is_one_line(result: ft.Result) -> None:
+    with pytest.raises(ft.FedtailError, match="did you mean 'sites'"):
+        result.plot("site")
+
+
+def test_notebooks_show_small_tables(result: ft.Result, federation: Federation) -> None:
+    page = result._repr_html_()
+    assert "<th>Macro F1</th>" in page and "<td>likeliest class</td>" in page and len(page) < 3000
+    table = federation._repr_html_()
+    assert all(f"<td>{site}</td>" in table for site in federation.sites)
+
+
+def test_a_callback_can_end_a_run_and_all_of_them_are_called(federation: Federation) -> None:
+    seen: list[int] = []
+    ends = lambda state, record, seconds: state.round == 2  # noqa: E731
+    notes = lambda state, record, seconds: seen.append(record["round"])  # noqa: E731
+    result = ft.fit(federation, "mlp", "fedavg", 0.2, rounds=9, lr=0.2, on_round=[ends, notes])
+    assert seen == [0, 1] and result.summary["rounds"] == 2 and np.isfinite(result.test["macro_f1"])

@@ -1,0 +1,164 @@
+"""The suite: as many trials for all, ranks with intervals, submissions that are computed anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedtail.cli import app
+from fedtail.cli.bench import runner
+from fedtail.core.significance import evidence
+from fedtail.errors import FedtailError
+from fedtail.runs.config import check_config, layered
+from fedtail.study.bench.leaderboard import rank_submissions, to_markdown, write_board
+from fedtail.study.bench.running import Row, Submission, bench_method, read_submission, verify
+from fedtail.study.bench.suite import MEASURES, Set, Suite, load_suite, measured
+
+SMALL = Suite(
+    version=1,
+    seeds=2,
+    trials=4,
+    tuning_seed=1000,
+    sets=(
+        Set(
+            name="blobs",
+            title="Blobs",
+            kind="table",
+            settings={
+                "data.name": "blobs",
+                "data.n_max": 120,
+                "data.seed": 0,
+                "run.metric": "macro_f1",
+                "run.rounds": 4,
+                "local.lr": 0.1,
+            },
+        ),
+    ),
+)
+MINE = """
+from dataclasses import dataclass
+
+from fedtail.methods.base import LocalStep, Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    title = "Mine"
+    paper = "Me, 2026"
+
+    def direction(self, step: LocalStep):
+        return 0.05 * step.grads.sum(dim=-2).sign(), step.state
+"""
+
+
+def test_the_suite_is_declared_well() -> None:
+    suite = load_suite()
+    assert {s.kind for s in suite.sets} == {"table", "image"}
+    for one in suite.sets:
+        config = check_config(layered([one.settings, {"method.name": "fedavg"}, {"run.seed": 3}]))
+        assert config.data.seed == 0 and config.run.metric == "macro_f1"
+    assert [s.name for s in suite.only(["table"])] == ["adult", "unsw", "flights"]
+    with pytest.raises(FedtailError, match="--only"):
+        suite.only(["mnist"])
+
+
+def test_what_is_measured_of_a_run() -> None:
+    test = {"macro_f1": 0.5, "per_class_accuracy": [0.9, 0.2, 0.4], "per_class_pr_auc": [1.0, 0.3, None]}
+    result = {"test": test, "rates": [0.6] * 5, "rounds": 10, "seconds": 3.0, "worst": {"value": 0.25}}
+    values = measured(result, [100, 3, 20], 4000)
+    assert values["tail_recall"] == 0.2 and values["tail_pr_auc"] == 0.3 and values["worst_site"] == 0.25
+    assert values["megabytes"] == pytest.approx(2 * 5 * 10 * 4000 / 1e6)
+    assert np.isnan(values["calibration_error"]) and set(values) == set(MEASURES)
+
+
+def test_a_method_of_ones_own_enters_and_its_submission_is_verified(tmp_path: Path) -> None:
+    (tmp_path / "my_method.py").write_text(MINE)
+    run = runner(tmp_path / "bench", 1)
+    done = bench_method(SMALL, f"{tmp_path}/my_method.py:Mine", SMALL.sets, 2, tmp_path / "bench", run)
+    bench_method(SMALL, "fedavg", SMALL.sets, 2, tmp_path / "bench", run)
+    assert [r.seed for r in done.rows] == [0, 1]
+    finals = [t for t in done.trials["blobs"] if t["rounds"] == 4]
+    assert len(done.trials["blobs"]) == 4 + 2 + 1 and done.chosen["blobs"] == finals[0]["settings"]
+
+    folder = tmp_path / "bench" / "submissions" / "mine"
+    assert (folder / "my_method.py").is_file()
+    (tmp_path / "my_method.py").unlink()  # the submission has all it needs
+    checked = verify(SMALL, folder, runner(tmp_path / "anew", 1), sample=1)
+    assert [c.verdict for c in checked] == ["same bits"]
+
+    told = json.loads((folder / "submission.json").read_text())
+    told["rows"][0]["values"]["macro_f1"] += 0.05
+    (folder / "submission.json").write_text(json.dumps(told))
+    again = verify(SMALL, folder, runner(tmp_path / "anew", 1), sample=1)
+    assert [c.verdict for c in again] == ["differs"]
+
+
+def made(title: str, values: dict[str, list[float]]) -> Submission:
+    rows = [
+        Row(set=one, seed=i, digest="", values=dict.fromkeys(MEASURES, 1.0) | {"macro_f1": v})
+        for one, given in values.items()
+        for i, v in enumerate(given)
+    ]
+    return Submission(method=title.lower(), title=title, version=1, rows=rows)
+
+
+def test_ranks_have_intervals_and_say_who_is_alike(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = {s: rng.normal(0, 0.01, 10) for s in ("adult", "unsw")}
+    good = made("Good", {s: list(0.8 + e) for s, e in noise.items()})
+    twin = made("Twin", {s: list(0.8 + rng.permutation(e)) for s, e in noise.items()})
+    bad = made("Bad", {s: list(0.5 + e) for s, e in noise.items()})
+    board = rank_submissions([bad, good, twin])
+    assert [p.title for p in board.places][2] == "Bad" and board.places[2].rank == 3.0 and board.places[2].alike == ()
+    first = board.places[0]
+    assert first.low <= first.rank <= first.high and first.alike == (board.places[1].title,)
+    page = to_markdown(board, load_suite())
+    assert "| 3 | Bad | 3.00 | 3.00 to 3.00 | none |" in page
+    answer = write_board(tmp_path, board, load_suite())
+    assert answer["ranking"][0]["alike"] and (tmp_path / "ranks.svg").read_text().startswith("<?xml")
+    fewer = replace(good, rows=[r for r in good.rows if r.set == "adult"])
+    assert rank_submissions([fewer, bad]).sets == ("adult",)
+    with pytest.raises(FedtailError, match="in common"):
+        rank_submissions([fewer, replace(bad, rows=[r for r in bad.rows if r.set == "unsw"])])
+
+
+def test_bad_submissions_and_words_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match="it has no"):
+        read_submission(tmp_path)
+    (tmp_path / "submission.json").write_text('{"rows": 3}')
+    with pytest.raises(FedtailError, match="is no submission"):
+        read_submission(tmp_path)
+    said = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "none")])
+    assert isinstance(said.exception, FedtailError) and "fedtail bench --method" in str(said.exception)
+    assert "flights" in CliRunner().invoke(app, ["bench", "--list"]).output
+
+
+def test_a_method_is_told_from_itself_in_at_most_5_percent_however_often_one_looks() -> None:
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for i in range(1000):
+        scale = 10.0 ** rng.uniform(-3, 0)
+        d = rng.standard_t(3, 60) * scale if i % 2 else rng.normal(0, scale, 60) * rng.uniform(0.1, 3, 60)
+        wrong += bool((evidence(d) >= 20).any())
+    assert wrong <= 50
+
+
+def test_a_clear_difference_is_decided_soon() -> None:
+    decided = [np.flatnonzero(evidence(d) >= 20) for d in np.random.default_rng(2).normal(0.03, 0.01, (200, 60))]
+    assert np.median([found[0] + 1 if found.size else 60 for found in decided]) <= 12
+
+
+def test_compare_goes_on_until_it_is_decided(tmp_path: Path) -> None:
+    problem = ["data.name=blobs", "data.n_max=120", "run.rounds=3", "--workers", "1", "--seeds", "2", "--json"]
+    words = ["compare", "--methods", "fedavg,fedprox", "fedprox.mu=200", "--until", "decided", "--budget", "8s"]
+    said = CliRunner().invoke(app, [*words, *problem, "--out", str(tmp_path)])
+    told: dict[str, Any] = json.loads(said.stdout.strip().splitlines()[-1])["until"]
+    assert told["first"] == "fedavg" and told["methods"]["fedprox"]["seeds"] > 2
+    refused = CliRunner().invoke(app, ["compare", "--methods", "fedavg", "--until", "decided"])
+    assert "name two or more" in str(refused.exception)
