@@ -22,13 +22,10 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder, 
 def run(
     folder: Folder,
     server: Annotated[str, typer.Option(help="host:port of the server, instead of that in site.toml.")] = "",
-    check: Annotated[bool, typer.Option(help="Read all of site.toml first.")] = True,
 ) -> None:
     """Take part in a federation until stopped: keeps the site connected, and starts over what ends or hangs."""
-    from fedtail.federate.operate.site_service import SiteService, check_site
+    from fedtail.federate.operate.site_service import SiteService
 
-    if check:
-        check_site(folder)
     service = SiteService(folder, server)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)

@@ -42,8 +42,8 @@ def serve_command(programs: str | Path, deployment: Deployment) -> list[str]:
 
 
 def site_service_command(python: str | Path, site: Path, address: str) -> list[str]:
-    """A site's service in a rehearsal, whose folder was read by the command that starts all of them."""
-    return [str(python), "-m", "fedtail", "site", "run", str(site), "--server", address, "--no-check"]
+    """A site's service in a rehearsal."""
+    return [str(python), "-m", "fedtail", "site", "run", str(site), "--server", address]
 
 
 def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:

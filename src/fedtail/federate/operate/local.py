@@ -11,7 +11,9 @@ from typing import NoReturn
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate import processes
+from fedtail.federate.operate.apps import site_apps
 from fedtail.federate.operate.commands import flower_environment, site_service_command, superlink_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.ports import check_free, find_nginx, is_free
@@ -85,7 +87,8 @@ def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
     folder = deployment.site(site)
     address = superlink or f"{deployment.host}:{deployment.port}"
     command = site_service_command(sys.executable, folder, address)
-    return processes.start(deployment.folder, f"site:{site}", command, folder / "service.log", dict(os.environ))
+    environment = {**os.environ, APPS: site_apps(folder)}
+    return processes.start(deployment.folder, f"site:{site}", command, folder / "service.log", environment)
 
 
 def wait_until_forgotten(deployment: Deployment, seconds: float) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import supernode
+from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate.commands import flower_environment, supernode_command
 from fedtail.federate.operate.ports import free_port
 
@@ -46,16 +49,30 @@ class FlowerClient:
         split_address("server", address)
         self.folder, self.address, self.ca = folder, address, folder / "ca.crt"
         self.file = folder / "contact"
+        self.apps = os.environ.get(APPS, "")
 
     def command(self) -> list[str]:
         return supernode_command(sys.executable, self.folder, self.address, free_port())
 
     def environment(self) -> dict[str, str]:
-        programs = Path(sys.executable).parent
-        return {**flower_environment(self.folder / "flwr", programs), supernode.CONTACT: str(self.file)}
+        self.apps = self.apps or apps_of(self.folder)
+        flower = flower_environment(self.folder / "flwr", Path(sys.executable).parent)
+        return {**flower, supernode.CONTACT: str(self.file), APPS: self.apps}
 
     def contact(self, pid: int) -> float:
         return self.file.stat().st_mtime if self.file.exists() else 0.0
+
+
+def apps_of(folder: Path) -> str:
+    """``site_apps``, in a process of its own, which takes torch and Flower away with it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
+        return apart.submit(_apps_of, folder).result()
+
+
+def _apps_of(folder: Path) -> str:
+    from fedtail.federate.operate.apps import site_apps
+
+    return site_apps(folder)
 
 
 class NVFlareClient:

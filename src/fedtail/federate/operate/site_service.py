@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import logging
-import multiprocessing
 import os
 import re
 import signal
@@ -21,7 +20,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -180,18 +178,6 @@ class SiteService:
     def tell(self, state: str, detail: str) -> None:
         self.health.state, self.health.detail, self.health.time = state, detail, time.time()
         write_atomically(self.folder / "health.json", json.dumps(asdict(self.health)))
-
-
-def check_site(folder: Path) -> None:
-    """Refuse a ``site.toml`` that the worker would refuse. In a process of its own, which takes torch away with it."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
-        apart.submit(_check_site, folder / "site.toml").result()
-
-
-def _check_site(file: Path) -> None:
-    from fedtail.federate.site.config import load_site
-
-    load_site(file)
 
 
 def client_of(folder: Path, server: str = "") -> SiteClient:

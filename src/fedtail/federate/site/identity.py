@@ -41,7 +41,8 @@ def read_site_file(file: str | Path) -> dict[str, Any]:
 
 def read_identity(file: str | Path) -> Identity:
     """``[site]`` of a ``site.toml``."""
-    section = read_site_file(file).get("site", {})
+    section = dict(read_site_file(file).get("site", {}))
+    section.pop("apps", None)  # hashes; ``load_site`` reads them
     known = tuple(Identity.__dataclass_fields__)
     for key, value in section.items():
         if key not in known:
