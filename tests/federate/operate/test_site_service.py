@@ -173,7 +173,11 @@ class Gate:
                 outside.recv(1 << 16)  # closed with its hello unread, it would be reset, which Flower retries
                 outside.close()
                 continue
-            inside = socket.create_connection(("127.0.0.1", self.port))
+            try:
+                inside = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:  # the server is away
+                outside.close()
+                continue
             self.pairs += [outside, inside]
             threading.Thread(target=self._pass_on, args=(outside, inside), daemon=True).start()
 

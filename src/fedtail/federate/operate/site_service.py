@@ -162,11 +162,11 @@ class SiteService:
                 return f"the {self.client.name} ended with code {code}: {self.last_words or 'it said nothing'}"
             self.health.contact = self.client.contact(process.pid)
             silent = time.time() - max(self.health.contact, self.health.started)
-            before = self.health.state
+            before = self.health.state, self.health.detail
             state, detail = watchdog.judge(silent, lambda: tls_fault(self.client.address, self.client.ca))
             if state == "connected" and self.health.contact < self.health.started:
                 state = "starting"
-            if state != before:
+            if (state, detail) != before:
                 self.log.info(f"{state}{': ' + detail if detail else ''}")
             self.tell(state, detail)
             if state == "useless":
