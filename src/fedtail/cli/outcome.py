@@ -41,8 +41,10 @@ def print_classes(result: Result) -> None:
 
 
 def print_sites(result: Result, metric: str = "macro_f1") -> None:
-    """The spread over sites of one metric on their private validation splits, and the sites at its lower end."""
-    rows = [(str(row["site"]), row["validation"]) for row in result.sites if "validation" in row]
+    """The spread over sites of one metric, on test sets of their own where they have some, else on private validation
+    splits, and the sites at its lower end."""
+    split = result.worst.get("split", "validation")
+    rows = [(str(row["site"]), row[split]) for row in result.sites if split in row]
     rows = [(name, found) for name, found in rows if math.isfinite(found.get(metric, math.nan))]
     if len(rows) < 2 or terminal().width < NARROW:
         return
@@ -50,11 +52,14 @@ def print_sites(result: Result, metric: str = "macro_f1") -> None:
     values = np.array([found[metric] for _, found in rows])
     table = bare_table()
     table.add_column("site, worst first", no_wrap=True)
-    for head in ("validation", "accuracy", "macro F1"):
+    before = {str(row["site"]): row["before"].get(split, {}) for row in result.sites if "before" in row}
+    for head in (f"{split} samples", "accuracy", "macro F1", *(["likeliest class"] if before else []), "PR-AUC"):
         table.add_column(head, justify="right")
     for name, found in rows[:MOST]:
         support = sum(found["per_class_support"])
-        table.add_row(name, f"{support:,}", number(found["accuracy"]), number(found["macro_f1"]))
+        plain = [number(before[name].get(metric))] if name in before else []
+        cells = (number(found[key]) for key in ("accuracy", "macro_f1"))
+        table.add_row(name, f"{support:,}", *cells, *plain, number(found["pr_auc"]))
     terminal().print(table)
     said = f"macro F1 over {len(rows)} sites: {values.mean():.3f} ± {values.std(ddof=1):.3f}, worst {values[0]:.3f}"
     terminal().print(f"{said} ({rows[0][0]})")

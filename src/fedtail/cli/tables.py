@@ -14,7 +14,17 @@ from fedtail.core.metrics import METRICS
 from fedtail.report.tables import Table, difference, footnote, mean_spread
 from fedtail.study.paper.tables import Entry, GridResult
 
-NARROW = ("balanced_accuracy", "weighted_f1", "accuracy", "head", "pr_auc", "calibration_error", "worst_site", "tail")
+NARROW = (
+    "balanced_accuracy",
+    "weighted_f1",
+    "site_spread",
+    "accuracy",
+    "head",
+    "pr_auc",
+    "calibration_error",
+    "worst_site",
+    "tail",
+)
 """Columns left out, in this order, where the terminal is too narrow; files and reports have them all."""
 FLOOR = "majority only"
 LABEL = 28

@@ -208,7 +208,6 @@ _declare(
     words="standard deviation of macro F1 over sites",
     needs="sites",
     higher_is_better=False,
-    headline=False,
 )
 _declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="background")
 _declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", headline=False)

@@ -29,6 +29,7 @@ from fedtail.runs.told import curves_of, metrics_of_test, site_rows, tell_splits
 from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
+LESS = ("balanced_accuracy", "weighted_f1", "site_spread")
 MOST_COLUMNS = 6
 """Metrics beyond which a printed result leaves out those that say little beside the others."""
 
@@ -78,7 +79,7 @@ class Result:
     def _table(self) -> tuple[str, list[list[str]], list[str]]:
         """What a printed result says: a line, a table, and what is wrong."""
         known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
-        known = [m for m in known if m.name not in ("balanced_accuracy", "weighted_f1") or len(known) <= MOST_COLUMNS]
+        known = [m for m in known if m.name not in LESS or len(known) <= MOST_COLUMNS]
         rows = [["", *(m.title for m in known)], ["model", *(f"{self.test[m.name]:.3f}" for m in known)]]
         for title, of in (("likeliest class", self.before), ("majority only", self.floor)):
             if of:
