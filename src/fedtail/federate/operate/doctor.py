@@ -17,6 +17,7 @@ import numpy as np
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, split_address
 from fedtail.federate.operate import runs
+from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
@@ -95,7 +96,7 @@ def check_software() -> list[Finding]:
         return [Finding("error", "software", "flwr is not installed; pip install 'fedtail[flower]'")]
     if found != FLOWER:
         return [Finding("error", "software", f"flwr {found} is installed, fedtail needs {FLOWER}")]
-    return [Finding("ok", "software", f"fedtail {version('fedtail')}, flwr {found}")]
+    return [Finding("ok", "software", f"fedtail {version('fedtail')}, flwr {found}, app {own_hash()}")]
 
 
 def check_certificate(deployment: Deployment) -> list[Finding]:
