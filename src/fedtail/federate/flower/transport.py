@@ -18,6 +18,7 @@ from flwr.superlink.grid import http_grid
 
 from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import ACTION, from_content, to_content
+from fedtail.federate.protocol.faults import clean, log
 from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import Errors, Take, with_phase
 from fedtail.federate.protocol.wire import Parts, size_of
@@ -99,8 +100,8 @@ class FlowerTransport:
                 continue
             try:
                 parts = from_content(reply.content)
-            except (KeyError, AttributeError) as error:
-                errors[client] = f"malformed reply: {type(error).__name__} {error}"
+            except (KeyError, AttributeError, TypeError, ValueError) as error:
+                errors[client] = f"malformed reply ({type(error).__name__})"
                 continue
             take(client, parts)
 
@@ -136,16 +137,15 @@ def fetching_at_most(most: int) -> Iterator[None]:
 
 
 def describe(code: int, reason: str | None) -> str:
-    """Flower's error in one line."""
-    text = " ".join((reason or "").split())
-    if TOO_LARGE in text:
-        return text[text.index(TOO_LARGE) :]
-    worker = re.fullmatch(r"<class '[\w.]*WorkerError'>:<'(.*)'>", text)
-    if worker:
-        return worker[1][:500]  # our own words, as Flower wraps them
-    if code in SELF_EXPLAINING:
-        return ERRORS[code]
-    return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
+    """Flower's error in one line of our own. What the site's app raised is the site's: it goes to the log alone."""
+    too_large = re.search(rf"{TOO_LARGE} \d+ MB$", reason or "") if code in SELF_EXPLAINING else None
+    if too_large:  # our own words, in a reply that Flower's grid made
+        return too_large[0]
+    if reason and code not in SELF_EXPLAINING:
+        log.warning("Flower's error %d: %s", code, clean(reason))
+    if re.match(r"<class '[\w.]{1,80}WorkerError'>", reason or ""):
+        return "the site's worker could not answer; its worker.log says why"
+    return ERRORS.get(code, f"error {code}")
 
 
 def by_key(online: Iterable[Any], keys: Mapping[int, bytes]) -> dict[int, int]:
