@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from fedtail import fit
-from fedtail.core.privacy import epsilon, limit, noisy_limit, sensitivity
+from fedtail.core.privacy import (
+    draw_noise,
+    epsilon,
+    gaussian_epsilon,
+    limit,
+    noisy_limit,
+    secure_normal,
+    sensitivity,
+)
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.report import load_run, write_report
+from fedtail.rounds.privacy import count_undone, privatize
 from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
+from fedtail.settings import Privacy
 
 pytest.importorskip("opacus", reason="the accountant is in the extra 'privacy'")
 
@@ -36,6 +48,55 @@ def test_epsilon_is_at_most_the_closed_form_of_renyi_composition() -> None:
         found = epsilon(noise, rounds, 1e-5)
         assert 0.7 * classic < found <= classic * 1.01
     assert epsilon(1.0, 20, 1e-5) > epsilon(1.0, 10, 1e-5) > epsilon(2.0, 10, 1e-5)
+
+
+def convolved(releases: dict[float, int], delta: float) -> float:
+    """A second accountant, which knows no theorem: the privacy losses of single releases on a grid, convolved."""
+    width, step = 1 << 20, 2e-4
+    loss = (np.arange(width) - width // 2) * step
+    spectrum = np.ones(width // 2 + 1, dtype=complex)
+    for noise, times in releases.items():
+        mean, spread = 1 / (2 * noise**2), 1 / noise  # of log p(y)/q(y) under p
+        mass = np.exp(-((loss - mean) ** 2) / (2 * spread**2))
+        spectrum *= np.fft.rfft(np.fft.ifftshift(mass / mass.sum())) ** times
+    total = np.fft.fftshift(np.fft.irfft(spectrum, width))
+
+    def spent(epsilon: float) -> float:
+        above = loss > epsilon
+        return float((total[above] * -np.expm1(epsilon - loss[above])).sum())
+
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize("releases", [{1.0: 1}, {1.0: 10}, {4.0: 100}, {0.7: 1, 2.0: 5}, {5.0: 1, 10.0: 40}])
+def test_two_accountants_agree_and_the_third_is_no_smaller(releases: dict[float, int]) -> None:
+    exact = gaussian_epsilon(releases, 1e-5)
+    assert convolved(releases, 1e-5) == pytest.approx(exact, rel=2e-3, abs=1e-3)
+    if len(releases) == 1:
+        ((noise, times),) = releases.items()
+        assert exact <= epsilon(noise, times, 1e-5) <= 1.35 * exact + 0.1
+
+
+def test_what_was_not_released_costs_nothing_and_what_has_no_noise_everything() -> None:
+    assert gaussian_epsilon({}, 1e-5) == gaussian_epsilon({1.0: 0}, 1e-5) == 0.0
+    assert gaussian_epsilon({0.0: 1}, 1e-5) == np.inf
+    assert gaussian_epsilon({0.01: 1000}, 1e-5) > 1e6, "far out too"
+
+
+def test_noise_of_real_sites_is_cryptographic_and_keyed_by_what_it_covers() -> None:
+    drawn = secure_normal(b"s" * 32, "a", 300_001)
+    assert stats.kstest(drawn, "norm").pvalue > 1e-3 and abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.01
+    assert np.array_equal(drawn[:1000], secure_normal(b"s" * 32, "a", 300_001)[:1000])
+    for secret, purpose in ((b"s" * 32, "b"), (b"t" * 32, "a")):
+        assert abs(np.corrcoef(drawn, secure_normal(secret, purpose, 300_001))[0, 1]) < 0.01
+    one, other = (draw_noise(10, 1.0, None, "x", 0, 0) for _ in range(2))
+    assert not torch.equal(one, other), "from the system's entropy"
+    seeded = [draw_noise(10, 1.0, 3, "x", 0, 0) for _ in range(2)]
+    assert torch.equal(*seeded), "a simulation can be repeated"
 
 
 def test_sensitivity_is_the_most_one_site_can_move_the_aggregate() -> None:
@@ -127,3 +188,15 @@ def test_the_report_and_the_result_tell_what_was_spent(tmp_path: Path) -> None:
     assert spent["epsilon"] == epsilon(2.0, 2, 1e-5)
     page = write_report([load_run(folder)], folder / "report.html", "private").read_text()
     assert "central noise 2, (epsilon, delta) = " in page
+
+
+def test_a_resumed_round_is_counted_again_where_its_noise_is_not_the_same(federation: Federation) -> None:
+    """A server that lost two rounds repeats them with other noise: what it had sent is known nevertheless."""
+    written = [{"privacy": {"releases": n}} for n in (1, 2, 3)]
+    assert count_undone(written, written[:1]) == 2 and count_undone(written, []) == 3 and count_undone([], []) == 0
+    privacy = Privacy(mode="local", noise=1.0)
+    for seed, expected in ((None, 4), (0, 2)):
+        problem = SimpleNamespace(undone=2, noise_seed=seed)
+        task = SimpleNamespace(n_probes=1)
+        _, record = privatize(problem, privacy, task, torch.zeros(1), np.ones(1), [], written[:1])  # type: ignore[arg-type]
+        assert record["privacy"]["releases"] == expected and problem.undone == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from fedtail.core.candidates import Candidates, binary_candidates
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.operate.doctor import check_key
+from fedtail.federate.operate.membership import own_key
 from fedtail.federate.protocol.keys import new_secret, public_half, read_site_key, sign
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.sums import MASKED, ORDER
@@ -292,3 +295,22 @@ def test_where_sums_are_not_possible_one_line_says_why(tmp_path: Path) -> None:
         federate(config, transport, three)
     config, transport = rehearsal(tmp_path / "few", three, run={"quorum": 0.6})
     assert any("lets sites be missing" in note for note in federate(config, transport, three).about.notes)
+
+
+def test_a_site_makes_its_own_key_and_the_others_must_be_given_it(tmp_path: Path) -> None:
+    """What ``deploy init`` made, the server has seen; with a new key, no sum until all lists have it."""
+    names = ["north", "east", "south"]
+    config, _ = rehearsal(tmp_path, names)
+    before = own_key(tmp_path / "fed" / "sites" / "north")
+    line, fingerprint, listed = own_key(tmp_path / "fed" / "sites" / "north", new=True)
+    assert line != before[0] and fingerprint != before[1] and listed == sorted(names)
+    assert [f.level for f in check_key(tmp_path / "fed" / "sites" / "north", "north")] == []
+    folders = {name: tmp_path / "fed" / "sites" / name for name in names}
+    transport = InProcess({k: load_site(folders[n] / "site.toml").open_site().handle for k, n in enumerate(names)})
+    said = federate(config, transport, names).about.notes
+    assert any("east has another list of sites (sites.pub) than north" in note for note in said)
+    for name in ("east", "south"):
+        shutil.copy(folders["north"] / "sites.pub", folders[name] / "sites.pub")
+        assert own_key(folders[name])[1] == fingerprint
+    transport = InProcess({k: load_site(folders[n] / "site.toml").open_site().handle for k, n in enumerate(names)})
+    assert federate(changed(config, {"run.name": "again"}), transport, names).summary["engine"]["reveal"] == "sums"

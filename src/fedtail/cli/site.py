@@ -52,6 +52,25 @@ def health(folder: Folder, as_json: Json = False) -> None:
 
 
 @app.command()
+def key(
+    folder: Folder,
+    new: Annotated[bool, typer.Option("--new", help="Make a new key; the old one is worth nothing then.")] = False,
+    as_json: Json = False,
+) -> None:
+    """This site's public key, for the others' lists, and a fingerprint of its own list of sites, to compare."""
+    need_flower()
+    from fedtail.federate.operate.membership import own_key
+
+    line, fingerprint, names = own_key(folder, new=new)
+    if as_json:
+        typer.echo(json.dumps({"key": line, "list": fingerprint, "sites": names}))
+        return
+    typer.echo(line)
+    if fingerprint:
+        typer.echo(f"sites.pub: {fingerprint} ({', '.join(names)})")
+
+
+@app.command()
 def worker(site_file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's configuration.")]) -> None:
     """Train for a site until idle. Started on demand, with the first message for the site."""
     from fedtail.federate.site.worker import run_worker

@@ -390,7 +390,14 @@ class RemoteEngine:
         self._commits = {k: (int(v["commit"][0]), int(v["commit"][1])) for k, v in state.items()}
 
     def info(self) -> dict[str, Any]:
-        return {"engine": self.transport.name, "path": "remote", "device": "sites", "candidates": self.candidates}
+        return {
+            "engine": self.transport.name,
+            "path": "remote",
+            "device": "sites",
+            "candidates": self.candidates,
+            "reveal": self.job.reveal,
+            "updates": self.job.updates,
+        }
 
     def close(self) -> None:
         self.transport.close()

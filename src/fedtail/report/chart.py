@@ -270,7 +270,7 @@ def _safe_json(data: Any) -> str:
 
 def _finite(data: Any) -> Any:
     if isinstance(data, float):
-        return round(data, 5) if math.isfinite(data) else None
+        return None if not math.isfinite(data) else int(data) if data.is_integer() else round(data, 5)
     if isinstance(data, dict):
         return {k: _finite(v) for k, v in data.items()}
     return [_finite(v) for v in data] if isinstance(data, list | tuple) else data

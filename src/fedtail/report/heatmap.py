@@ -13,6 +13,8 @@ MOST_LETTERS = 30
 """Longer names are cut; the tooltip and the data table have them whole."""
 THIN = 5
 """Samples below which a share says next to nothing."""
+MOST_CELLS = 400
+"""In a data table that is written out."""
 LEAST = 15
 """Least size of a cell with a name of its own: no name is dropped, a map of many scrolls."""
 
@@ -71,9 +73,10 @@ def heatmap(
         f"{esc(row_label)}</text>"
     )
     out.append('<rect class="pick" width="0" height="0"/>')
-    table = html_table(
-        [f"{row_label} / {column_label}", *columns], [[rows[r], *map(_text, values[r])] for r in range(n_rows)]
-    )
+    table = ""  # of many cells the page's script makes it when it is opened
+    if values.size <= MOST_CELLS:
+        cells = [[rows[r], *map(_text, values[r])] for r in range(n_rows)]
+        table = html_table([f"{row_label} / {column_label}", *columns], cells)
     return figure(
         title,
         "".join(out),
@@ -132,8 +135,11 @@ def _shaded(value: float, n: float) -> Cell:
 
 def _cells(levels: np.ndarray, x: Scale, y: Scale, cell: float, tall: float) -> Iterator[str]:
     gap = 1 if cell > 8 else 0
+    rows, columns = levels.shape
+    whole = f'width="{columns * cell:.2f}" height="{rows * tall:.2f}"'
+    yield f'<rect class="h0" x="{x.start:g}" y="{y.start:g}" {whole}/>'
     box = f"h{cell - gap:.2f}v{tall - gap:.2f}h-{cell - gap:.2f}z"
-    for level in range(LEVELS + 1):
+    for level in range(1, LEVELS + 1):
         path = "".join(f"M{x(float(c)):g} {y(float(r)):g}{box}" for r, c in np.argwhere(levels == level))
         if path:
             yield f'<path class="h{level}" d="{path}"/>'

@@ -26,7 +26,7 @@ HEAD = ("Site", "Rounds", "Share of the step", "Weight", "By samples", "Cosine",
 NOTE = (
     "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give. "
     "Cosine: to the sum of the other sites' updates. Distance: to the centre of all updates, 1 is usual; a round "
-    f"beyond {USUAL:g}, or a cosine below 0 with a large share, is flagged.</p>"
+    f"beyond {USUAL:g}, or an update against all others' (cosine near -1), is flagged.</p>"
 )
 LISTS = ("norm", "cosine", "weight", "claimed", "share", "distance")
 

@@ -115,6 +115,24 @@
       show([heading(`${num(d.values[r][c])}${d.unit ? " " + d.unit : ""}`), row(`${d.labels[0]}: ${d.rows[r]}`), row(`${d.labels[1].split(",")[0]}: ${d.columns[c]}`)], p.x, p.y);
     };
     const leave = () => { frame.setAttribute("width", 0); frame.setAttribute("height", 0); };
+    const details = figure.querySelector("details"), room = details.querySelector(".scroll");
+    details.addEventListener("toggle", () => {
+      if (room.firstChild) return;
+      const table = document.createElement("table"), top = table.createTHead().insertRow(), body = table.createTBody();
+      const head = (line, text, scope) => {
+        const th = document.createElement("th");
+        th.scope = scope;
+        th.textContent = text;
+        line.append(th);
+      };
+      [d.labels.join(" / "), ...d.columns].forEach((text) => head(top, text, "col"));
+      d.values.forEach((values, r) => {
+        const line = body.insertRow();
+        head(line, d.rows[r], "row");
+        values.forEach((v) => { line.insertCell().textContent = num(v); });
+      });
+      room.append(table);
+    });
     wire(svg, {
       move: (e) => {
         const p = point(svg, e), c = Math.floor((p.x - x0) / w), r = Math.floor((p.y - y0) / h);

@@ -24,6 +24,8 @@ from fedtail.runs.record import RunRecord
 METRIC = "macro_f1"
 MOST_ROWS = 24
 """Sites drawn, the worst of them; the map has all."""
+MOST_CELLS = 1500
+"""Of a map, beyond which only the best contender has one."""
 SMALL = 30
 """Samples below which a site's number says little."""
 COLUMNS = ("accuracy", "pr_auc", "log_loss", "calibration_error")
@@ -67,7 +69,9 @@ def sites(comparison: Comparison) -> str:
     colours = palette(comparison)
     panels = [_spread_chart(found, colours), _history(comparison, colours)]
     best = max(found, key=lambda item: item[0].mean(METRIC))[0]
-    maps = "".join(_map(one, rows, colours, is_open=one is best) for one, _, rows in found)
+    large = len(found[0][2]) * len(class_order(found[0][0].runs[0])) > MOST_CELLS
+    drawn = [(one, rows) for one, _, rows in found if one is best or not large]
+    maps = "".join(_map(one, rows, colours, is_open=one is best) for one, rows in drawn)
     if maps:
         maps = (
             f"<h3>Which site finds which class</h3>{maps}<p class='note'>Recall of each class on each site's own "

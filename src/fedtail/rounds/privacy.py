@@ -68,7 +68,9 @@ def privatize(
         noise = draw_noise(n, deviation, problem.noise_seed, "privacy", 0, task.round)
         aggregate = torch.cat([aggregate[:n] + noise.to(aggregate.device), aggregate[n:]])
     before = history[-1]["privacy"]["releases"] if history else 0
-    record["releases"] = before + task.n_probes
+    again = problem.undone if problem.noise_seed is None else 0  # seeded noise repeats itself, and tells nothing new
+    problem.undone = 0
+    record["releases"] = before + again + task.n_probes
     record["epsilon"] = epsilon(privacy.noise, record["releases"], privacy.delta)
     return aggregate, {"privacy": record}
 
@@ -112,3 +114,9 @@ def add_noise(
 def row_digest(row: Tensor) -> str:
     """The hash of an update's values."""
     return hashlib.sha256(row.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def count_undone(written: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]]) -> int:
+    """Releases in the history of a run as it was ``written`` that are not in what a resumed run has ``kept`` of it."""
+    counts = [(h[-1].get("privacy") or {}).get("releases", 0) if h else 0 for h in (written, kept)]
+    return max(int(counts[0]) - int(counts[1]), 0)

@@ -84,6 +84,8 @@ class Problem:
     """Whether each client's influence on the model is recorded."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
+    undone: int = 0
+    """Releases under privacy of rounds that a resumed run repeats: what has left has left."""
 
     @property
     def model(self) -> FlatModel:

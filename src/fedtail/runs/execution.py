@@ -21,6 +21,7 @@ from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
+from fedtail.rounds.privacy import count_undone
 from fedtail.rounds.progress import ProgressHook
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import changed, result_keys, suggestions
@@ -240,6 +241,7 @@ def drive(
     history = read_history(folder) if resume else []
     state = load_checkpoint(folder / "checkpoint", problem.model.vector, history, keys) if resume else None
     state = problem.begin() if state is None else problem.restore(state)
+    problem.undone = count_undone(history, state.history)
     begin_search(problem, settings, state.round)
     check_decision(settings.decision, about.classes)
     with writing(folder):

@@ -28,6 +28,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.flower import guard
 from fedtail.federate.operate import local, membership, processes, runs
 from fedtail.federate.operate.certificates import make_ca, make_site_key
 from fedtail.federate.operate.commands import flower_environment, supernode_command
@@ -264,7 +265,7 @@ def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str =
         return subprocess.Popen(
             [*command, "--max-retries", "1", *options],
             stdout=log, stderr=log, start_new_session=True,
-            env=flower_environment(tmp_path / "flwr", local.PROGRAMS),
+            env={**flower_environment(tmp_path / "flwr", local.PROGRAMS), guard.APPS: "none"},
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.federate.flower import TESTED
+from fedtail.federate.flower.guard import APPS, close_paths, pin_apps
 from fedtail.federate.flower.middleware import lighten_supernode
 
 CONTACT = "FEDTAIL_CONTACT"
@@ -75,6 +76,14 @@ class Programs:
         return getattr(subprocess, name)
 
 
+def protect(apps: list[str]) -> None:
+    """Run no other apps, and let no other user of this machine pull messages or push answers."""
+    from flwr.supernode import main as web
+
+    pin_apps(apps)
+    close_paths(web, ())
+
+
 def hurry() -> None:
     """Put both in the place of what the loop uses, if Flower is the version that is known."""
     if version("flwr") == TESTED:
@@ -87,9 +96,13 @@ def hurry() -> None:
 
 def main() -> int:
     """Run the SuperNode; returns when it has ended, whatever threads it leaves."""
+    if not os.environ.get(APPS):
+        sys.stderr.write(f"ERROR :     {APPS} does not say which apps this site runs; use `fedtail site run`\n")
+        return 2
     (program,) = entry_points(group="console_scripts", name="flower-supernode")
     start = program.load()
     hurry()
+    protect(os.environ[APPS].split(","))
     if CONTACT in os.environ:
         answers = logging.getLogger("httpx")
         answers.setLevel(logging.INFO)

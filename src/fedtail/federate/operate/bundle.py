@@ -7,13 +7,18 @@ of each other hold, and a server app of one import; fedtail itself is installed 
 from __future__ import annotations
 
 import shutil
+import tempfile
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
+from flwr.cli.build import build_fab_from_disk
+
 from fedtail import federate
 from fedtail.federate import flower, site
 from fedtail.federate.flower import client_app, content, server_app
+from fedtail.federate.flower.guard import app_hash
 from fedtail.federate.site import frames, worker_client
 
 PACKAGE = "fedtail_app"
@@ -69,6 +74,14 @@ def write_bundle(folder: Path) -> None:
     (folder / "pyproject.toml").write_text(
         PYPROJECT.format(version=version("fedtail"), package=PACKAGE, client_app=name_in_bundle(client_app))
     )
+
+
+@cache
+def own_hash() -> str:
+    """The hash of the app as this version of fedtail sends it; sites that have the same version pin it."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_bundle(Path(folder))
+        return app_hash(build_fab_from_disk(Path(folder)))
 
 
 def name_in_bundle(module: ModuleType) -> str:

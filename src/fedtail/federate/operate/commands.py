@@ -10,6 +10,9 @@ from pathlib import Path
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower import superlink, supernode
+from fedtail.federate.flower.guard import APPS
+from fedtail.federate.operate.bundle import own_hash
+from fedtail.federate.site.config import load_site
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -91,3 +94,9 @@ def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:
     """The environment Flower's programs start in."""
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "/usr/bin:/bin")])
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def site_environment(site: Path, programs: str | Path) -> dict[str, str]:
+    """The same for a site's SuperNode, which is told which apps it may run: fedtail's own and those in its file."""
+    apps = [own_hash(), *load_site(site / "site.toml").apps]
+    return {**flower_environment(site / "flwr", programs), APPS: ",".join(apps)}

@@ -17,9 +17,11 @@ import numpy as np
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, split_address
 from fedtail.federate.operate import runs
+from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
+from fedtail.federate.protocol.keys import read_roster, read_site_key
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import SiteData
 from fedtail.models.device import check_device
@@ -95,7 +97,7 @@ def check_software() -> list[Finding]:
         return [Finding("error", "software", "flwr is not installed; pip install 'fedtail[flower]'")]
     if found != FLOWER:
         return [Finding("error", "software", f"flwr {found} is installed, fedtail needs {FLOWER}")]
-    return [Finding("ok", "software", f"fedtail {version('fedtail')}, flwr {found}")]
+    return [Finding("ok", "software", f"fedtail {version('fedtail')}, flwr {found}, app {own_hash()}")]
 
 
 def check_certificate(deployment: Deployment) -> list[Finding]:
@@ -127,7 +129,17 @@ def check_key(folder: Path, name: str) -> list[Finding]:
         return []
     if not key_matches(folder):
         return [Finding("error", name, "site.key and site.pub do not belong together")]
-    return _private(folder / "site.key")
+    return [*_private(folder / "site.key"), *_check_roster(folder, name)]
+
+
+def _check_roster(folder: Path, name: str) -> list[Finding]:
+    """The list of sites that masked sums need, with this site's own key on it."""
+    path = folder / "sites.pub"
+    if not path.is_file():
+        return [Finding("warning", name, "sites.pub is missing, so that nothing can be added up under masks")]
+    if read_roster(path).keys.get(name) != read_site_key(folder / "site.key").public_key():
+        return [Finding("error", name, "sites.pub has another key for this site than site.key; hand out the new list")]
+    return []
 
 
 def check_connection(address: str, ca: Path) -> list[Finding]:

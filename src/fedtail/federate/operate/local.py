@@ -12,7 +12,12 @@ from typing import NoReturn
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import processes
-from fedtail.federate.operate.commands import flower_environment, superlink_command, supernode_command
+from fedtail.federate.operate.commands import (
+    flower_environment,
+    site_environment,
+    superlink_command,
+    supernode_command,
+)
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.ports import check_free, find_nginx, free_port, is_free
 from fedtail.federate.site import frames
@@ -84,7 +89,7 @@ def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
     folder = deployment.site(site)
     address = superlink or f"{deployment.host}:{deployment.port}"
     command = supernode_command(sys.executable, folder, address, free_port())
-    environment = flower_environment(folder / "flwr", PROGRAMS)
+    environment = site_environment(folder, PROGRAMS)
     return processes.start(deployment.folder, f"site:{site}", command, folder / "supernode.log", environment)
 
 

@@ -18,6 +18,7 @@ from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.operate.certificates import inspect_certificate, make_server_certificate, make_site_key
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.operate.create import write_rosters, write_site
+from fedtail.federate.protocol.keys import read_roster
 from fedtail.runs.config import load_config
 
 
@@ -81,6 +82,28 @@ def renew_site(deployment: Deployment, name: str) -> None:
     if is_healthy(deployment):
         with Control(deployment) as control:
             control.register(name)
+
+
+def own_key(folder: Path, *, new: bool = False) -> tuple[str, str, list[str]]:
+    """At a site: the line of its public key, and a fingerprint of its list of sites with their names. A new key takes
+    the old one's place on that list; the server and the other sites must be given the line."""
+    file = folder / "site.toml"
+    if not file.is_file():
+        raise FedtailError(f"{str(file)!r} does not exist; give the folder of a site")
+    name = str(tomllib.loads(file.read_text()).get("site", {}).get("name", ""))
+    listed = folder / "sites.pub"
+    if new:
+        for old in ("site.key", "site.pub"):
+            (folder / old).unlink(missing_ok=True)
+        make_site_key(folder, name)
+        if listed.is_file():
+            others = [line for line in listed.read_text().splitlines() if line.split(maxsplit=2)[2:] != [name]]
+            listed.write_text("\n".join([*others, (folder / "site.pub").read_text()]).strip() + "\n")
+    if not (folder / "site.pub").is_file():
+        raise FedtailError(f"{str(folder / 'site.pub')!r} does not exist; make a key with --new")
+    roster = read_roster(listed) if listed.is_file() else None
+    line = (folder / "site.pub").read_text().strip()
+    return line, "" if roster is None else roster.digest, [] if roster is None else sorted(roster.keys)
 
 
 def renew_certificate(deployment: Deployment) -> str:

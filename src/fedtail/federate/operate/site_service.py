@@ -28,7 +28,7 @@ from types import FrameType
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import supernode
-from fedtail.federate.operate.commands import flower_environment, supernode_command
+from fedtail.federate.operate.commands import site_environment, supernode_command
 from fedtail.federate.operate.ports import free_port
 from fedtail.federate.site.config import load_site
 from fedtail.rounds.checkpoint import write_atomically
@@ -123,7 +123,7 @@ class SiteService:
     def start(self) -> subprocess.Popen[str]:
         """A new SuperNode."""
         programs = Path(sys.executable).parent
-        environment = {**flower_environment(self.folder / "flwr", programs), supernode.CONTACT: str(self.contact)}
+        environment = site_environment(self.folder, programs) | {supernode.CONTACT: str(self.contact)}
         process = subprocess.Popen(
             supernode_command(sys.executable, self.folder, self.address, free_port()),
             stdin=subprocess.DEVNULL,

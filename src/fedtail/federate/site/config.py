@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class SiteConfig:
     worker: Worker
     server: str = ""
     """``host:port`` of the federation's server."""
+    apps: tuple[str, ...] = ()
+    """Hashes of Flower apps that may run here beside this version's own: those of servers with another version."""
 
     @property
     def folder(self) -> Path:
@@ -124,7 +127,20 @@ def load_site(file: str | Path) -> SiteConfig:
         policy=rules.policy,
         worker=rules.worker,
         server=str(raw["site"].get("server", "")),
+        apps=read_apps(path, raw["site"].get("apps", [])),
     )
+
+
+def read_apps(file: Path, told: Any) -> tuple[str, ...]:
+    """The hashes that ``apps`` of a ``site.toml`` lists; one clear line for anything else."""
+    listed = told if isinstance(told, list) else [told]
+    for each in listed:
+        if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
+            raise FedtailError(
+                f"{str(file)!r}: [site] apps has {each!r}, which is not the hash of an app (64 hexadecimal digits; "
+                "`fedtail deploy doctor` at the server names it)"
+            )
+    return tuple(listed)
 
 
 def open_slice(config: Path, client: int) -> FederationSlice:

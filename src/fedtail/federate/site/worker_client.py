@@ -40,7 +40,10 @@ def ask(site_file: str | Path, parts: dict[str, bytes]) -> dict[str, bytes]:
                 return frames.receive(connection)
         except (ConnectionError, OSError) as error:
             if attempt == 2:
-                raise WorkerError(f"the site's worker died twice on this message ({error}); see worker.log") from None
+                code = error.errno or 0
+                raise WorkerError(
+                    f"the site's worker died twice on this message ({code}); see worker.log there"
+                ) from None
     raise AssertionError("unreachable")
 
 
@@ -62,7 +65,7 @@ def connect(site_file: Path) -> socket.socket:
             if found is not None:
                 return found
             if process.poll() is not None:
-                raise WorkerError(f"the site's worker ended with code {process.returncode}: {_last_line(site_file)}")
+                raise WorkerError(f"the site's worker ended with code {process.returncode}; see worker.log there")
             time.sleep(0.05)
         raise WorkerError(f"the site's worker did not listen within {START_SECONDS:g} s; see worker.log")
 
@@ -104,8 +107,3 @@ def _try(address: Path) -> socket.socket | None:
         connection.close()
         return None
     return connection
-
-
-def _last_line(site_file: Path) -> str:
-    lines = log_path(site_file).read_text(errors="replace").strip().splitlines()
-    return lines[-1].rpartition(" error: ")[2] if lines else "nothing in worker.log"

@@ -138,7 +138,9 @@ def _cell(grid: Grid, found: Mapping[Any, Summary], place: tuple[str, str], row:
     mine = found.get((*place, row))
     if mine is None:
         return "–"
-    best = max(s.mean for key, s in found.items() if key[:2] == place)
+    column = [s for key, s in found.items() if key[:2] == place]
+    most = max(s.seeds for s in column)
+    best = max(s.mean for s in column if 2 * s.seeds >= most)  # a lucky seed or two does not win against ten
     shown = number(mine.mean) + ("" if math.isnan(mine.spread) else f" ± {number(mine.spread)}")
     shown = f"**{shown}**" if mine.mean == best else shown
     base = found.get((*place, against))
