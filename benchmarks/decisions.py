@@ -40,7 +40,7 @@ from fedtail.runs.problem import assemble
 from fedtail.runs.told import Splits, metrics_of_test, tell_splits, worst_of
 from fedtail.settings import Decision, Settings
 
-ROUNDS = {"adult": 15, "unsw": 15, "flights": 3}
+ROUNDS = {"adult": 6, "unsw": 6, "flights": 2}
 """Fewer than a user would train: decisions come after, and ten seeds must fit."""
 LEAST = 30
 """Validation samples of the class that 95 % are to be found of: the rarest class that has so many."""

@@ -162,7 +162,7 @@ class SiteGoal:
         own = np.sort(p[y == target, target])
         if not own.size:
             return self.common
-        reached = own[int(np.floor((1 - self.recall) * len(own) + 1e-9))]
+        reached = own[int(np.floor((1 - aimed(self.recall, len(own))) * len(own) + 1e-9))]
         trust = len(own) / (len(own) + RECALL_SAMPLES)
         odds = trust * _log_odds(float(reached)) + (1 - trust) * _log_odds(common)
         return self.common.with_threshold(target, float(1 / (1 + np.exp(-odds))), p.shape[1])
@@ -218,9 +218,16 @@ def share_weights(shares: Sequence[float] | np.ndarray, power: float) -> tuple[f
 
 
 def recall_threshold(scores: Scores, target: int, recall: float) -> float:
-    """The highest threshold that finds a share ``recall`` of the class; 0 if the class has no samples to go by."""
-    _, threshold = precision_at_recall(scores.bins[target], recall)
+    """The highest threshold that finds a share ``recall`` of the class and one standard error more: one that just meets
+    it here fails on new samples half of the time. 0 if the class has no samples to go by."""
+    bins = scores.bins[target]
+    _, threshold = precision_at_recall(bins, aimed(recall, int(bins[1].sum())))
     return 0.0 if np.isnan(threshold) else threshold
+
+
+def aimed(recall: float, n: int) -> float:
+    """The share to find among n samples so that ``recall`` is met on new ones about five times out of six."""
+    return min(1.0, recall + float(np.sqrt(recall * (1 - recall) / max(n, 1))))
 
 
 def _macro_f1(y: np.ndarray, answers: np.ndarray, n_classes: int) -> float:

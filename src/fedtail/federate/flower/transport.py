@@ -14,6 +14,7 @@ from flwr.app import Message
 
 from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import ACTION, from_content, to_content
+from fedtail.federate.protocol.faults import clean, log
 from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import Errors, Take, with_phase
 from fedtail.federate.protocol.wire import Parts, size_of
@@ -89,8 +90,8 @@ class FlowerTransport:
                 continue
             try:
                 parts = from_content(reply.content)
-            except (KeyError, AttributeError) as error:
-                errors[client] = f"malformed reply: {type(error).__name__} {error}"
+            except (KeyError, AttributeError, TypeError, ValueError) as error:
+                errors[client] = f"malformed reply ({type(error).__name__})"
                 continue
             take(client, parts)
 
@@ -99,14 +100,12 @@ class FlowerTransport:
 
 
 def describe(code: int, reason: str | None) -> str:
-    """Flower's error in one line."""
-    text = " ".join((reason or "").split())
-    worker = re.fullmatch(r"<class '[\w.]*WorkerError'>:<'(.*)'>", text)
-    if worker:
-        return worker[1][:500]  # our own words, as Flower wraps them
-    if code in SELF_EXPLAINING:
-        return ERRORS[code]
-    return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
+    """Flower's error in one line of our own. What the site's app raised is the site's: it goes to the log alone."""
+    if reason and code not in SELF_EXPLAINING:
+        log.warning("Flower's error %d: %s", code, clean(reason))
+    if re.match(r"<class '[\w.]{1,80}WorkerError'>", reason or ""):
+        return "the site's worker could not answer; its worker.log says why"
+    return ERRORS.get(code, f"error {code}")
 
 
 def by_key(online: Iterable[Any], keys: Mapping[int, bytes]) -> dict[int, int]:
