@@ -56,8 +56,10 @@ def key(
     as_json: Json = False,
 ) -> None:
     """This site's public key, for the others' lists, and a fingerprint of its own list of sites, to compare."""
-    need_flower()
+    from fedtail.cli.deploy_view import need_flower
     from fedtail.federate.operate.membership import own_key
+
+    need_flower()
 
     line, fingerprint, names = own_key(folder, new=new)
     if as_json:
