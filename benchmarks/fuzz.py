@@ -238,7 +238,7 @@ def values_changed(parts: Parts, rng: np.random.Generator) -> None:
     name = names[int(rng.integers(len(names)))]
     shape = [(), (1,), (2, 43), (3,), (0,), (1 << 10,), (2, 3, 4)][int(rng.integers(7))]
     dtype = (torch.float32, torch.float64, torch.int64, torch.int8, torch.bfloat16, torch.bool)[int(rng.integers(6))]
-    fill = (float("nan"), float("inf"), 3e38, -1, 1 << 62, 0)[int(rng.integers(6))]
+    fill = (float("nan"), float("inf"), 3e38, -1, 20, 1 << 62, 0)[int(rng.integers(7))]
     if not (dtype.is_floating_point or isinstance(fill, int)):
         fill = 0
     parts[name] = save({"t": torch.zeros(shape, dtype=torch.float64).fill_(fill).to(dtype)})

@@ -32,19 +32,21 @@ from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Errors, Phase, Take
 from fedtail.federate.protocol.wire import META, Parcel, Parts, pack, pack_update
-from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
 
-SAMPLES, ROUNDS, MOST_AXES = 1000, 2, 8
-CASES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "FedCGNM": ("uniform", ()),
-    "FedCGNM, alignment": ("uniform", ("alignment",)),
-    "FedHOO": ("fedhoo", ()),
+SAMPLES, CLASSES, ROUNDS, MOST_AXES = 1000, 4, 2, 8
+CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "FedCGNM": ("fedcgnm", "uniform", ()),
+    "FedCGNM, alignment": ("fedcgnm", "uniform", ("alignment",)),
+    "FedNoRo": ("fednoro", "uniform", ()),
+    "FedHOO": ("fedcgnm", "fedhoo", ()),
 }
-"""Name -> rate strategy, diagnostics."""
+"""Name -> method, rate strategy, diagnostics."""
+OPTIONS = {"fednoro": {"warmup": 0}}
+"""FedNoRo compares updates once it has told clean clients from noisy ones."""
 
 
 class RandomSites:
@@ -75,6 +77,8 @@ class RandomSites:
         if phase == Phase.VALIDATE:
             n = len(load(parts["tensor/patterns"])["t"])
             return pack(Parcel({}, {"counts": torch.randint(1, 100, (n, 3, 1))}))
+        if phase == Phase.MEASURE:
+            return pack(Parcel({}, {"value": torch.rand(CLASSES) + meta["client"] % 2}))
         return pack(Parcel({}, {split: torch.tensor([50, 100]) for split in meta["splits"]}))
 
     def close(self) -> None: ...
@@ -83,14 +87,16 @@ class RandomSites:
 def measure(case: str, sites: int, hidden: int) -> dict[str, float]:
     """One case, in this process."""
     torch.set_num_threads(1)
-    rates, diagnostics = CASES[case]
+    method, rates, diagnostics = CASES[case]
+    options = OPTIONS.get(method, {})
     settings = Settings.of(rounds=ROUNDS, diagnostics=diagnostics, lr=0.01)
     job = Job(
         run="memory",
         model="mlp",
         input_shape=(hidden,),
-        classes=tuple("abcd"),
-        method="fedcgnm",
+        classes=tuple(map(str, range(CLASSES))),
+        method=method,
+        method_options=options,
         rounds=ROUNDS,
         model_options={"hidden": (hidden, hidden)},
         local=settings.local,
@@ -105,7 +111,7 @@ def measure(case: str, sites: int, hidden: int) -> dict[str, float]:
         memory_mb=settings.deploy.memory_mb,
     )
     strategy = RATES.build(rates, sites, **({"cold_rounds": 0} if rates == "fedhoo" else {}))
-    problem = Problem(engine=engine, method=METHODS.build("fedcgnm"), rates=strategy, n_classes=job.n_classes)
+    problem = Problem(engine=engine, method=job.build_method(), rates=strategy, n_classes=job.n_classes, real=True)
     state, before = problem.begin(), peak_mb()
     began = time.perf_counter()
     train_rounds(problem, settings, state)

@@ -3,6 +3,7 @@
     python benchmarks/reconstruction.py                     the attacks, on synthetic rows
     python benchmarks/reconstruction.py --dataset adult     on rows of Adult (FEDTAIL_DATA)
     python benchmarks/reconstruction.py --accuracy adult    what the defences cost honest runs: accuracy and seconds
+    python benchmarks/reconstruction.py --cost adult        and CPU time of a training message
 
 The attack is the one of an audit: one message of 0.19 MB, method FedCGNM, a batch of 64, 650 training rows. The server
 chooses a wide network (that is its right) and its weights. ``bins``: all hidden units look along one direction and
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,28 @@ def accuracy(name: str, clients: int, rounds: int, seeds: int) -> None:
         print(f"{title:22} accuracy {statistics.mean(values):.4f} ± {spread:.4f}, {middle:.3f} s a round")
 
 
+def cost(name: str, rounds: int = 15) -> None:
+    """CPU seconds of a training message at one site of an honest run, with the defences and without, in turn."""
+    config = settings(name, 10, rounds, 0)
+    pooled = load_pooled(config)
+    federation = build_federation(config, pooled)
+    job = replace(job_for(federation), model=pooled.model, model_options=pooled.model_options)
+    sites = [Site("one", Own(federation, 0), Policy(**policy)) for policy in ({**OPEN, "min_cell": 0}, {})]
+    x = FlatModel(job.build_model(job.seed)).vector.clone()
+    took: list[list[float]] = [[], []]
+    for t in range(rounds):
+        for site, seconds in zip(sites, took, strict=True):
+            began = time.process_time()
+            reply = ask(site, train_message(job, x, t, 0.1))
+            seconds.append(time.process_time() - began)
+        x = x + unpack_update(reply).delta[0]
+    before, after = (statistics.median(seconds[1:]) for seconds in took)
+    rows = len(federation.client(0).train)
+    print(
+        f"{name}, {rows} rows: {1e3 * before:.1f} ms of CPU a message without, {1e3 * after:.1f} ms with the defaults"
+    )
+
+
 def settings(name: str, clients: int, rounds: int, seed: int) -> Settings:
     return check_config(
         {
@@ -285,12 +308,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", choices=["synthetic", "adult"], default="synthetic")
     parser.add_argument("--accuracy", metavar="DATASET", help="train honestly on this data set instead")
+    parser.add_argument("--cost", metavar="DATASET", help="CPU time of a training message instead")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.accuracy:
+    if options.cost:
+        cost(options.cost)
+    elif options.accuracy:
         accuracy(options.accuracy, options.clients, options.rounds, options.seeds)
     else:
         attacks(options.dataset)

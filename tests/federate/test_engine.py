@@ -133,6 +133,23 @@ def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> 
         run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
 
 
+@pytest.mark.parametrize("rule", ["bounded", "trimmed", "median", "krum"])
+def test_rules_of_aggregation_give_the_same_bits_on_every_engine_and_from_disk(
+    federation: Federation, rule: str, tmp_path: Path
+) -> None:
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    server = {"aggregate": rule, "reach": 0.5, "max_weight": 0.4}
+    found = []
+    for path in ("reference", "batched"):
+        engine = simulator(federation, module, METHODS.build("fedcgnm"), Settings.of(batch_size=32, seed=3, path=path))
+        found.append(run(engine, federation, "fedcgnm", strategy("uniform"), server=server).x)
+    there = run(remote(federation, spool=tmp_path), federation, "fedcgnm", strategy("uniform"), server=server).x
+    assert torch.equal(found[0], there)
+    torch.testing.assert_close(found[1], there, rtol=1e-3, atol=1e-4)
+    plain = run(remote(federation), federation, "fedcgnm", strategy("uniform")).x
+    assert not torch.equal(plain, there)
+
+
 def test_candidates_built_by_the_server_give_the_same_model(federation: Federation) -> None:
     affine = run(remote(federation), federation, "fedcgnm", TwoProbe(K))
     models = run(remote(federation, candidates="models", models_per_message=3), federation, "fedcgnm", TwoProbe(K))

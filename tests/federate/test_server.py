@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.transport import InProcess
+from fedtail.federate.protocol.wire import Parts, pack, unpack
 from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.site.config import load_site
 from fedtail.runs.config import check_config
@@ -341,6 +343,32 @@ def test_compressed_updates_train_nearly_the_same_model_in_fewer_bytes(tables: P
         ups = [r.history[1]["traffic"]["up"] for r in (small, plain)]
         assert ups[0] < {"bf16": 0.75, "int8": 0.6}[how] * ups[1]
     assert not any(r["refused"] for r in small.history)
+
+
+@pytest.mark.parametrize(("steps", "refused"), [(1, False), (-1, False), (2, True)])
+def test_a_site_one_minor_version_apart_takes_part(tables: Path, steps: int, refused: bool) -> None:
+    """Its hello names another version, and the server's job has a setting at its default that it does not know."""
+    major, minor = (int(part) for part in version("fedtail").split(".")[:2])
+    transport = sites(tables, table_data(tables))
+    honest = transport.sites[1]
+
+    def other(phase: str, parts: Parts) -> Parts:
+        asked = unpack(parts)
+        job = asked.meta.get("job")
+        if job is not None:
+            job |= {"shiny": 0, "usual": [*job["usual"], "shiny"]}
+        said = unpack(honest(phase, pack(asked)))
+        if phase == "hello":
+            said.meta["versions"]["fedtail"] = f"{major}.{minor + steps}.0"
+        return pack(said)
+
+    transport.sites[1] = other
+    if refused:
+        with pytest.raises(FedtailError, match="one minor version apart"):
+            federate(config(tables), transport, NAMES)
+        return
+    mixed = federate(config(tables), transport, NAMES)
+    assert all(r["clients"] == [0, 1] for r in mixed.history)
 
 
 def test_compression_and_local_noise_do_not_go_together(tables: Path) -> None:

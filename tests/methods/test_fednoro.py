@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from fedtail.core.records import Update
-from fedtail.methods import Batch, FedNoRo, LocalRun
-from fedtail.methods.fednoro import noisy_clients
+from fedtail.methods import Batch, FedNoRo, LocalRun, fednoro
+from fedtail.methods.fednoro import distances, noisy_clients
 from tests.methods.federations import problem, train
 
 C, B = 4, 6
@@ -62,6 +62,18 @@ def test_a_class_nobody_has_and_equal_clients_are_no_reason_to_fail() -> None:
 
 def updates(vectors: np.ndarray) -> list[Update]:
     return [Update(k, torch.as_tensor(v).unsqueeze(0), 1, (1,), (0.0,)) for k, v in enumerate(vectors)]
+
+
+def test_updates_are_compared_a_few_values_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(5).standard_normal((6, 101))
+    noisy = np.array([True, False, False, True, False, True])
+    whole = distances(updates(vectors), noisy)
+    taken: list[int] = []
+    monkeypatch.setattr(fednoro, "AT_ONCE", 60)
+    stack = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda rows: taken.append(sum(map(len, rows))) or stack(rows))
+    np.testing.assert_allclose(distances(updates(vectors), noisy), whole, rtol=1e-12)
+    assert max(taken) <= 60 and sum(taken) == vectors.size
 
 
 def test_aggregation_is_distance_aware() -> None:

@@ -16,7 +16,7 @@ from fedtail.cli.progress import console, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError, writing
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.runs.config import changed, load_config, parse_overrides, read_config
 from fedtail.settings import flatten
 from fedtail.study.tuning import RUNGS, Trial, parse_budget, tune_settings

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from fedtail.cli.flags import Json as Json
 from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
 from fedtail.settings import Settings
@@ -24,7 +25,6 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and notes are still printed.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one per core.")]

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedtail.cli.deploy_view import describe_age, need_flower
-from fedtail.cli.options import Json
+from fedtail.cli.flags import Json
 
 app = typer.Typer(help="What runs where the data is.", no_args_is_help=True)
 
@@ -25,7 +24,6 @@ def run(
     server: Annotated[str, typer.Option(help="host:port of the server, instead of that in site.toml.")] = "",
 ) -> None:
     """Take part in a federation until stopped: keeps the site connected, and starts over what ends or hangs."""
-    need_flower()
     from fedtail.federate.operate.site_service import SiteService
 
     service = SiteService(folder, server)
@@ -37,7 +35,7 @@ def run(
 @app.command()
 def health(folder: Folder, as_json: Json = False) -> None:
     """Whether the site is connected. Exit code 1 if it is not."""
-    need_flower()
+    from fedtail.cli.deploy_view import describe_age
     from fedtail.federate.operate.site_service import read_health
 
     found = read_health(folder)
@@ -58,8 +56,10 @@ def key(
     as_json: Json = False,
 ) -> None:
     """This site's public key, for the others' lists, and a fingerprint of its own list of sites, to compare."""
-    need_flower()
+    from fedtail.cli.deploy_view import need_flower
     from fedtail.federate.operate.membership import own_key
+
+    need_flower()
 
     line, fingerprint, names = own_key(folder, new=new)
     if as_json:

@@ -24,8 +24,8 @@ from fedtail.cli.options import (
 from fedtail.cli.progress import RoundProgress, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.errors import FedtailError, writing
+from fedtail.files import write_atomically
 from fedtail.rates.fixed import fixed_section
-from fedtail.rounds.checkpoint import write_atomically
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 

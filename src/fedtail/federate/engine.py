@@ -98,6 +98,7 @@ class RemoteEngine:
         self.model = FlatModel(self.job.build_model())
         self._method = self.job.build_method()
         self._sampler, self._sends_more = self._method.sampler, self._method.wire != "nothing"
+        self._views = self.job.encoding.views if self.job.encoding else 1
         self._round = 0
         self._test_sizes: dict[int, int] = {}
         self._answered: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
@@ -123,10 +124,8 @@ class RemoteEngine:
         one = task.n_probes * task.x.numel() * task.x.element_size()
         spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
 
-        views = self.job.encoding.views if self.job.encoding else 1
-
         def read(client: int, parcel: Parcel) -> Update:
-            update = read_update(client, parcel, task, most[client], int(self.sizes[client]) * views)
+            update = read_update(client, parcel, task, most[client], int(self.sizes[client]) * self._views)
             task.advance(1.0 / len(payloads))
             return update if spool is None else StoredUpdate(update, spool)
 
@@ -413,16 +412,17 @@ class RemoteEngine:
     def _most_steps(self, client: int, task: Task) -> float:
         """Steps a client can possibly take; it says how many it took, and its norm bound grows with them.
 
-        Up to rate 1 an epoch is at most C times as long as the data; beyond, there is no such limit. Balanced batches
-        hold B // C samples of the largest class, whatever the rate.
+        Up to rate 1 an epoch is at most C times as long as the data; beyond, a class of one sample is repeated up to
+        n^rate times, and rounding up adds the data once more. Balanced batches hold B // C samples of the largest
+        class, whatever the rate.
         """
         local, row = self.job.local, task.clients.index(client)
+        size = float(self.sizes[client]) * self._views
         if self._sampler == "balanced":
-            return local.epochs * np.ceil(self.sizes[client] / max(local.batch_size // self.job.n_classes, 1))
+            return local.epochs * np.ceil(size / max(local.batch_size // self.job.n_classes, 1))
         rate = float(task.probes["rate"][row].max())
-        if rate > 1:
-            return float("inf")
-        return local.epochs * (np.ceil(self.job.n_classes * self.sizes[client] / local.batch_size) + 1)
+        longest = self.job.n_classes * size if rate <= 1 else self.job.n_classes * size**rate + size
+        return local.epochs * (np.ceil(longest / local.batch_size) + 1)
 
     @property
     def _present(self) -> list[int]:

@@ -20,11 +20,12 @@ from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
 from fedtail.federate.sums import LEAST, Sums, check_masked, choose_reveal, need_masks
+from fedtail.files import write_atomically
 from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.rounds.checkpoint import save_checkpoint, write_atomically
+from fedtail.rounds.checkpoint import save_checkpoint
 from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from fedtail.errors import FedtailError
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.rounds.history import influence_of
 from fedtail.rounds.loop import State
 from fedtail.settings import Settings

@@ -31,6 +31,8 @@ from fedtail.methods.logit_adjustment import MASKED, adjusted, adjustment, propo
 from fedtail.methods.registry import METHODS
 
 VOTES = 9
+AT_ONCE = 1 << 22
+"""Values of all updates together that are in memory at once when they are compared."""
 
 
 @METHODS.add("fednoro")
@@ -117,9 +119,8 @@ class FedNoRo(Method):
         noisy = state["noisy"].bool().cpu().numpy()[[u.client for u in updates]]
         if not noisy.any() or noisy.all():
             return p
-        models = torch.stack([u.delta.double().mean(dim=0) for u in updates])
         distance = np.zeros(len(updates))
-        distance[noisy] = torch.cdist(models[noisy], models[~noisy]).min(dim=1).values.cpu().numpy()
+        distance[noisy] = distances(updates, noisy).min(dim=1).values.cpu().numpy()
         if distance.max() == 0:
             return p
         scaled = p * np.exp(-distance / distance.max())
@@ -128,6 +129,20 @@ class FedNoRo(Method):
     def stats(self, state: Tensors) -> dict[str, Any]:
         noisy = np.flatnonzero(state["noisy"].cpu().numpy()).tolist()
         return {"noisy_clients": noisy, "kd_weight": float(state["kd_weight"])}
+
+
+def distances(updates: Sequence[Update], noisy: np.ndarray) -> Tensor:
+    """(noisy, clean) Euclidean distances of mean updates, in float64.
+
+    A few values of all of them at a time: updates that wait on disk stay there.
+    """
+    n, width = updates[0].delta.shape[-1], max(1, AT_ONCE // len(updates))
+    squares: Tensor | float = 0.0
+    for first in range(0, n, width):
+        part = torch.stack([u.delta[:, first : first + width].double().mean(dim=0) for u in updates])
+        apart = torch.cdist(part[noisy], part[~noisy], compute_mode="donot_use_mm_for_euclid_dist")
+        squares = squares + apart.square()
+    return torch.as_tensor(squares).sqrt()
 
 
 def noisy_clients(losses: np.ndarray) -> np.ndarray:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import signed
+from fedtail.files import write_atomically
 from fedtail.report.comparison import Comparison
 from fedtail.report.tables import Row, Table, headline, to_csv, to_markdown
-from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.history import plain
 
 

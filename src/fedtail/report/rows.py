@@ -61,7 +61,7 @@ def row_chart(
     right = WIDTH - 16 - (8.2 * max(map(len, (*sides, side_label))) if sides else 0)
     values = [v for s in series for v in s[2]]
     low, high = (floor or 0.0, ceiling or 1.0) if whole else nice_range(values, floor, ceiling)
-    top = 26.0
+    top = 26.0 if sides or len(names) > FEW else 8.0
     x, y = Scale(low, high, left, right), Scale(0, len(names), top, top + tall * len(names))
     height = y.stop + 44
     out = _axis(x, y, x_label, twice=len(names) > FEW)

@@ -7,7 +7,6 @@ at any moment leaves the newest complete one.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
+from fedtail.files import sync
 from fedtail.rounds.history import plain
 from fedtail.rounds.state import Best, State
 
@@ -46,10 +46,10 @@ def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | No
     (partial / "state.json").write_text(json.dumps(about))
     history = folder.parent / "history.jsonl"  # a checkpoint must not be ahead of it after a power cut
     for file in (*partial.iterdir(), *([history] if history.is_file() else [])):
-        _sync(file)
+        sync(file)
     shutil.rmtree(folder / name, ignore_errors=True)
     partial.rename(folder / name)
-    _sync(folder)
+    sync(folder)
     for old in folder.glob("round-*"):
         if old.name < name:
             shutil.rmtree(old, ignore_errors=True)
@@ -110,23 +110,7 @@ def _state(about: dict[str, Any], tensors: Tensors, like: Tensor, history: list[
     return state
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    _sync(partial)
-    partial.replace(path)
-
-
 def _owned(tensor: Tensor) -> Tensor:
     return (
         tensor.detach().to("cpu", copy=True).contiguous() if tensor.ndim else tensor.detach().cpu().reshape(()).clone()
     )
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

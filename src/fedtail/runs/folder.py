@@ -17,7 +17,7 @@ import torch
 
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, writing
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.rounds.history import history_line, history_text, parse_history, parse_timings, plain
 from fedtail.runs.config import first_difference, load_config
 from fedtail.settings import Settings

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.errors import FedtailError
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.rounds.history import plain
 
 FOLDER = "yardsticks"

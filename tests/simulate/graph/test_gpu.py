@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedtail.methods import METHODS
+from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
@@ -23,8 +24,9 @@ def test_two_recorded_rounds_equal_the_reference(name: str) -> None:
     method, federation = METHODS.build(name), images()
     settings = Settings.of(batch_size=8, seed=3)
     on_gpu = Settings.of(batch_size=8, seed=3, device="cuda", precision="fp32", compile="off")
-    reference = ReferenceSimulator(federation, small_cnn(), method, settings)
-    fast = GraphSimulator(federation, small_cnn(), method, on_gpu)
+    one, two = (with_classifier(small_cnn(), method.classifier) for _ in range(2))
+    reference = ReferenceSimulator(federation, one, method, settings)
+    fast = GraphSimulator(federation, two, method, on_gpu)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     for _ in range(2):
         expected, got = reference.train(task)[0], fast.train(task)[0]

@@ -15,6 +15,7 @@ from fedtail.data.federation import Federation, Transform
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method, Server
 from fedtail.models import build_model
+from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
@@ -56,8 +57,9 @@ def round_task(method: Method, x: torch.Tensor, engine: ReferenceSimulator, prob
 
     _, (rows, columns) = engine.model.output_layer()
     server = Server(
-        0, 10, x, engine.n_clients, 4, p, lambda what: engine.measure(x, what),
+        0, 10, x, engine.n_clients, 4, p, lambda what, other=None: engine.measure(x if other is None else other, what),
         lambda: torch.randn(4, rows, columns, generator=torch.Generator().manual_seed(1)), output_weight,
+        engine.model.classifier,
     )  # fmt: skip
     server_state = method.before_round(server, server_state)
     clients = tuple(range(engine.n_clients))
@@ -72,8 +74,9 @@ def round_task(method: Method, x: torch.Tensor, engine: ReferenceSimulator, prob
 
 def both(method: Method, settings: Settings, norm: str = "group", augment: str | None = "crop-flip", **options):
     federation = images(augment)
-    reference = ReferenceSimulator(federation, small_cnn(norm), method, settings)
-    fast = GraphSimulator(federation, small_cnn(norm), method, settings, **options)
+    one, two = (with_classifier(small_cnn(norm), method.classifier) for _ in range(2))
+    reference = ReferenceSimulator(federation, one, method, settings)
+    fast = GraphSimulator(federation, two, method, settings, **options)
     return reference, fast
 
 

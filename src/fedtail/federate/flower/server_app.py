@@ -20,7 +20,7 @@ from fedtail.federate.flower.transport import FlowerTransport, by_key, wait_for_
 from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
 from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.status import Status
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.runs.config import load_config
 from fedtail.runs.result import Result
 from fedtail.settings import Settings

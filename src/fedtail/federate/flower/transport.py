@@ -5,15 +5,20 @@ The loop is ours because Flower's own waits three seconds between polls and insi
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.superlink.grid import http_grid
 
 from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import ACTION, from_content, to_content
+from fedtail.federate.protocol.faults import clean, log
 from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import Errors, Take, with_phase
 from fedtail.federate.protocol.wire import Parts, size_of
@@ -22,6 +27,10 @@ POLL_SECONDS = 0.25
 PULLED_BYTES, PULLED_MESSAGES = 1 << 26, 16
 """Replies are fetched in groups of about so many bytes (taking a reply to be as large as its question), and at most so
 many at a time: Flower puts a whole group into memory."""
+REPLY_TIMES, REPLY_BYTES = 16, 1 << 26
+"""The most that is fetched of a reply: so many times its question, and so many bytes more. What it may have exactly,
+the engine knows and checks."""
+TOO_LARGE = "the reply is larger than"
 ERRORS = {
     1: "the site's app cannot be loaded",
     2: "the site's app raised",
@@ -66,10 +75,12 @@ class FlowerTransport:
                 pending[identity] = client
         largest = max(map(size_of, payloads.values()), default=0)
         group = max(1, min(PULLED_MESSAGES, PULLED_BYTES // max(largest, 1)))
+        most = REPLY_TIMES * largest + REPLY_BYTES
         while pending:
             waiting = list(pending)
             for i in range(0, len(waiting), group):
-                self._pull(waiting[i : i + group], pending, errors, take)
+                with fetching_at_most(most):
+                    self._pull(waiting[i : i + group], pending, errors, take)
             if pending and deadline is not None and time.monotonic() > deadline:
                 break
             if pending:
@@ -89,8 +100,8 @@ class FlowerTransport:
                 continue
             try:
                 parts = from_content(reply.content)
-            except (KeyError, AttributeError) as error:
-                errors[client] = f"malformed reply: {type(error).__name__} {error}"
+            except (KeyError, AttributeError, TypeError, ValueError) as error:
+                errors[client] = f"malformed reply ({type(error).__name__})"
                 continue
             take(client, parts)
 
@@ -98,15 +109,43 @@ class FlowerTransport:
         """The grid belongs to Flower, which closes it."""
 
 
+@contextlib.contextmanager
+def fetching_at_most(most: int) -> Iterator[None]:
+    """Have Flower's grid stop in the middle of a message that is larger than so many bytes, and make an error reply of
+    it: one that a site sends in pieces without end would fill the server's memory before anybody has seen it."""
+    whole = http_grid.pull_objects
+
+    def pull_objects(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
+        left, lock = most, threading.Lock()
+
+        def fetch(object_id: str) -> bytes:
+            nonlocal left
+            content = pull_object_fn(object_id)
+            with lock:
+                left -= len(content)
+                if left < 0:
+                    raise ObjectPullError(object_id, f"{TOO_LARGE} {most / 1e6:.0f} MB")
+            return content
+
+        return whole(object_ids, fetch, **options)
+
+    http_grid.pull_objects = pull_objects
+    try:
+        yield
+    finally:
+        http_grid.pull_objects = whole
+
+
 def describe(code: int, reason: str | None) -> str:
-    """Flower's error in one line."""
-    text = " ".join((reason or "").split())
-    worker = re.fullmatch(r"<class '[\w.]*WorkerError'>:<'(.*)'>", text)
-    if worker:
-        return worker[1][:500]  # our own words, as Flower wraps them
-    if code in SELF_EXPLAINING:
-        return ERRORS[code]
-    return f"{ERRORS.get(code, f'error {code}')}{': ' + text if text else ''}"[:500]
+    """Flower's error in one line of our own. What the site's app raised is the site's: it goes to the log alone."""
+    too_large = re.search(rf"{TOO_LARGE} \d+ MB$", reason or "") if code in SELF_EXPLAINING else None
+    if too_large:  # our own words, in a reply that Flower's grid made
+        return too_large[0]
+    if reason and code not in SELF_EXPLAINING:
+        log.warning("Flower's error %d: %s", code, clean(reason))
+    if re.match(r"<class '[\w.]{1,80}WorkerError'>", reason or ""):
+        return "the site's worker could not answer; its worker.log says why"
+    return ERRORS.get(code, f"error {code}")
 
 
 def by_key(online: Iterable[Any], keys: Mapping[int, bytes]) -> dict[int, int]:

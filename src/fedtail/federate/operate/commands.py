@@ -10,9 +10,6 @@ from pathlib import Path
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower import superlink, supernode
-from fedtail.federate.flower.guard import APPS
-from fedtail.federate.operate.bundle import own_hash
-from fedtail.federate.site.config import load_site
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -42,6 +39,11 @@ def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
 def serve_command(programs: str | Path, deployment: Deployment) -> list[str]:
     """The same as a unit or a container starts it."""
     return [str(Path(programs) / "fedtail"), "deploy", "serve", str(deployment.folder)]
+
+
+def site_service_command(python: str | Path, site: Path, address: str) -> list[str]:
+    """A site's service in a rehearsal."""
+    return [str(python), "-m", "fedtail", "site", "run", str(site), "--server", address]
 
 
 def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
@@ -94,9 +96,3 @@ def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:
     """The environment Flower's programs start in."""
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "/usr/bin:/bin")])
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def site_environment(site: Path, programs: str | Path) -> dict[str, str]:
-    """The same for a site's SuperNode, which is told which apps it may run: fedtail's own and those in its file."""
-    apps = [own_hash(), *load_site(site / "site.toml").apps]
-    return {**flower_environment(site / "flwr", programs), APPS: ",".join(apps)}

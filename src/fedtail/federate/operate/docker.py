@@ -13,11 +13,11 @@ NGINX_IMAGE = "nginx:1.27-alpine"
 DOCKERFILE = """# fedtail for server and sites. Build where this file is: docker build -t {image}:{version} .
 FROM python:3.11-slim
 # torch for CPUs; for a GPU, leave out the index
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch \\
+RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch=={torch} \\
     && pip install --no-cache-dir "fedtail[flower]=={version}" \\
     && useradd --create-home --uid 1000 fedtail
 ENV OMP_NUM_THREADS=1
-USER fedtail
+USER 1000
 ENTRYPOINT ["fedtail"]
 """
 SERVER_COMPOSE = """# Start with: docker compose up -d
@@ -66,7 +66,7 @@ services:
 def write_docker(deployment: Deployment) -> None:
     """Dockerfile and compose files, beside the units."""
     image = f"{IMAGE}:{version('fedtail')}"
-    dockerfile = DOCKERFILE.format(image=IMAGE, version=version("fedtail"))
+    dockerfile = DOCKERFILE.format(image=IMAGE, version=version("fedtail"), torch=version("torch").partition("+")[0])
     server, volume = deployment.server, f"{deployment.folder}:{deployment.folder}"
     (deployment.folder / "Dockerfile").write_text(dockerfile)
     (deployment.folder / ".dockerignore").write_text("*\n")  # keys and data have no place in an image

@@ -41,7 +41,7 @@ def examine_server(deployment: Deployment, seconds: float = 180.0) -> list[Findi
     with Control(deployment) as control:
         nodes = control.nodes()
     away = [node for node in nodes if node.status != "online"]
-    hint = "see its supernode.log, and `fedtail deploy register` for a new site"
+    hint = "see its site.log, and `fedtail deploy register` for a new site"
     out += [Finding("error", node.site, f"{node.status}; {hint}") for node in away]
     return out if away else [*out, *ask_sites(deployment, seconds)]
 
@@ -53,11 +53,13 @@ def ask_sites(deployment: Deployment, seconds: float) -> list[Finding]:
     run_id = runs.start_handshake(deployment)
     deadline = time.monotonic() + seconds
     while not result.is_file():
-        if time.monotonic() > deadline:
-            with Control(deployment) as control:
-                status, details = control.run_status(run_id)
-            return [Finding("error", "sites", f"no answer within {seconds:g} s (Flower says {status}: {details})")]
-        time.sleep(0.3)
+        with Control(deployment) as control:
+            status, details = control.run_status(run_id)
+        late = time.monotonic() > deadline
+        if (late or status.startswith("finished:failed")) and not result.is_file():
+            waited = f"within {seconds:g} s " if late else ""
+            return [Finding("error", "sites", f"no answer {waited}(Flower says {status}: {details})")]
+        time.sleep(1.0)
     return [Finding(**finding) for finding in json.loads(result.read_text())]
 
 

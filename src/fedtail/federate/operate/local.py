@@ -11,15 +11,13 @@ from typing import NoReturn
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate import processes
-from fedtail.federate.operate.commands import (
-    flower_environment,
-    site_environment,
-    superlink_command,
-    supernode_command,
-)
+from fedtail.federate.operate.apps import site_apps
+from fedtail.federate.operate.commands import flower_environment, site_service_command, superlink_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
-from fedtail.federate.operate.ports import check_free, find_nginx, free_port, is_free
+from fedtail.federate.operate.ports import check_free, find_nginx, is_free
+from fedtail.federate.operate.site_service import read_health
 from fedtail.federate.site import frames
 
 PROGRAMS = Path(sys.executable).parent
@@ -85,12 +83,12 @@ def start_proxy(deployment: Deployment, seconds: float = 10.0) -> int:
 
 
 def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
-    """Start one site; its worker starts with the first message."""
+    """Start one site's service; its worker starts with the first message."""
     folder = deployment.site(site)
     address = superlink or f"{deployment.host}:{deployment.port}"
-    command = supernode_command(sys.executable, folder, address, free_port())
-    environment = site_environment(folder, PROGRAMS)
-    return processes.start(deployment.folder, f"site:{site}", command, folder / "supernode.log", environment)
+    command = site_service_command(sys.executable, folder, address)
+    environment = {**os.environ, APPS: site_apps(folder)}
+    return processes.start(deployment.folder, f"site:{site}", command, folder / "service.log", environment)
 
 
 def wait_until_forgotten(deployment: Deployment, seconds: float) -> None:
@@ -114,11 +112,12 @@ def wait_until_online(deployment: Deployment, seconds: float) -> None:
             return
         ended = [site for site in missing if not processes.find(deployment.folder, f"site:{site}")]
         if ended:
-            log = deployment.site(ended[0]) / "supernode.log"
+            log = deployment.site(ended[0]) / "service.log"
             raise FedtailError(f"site {ended[0]!r} ended instead of coming online: {last_words(log)}; see {log}")
         if time.monotonic() > deadline:
+            why = read_health(deployment.site(missing[0])).detail or "no reason known"
             raise FedtailError(
-                f"sites {', '.join(missing)} did not come online within {seconds:g} s; see sites/*/supernode.log"
+                f"sites {', '.join(missing)} did not come online within {seconds:g} s ({why}); see sites/*/site.log"
             )
         time.sleep(0.3)
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import runs
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.runs.config import load_config
 from fedtail.settings import Settings
 

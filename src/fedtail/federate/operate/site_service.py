@@ -1,7 +1,8 @@
-"""``fedtail site run``: keeps a site's SuperNode at work, and says how it goes.
+"""``fedtail site run``: keeps a site's client, Flower's SuperNode or NVFlare's, at work, and says how it goes.
 
-It starts the SuperNode, and starts it again when it ends, or when it is alive and of no use: without an answer from a
-server that can be reached. While the server cannot be reached, nothing is to be gained, and it is left alone.
+It starts the client, and starts it again when it ends, or when it is alive and of no use: without an answer from a
+server that can be reached. While the server cannot be reached, nothing is to be gained, and it is left alone. It runs
+for months beside the client, so it imports neither torch nor Flower.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,17 +27,15 @@ from types import FrameType
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
-from fedtail.federate.flower import supernode
-from fedtail.federate.operate.commands import site_environment, supernode_command
-from fedtail.federate.operate.ports import free_port
-from fedtail.federate.site.config import load_site
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.federate.operate.site_clients import FlowerClient, NVFlareClient, SiteClient
+from fedtail.federate.site.identity import read_identity
+from fedtail.files import write_atomically
 
 STALE_SECONDS = 60.0
 """Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
 GRACE_SECONDS = 30.0
 """For so long a server that can be reached again may be found by the SuperNode itself."""
-PAUSES = (5.0, 15.0, 30.0, 60.0)
+PAUSES = (5.0, 5.0, 10.0, 10.0, 15.0, 15.0, 30.0, 60.0)
 """Seconds before the first, second ... start in a row that came to nothing. Flower refuses a site that was killed until
 its last heartbeat has expired, up to a minute."""
 LOG_BYTES, LOG_FILES = 5_000_000, 5
@@ -60,7 +58,7 @@ class Health:
     ``waiting`` (to start it again), ``stopped``; ``down`` where no service runs."""
     detail: str = ""
     pid: int = 0
-    """Of the SuperNode."""
+    """Of the client."""
     contact: float = 0.0
     """When the server last answered; 0 for never."""
     started: float = 0.0
@@ -81,15 +79,10 @@ class SiteService:
         look: float = 2.0,
         pauses: tuple[float, ...] = PAUSES,
     ) -> None:
-        config = load_site(folder / "site.toml")
-        address = server or config.server
-        if not address:
-            raise FedtailError(f"{str(config.file)!r}: [site] has no server; add server = 'host:port', or use --server")
-        split_address("server", address)
-        self.folder, self.address = config.folder, address
+        self.folder = folder.resolve()
+        self.client = client_of(self.folder, server)
         self.stale, self.grace, self.look, self.pauses = stale, grace, look, pauses
-        self.health = Health(config.name, address)
-        self.contact = self.folder / "contact"
+        self.health = Health(read_identity(self.folder / "site.toml").name, self.client.address)
         self.log = site_log(self.folder)
         self.stopping = threading.Event()
         self.last_words = ""
@@ -97,7 +90,9 @@ class SiteService:
     def run(self) -> None:
         """Until told to stop."""
         with alone(self.folder):
-            self.log.info(f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.address}")
+            self.log.info(
+                f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.client.address}"
+            )
             idle = 0
             while not self.stopping.is_set():
                 process = self.start()
@@ -121,29 +116,27 @@ class SiteService:
         self.stopping.set()
 
     def start(self) -> subprocess.Popen[str]:
-        """A new SuperNode."""
-        programs = Path(sys.executable).parent
-        environment = site_environment(self.folder, programs) | {supernode.CONTACT: str(self.contact)}
+        """A new client."""
         process = subprocess.Popen(
-            supernode_command(sys.executable, self.folder, self.address, free_port()),
+            self.client.command(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
-            env=environment,
+            env=self.client.environment(),
         )
         self.last_words = ""
         self.copier = threading.Thread(target=self.copy_log, args=(process,), daemon=True)
         self.copier.start()
         self.health.pid, self.health.started = process.pid, time.time()
         self.tell("starting", "")
-        self.log.info(f"SuperNode started, process {process.pid}")
+        self.log.info(f"{self.client.name} started, process {process.pid}")
         return process
 
     def copy_log(self, process: subprocess.Popen[str]) -> None:
-        """Flower's lines into the log, without colours and small talk; its last error is why it ended, if it does."""
+        """The client's lines into the log, without colours and small talk; its last error is why it ended."""
         assert process.stdout is not None
         error: list[str] = []
         for line in process.stdout:
@@ -160,24 +153,26 @@ class SiteService:
             self.log.info(f"  {level.lower() + ': ' if level in ('WARNING', 'ERROR') else ''}{said}")
 
     def watch(self, process: subprocess.Popen[str]) -> str:
-        """Returns why the SuperNode must be started again."""
+        """Returns why the client must be started again."""
         watchdog = Watchdog(self.stale, self.grace)
         while not self.stopping.wait(self.look):
             code = process.poll()
             if code is not None:
                 self.copier.join(1.0)  # its last words; what it started may hold the pipe open for longer
-                return f"the SuperNode ended with code {code}: {self.last_words or 'it said nothing'}"
-            self.health.contact = self.contact.stat().st_mtime if self.contact.exists() else 0.0
+                return f"the {self.client.name} ended with code {code}: {self.last_words or 'it said nothing'}"
+            self.health.contact = self.client.contact(process.pid)
             silent = time.time() - max(self.health.contact, self.health.started)
-            before = self.health.state
-            state, detail = watchdog.judge(silent, lambda: tls_fault(self.address, self.folder / "ca.crt"))
+            before = self.health.state, self.health.detail
+            state, detail = watchdog.judge(silent, lambda: tls_fault(self.client.address, self.client.ca))
             if state == "connected" and self.health.contact < self.health.started:
                 state = "starting"
-            if state != before:
+            if (state, detail) != before:
                 self.log.info(f"{state}{': ' + detail if detail else ''}")
             self.tell(state, detail)
             if state == "useless":
-                return f"the SuperNode has had no answer for {silent:.0f} s, although the server can be reached"
+                return (
+                    f"the {self.client.name} has had no answer for {silent:.0f} s, although the server can be reached"
+                )
         return "stopped"
 
     def tell(self, state: str, detail: str) -> None:
@@ -185,8 +180,22 @@ class SiteService:
         write_atomically(self.folder / "health.json", json.dumps(asdict(self.health)))
 
 
+def client_of(folder: Path, server: str = "") -> SiteClient:
+    """NVFlare's client where ``site.toml`` names its startup kit, else Flower's SuperNode."""
+    identity = read_identity(folder / "site.toml")
+    if identity.nvflare:
+        if server:
+            raise FedtailError(f"--server {server}: NVFlare's startup kit says where its server is; leave it out")
+        return NVFlareClient(folder / identity.nvflare)
+    address = server or identity.server
+    if not address:
+        file = str(folder / "site.toml")
+        raise FedtailError(f"{file!r}: [site] has no server; add server = 'host:port', or use --server")
+    return FlowerClient(folder, address)
+
+
 class Watchdog:
-    """Judges a SuperNode that is alive by how long the server has been silent, and whether it can be reached."""
+    """Judges a client that is alive by how long the server has been silent, and whether it can be reached."""
 
     def __init__(self, stale: float, grace: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.stale, self.grace, self.clock = stale, grace, clock
@@ -222,7 +231,7 @@ def tls_fault(address: str, ca: Path, timeout: float = 5.0) -> str:
 
 
 def end(process: subprocess.Popen[str], seconds: float = 10.0) -> None:
-    """End a SuperNode and all it started; asked first, it signs off."""
+    """End a client and all it started; asked first, it signs off."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -250,7 +259,7 @@ def site_log(folder: Path) -> logging.Logger:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two SuperNodes with one key would be refused in turn."""
+    """Two clients with one key would be refused in turn."""
     with (folder / "service.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,8 +279,8 @@ def is_served(folder: Path) -> bool:
 
 def read_health(folder: Path) -> Health:
     """How the site is; ``down`` where no service runs."""
-    config, file = load_site(folder / "site.toml"), folder / "health.json"
-    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(config.name, config.server)
+    identity, file = read_identity(folder / "site.toml"), folder / "health.json"
+    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(identity.name, identity.server)
     if not is_served(folder):
         known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
     return known

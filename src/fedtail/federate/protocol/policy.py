@@ -84,7 +84,7 @@ class Policy(Section):
     delta: float = Field(1e-5, gt=0, lt=1)
     """The delta that goes with ``max_epsilon``."""
     max_message_mb: float = Field(1024.0, ge=0)
-    """Refuse larger messages before they are read."""
+    """Refuse larger messages before they are decoded."""
     max_update_mb: float = Field(0.0, ge=0)
     """Refuse a run whose updates are larger."""
 

@@ -80,7 +80,7 @@ def read_pixels(client: int, told: dict[str, Any], channels: int) -> tuple[int, 
         raise WireError("pixel sums of other channels", "unexpected")
     if not ((total >= 0) & (total <= 255.0 * pixels) & (square >= 0)).all():
         raise WireError("pixel sums that no image has", "out-of-range")
-    if not ((square <= 255.0 * total + 1) & (square * pixels >= 0.999 * total**2)).all():
+    if not ((square <= 255.0 * total + 1) & (square >= 0.999 * total * (total / max(pixels, 1)))).all():
         raise WireError("pixel sums that no image has", "out-of-range")
     return pixels, total, square
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import Field
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.identity import read_identity, read_site_file
 from fedtail.federate.site.images import ImageSite
 from fedtail.federate.site.site import Site, SiteData
 from fedtail.federate.site.table import TableSite
@@ -105,29 +105,16 @@ class SiteConfig:
 
 def load_site(file: str | Path) -> SiteConfig:
     """Read and check a ``site.toml``."""
-    path = Path(file).resolve()
-    if not path.is_file():
-        raise FedtailError(f"site configuration {str(path)!r} does not exist")
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedtailError(f"site configuration {str(path)!r} is not valid TOML: {error}") from None
-    sections = ("site", "data", "policy", "worker")
-    for key in raw:
-        if key not in sections:
-            raise one_of(f"section of {path.name}", key, sections)
-    name = raw.get("site", {}).get("name")
-    if not isinstance(name, str) or not name:
-        raise FedtailError(f"{str(path)!r}: [site] needs a name")
+    raw, identity = read_site_file(file), read_identity(file)
     rules = checked(Rules, {key: raw[key] for key in ("policy", "worker") if key in raw})
     return SiteConfig(
-        file=path,
-        name=name,
+        file=Path(file).resolve(),
+        name=identity.name,
         data=raw.get("data", {}),
         policy=rules.policy,
         worker=rules.worker,
-        server=str(raw["site"].get("server", "")),
-        apps=read_apps(path, raw["site"].get("apps", [])),
+        server=identity.server,
+        apps=read_apps(Path(file), raw["site"].get("apps", [])),
     )
 
 

@@ -63,10 +63,10 @@ from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.rows import keep_back
 from fedtail.federate.site.state import SiteState
+from fedtail.files import write_atomically
 from fedtail.methods.base import Method, run_bound
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise, row_digest
@@ -81,6 +81,8 @@ FIRST_TOLERANCE = 1e-3
 """How far a run's first model may be from the one its seed gives, as a share of its norm: versions of torch differ."""
 MOST_ROUNDS = 10
 """A site that was away for more rounds than this lets a model come no further."""
+LONGEST_EPOCH = 16
+"""Times the classes times the samples: more than this no epoch may have."""
 LEFT = "compression/left"
 """What compression left of the last update, in the site's state."""
 
@@ -212,6 +214,7 @@ class Site:
         self.policy.check_size(task.x.numel() * task.n_probes)
         self.policy.check_data(here.counts)
         self.policy.check_task(task)
+        check_rates(here.counts, task)
         self.ledger.charge("rounds", key, self.policy.max_rounds_per_day, about=self._check_model(here, task))
         committed = parcel.meta.get("commit")
         if committed is not None:
@@ -478,6 +481,15 @@ class Site:
             raise CodedError(
                 "malformed", f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)"
             )
+
+
+def check_rates(counts: np.ndarray, task: Task) -> None:
+    """Raise unless an epoch at the rates of a task has a sane length: a rate of 20 would repeat a rare row for ever."""
+    rates, there = task.probes["rate"], counts[counts > 0].astype(np.float64)
+    with np.errstate(over="ignore"):
+        longest = float((there * (there.max(initial=1) / there) ** np.abs(rates).max()).sum())
+    if not ((rates >= 0) & np.isfinite(rates)).all() or not longest <= LONGEST_EPOCH * len(there) * there.sum():
+        raise CodedError("policy-training", f"the server asks for resampling rates up to {float(np.max(rates)):g}")
 
 
 def code_of(error: Exception) -> str:

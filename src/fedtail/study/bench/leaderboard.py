@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError, writing
-from fedtail.rounds.checkpoint import write_atomically
+from fedtail.files import write_atomically
 from fedtail.rounds.history import plain
 from fedtail.runs.plotting import COLOURS, PAGE, STYLE
 from fedtail.study.bench.running import Submission

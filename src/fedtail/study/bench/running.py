@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.errors import FedtailError, writing
+from fedtail.files import write_atomically
 from fedtail.methods import METHODS
 from fedtail.registry import is_own
-from fedtail.rounds.checkpoint import write_atomically
 from fedtail.rounds.history import plain
 from fedtail.runs.config import check_config, layered
 from fedtail.study.bench.suite import Set, Suite, measured
