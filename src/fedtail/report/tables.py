@@ -21,8 +21,9 @@ CLEAR = 0.05
 
 
 def tested() -> list[str]:
-    """Metrics that contenders may be ranked and tested by."""
-    return [m.name for m in metrics() if m.headline or m.needs == "scores"]
+    """Metrics that contenders may be ranked and tested by; false alarms alone are won by a model that finds nothing."""
+    others = [m for m in metrics() if m.headline and (m.higher_is_better or m.needs != "background")]
+    return [m.name for m in metrics() if m in others or m.needs == "scores"]
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def test_a_client_gets_its_own_row_and_messages_of_a_task_only() -> None:
     rates = np.array([[0.1, 0.2], [0.3, 0.4]])
     task = Task(
         7, torch.arange(3.0), (2, 5), {"rate": rates, "lr": rates + 1}, 0.05, {"w": torch.ones(2)},
-        {2: {"secret": torch.zeros(1)}, 5: {"mine": torch.ones(1)}}, frozenset({"local_gain"}),
+        {2: {"secret": torch.zeros(1)}, 5: {"mine": torch.ones(1)}}, reports=frozenset({"local_gain"}),
     )  # fmt: skip
     back = unpack_task(unpack(pack(pack_task(task, 1, {}))))
     assert (back.round, back.clients, back.lr, back.reports) == (7, (5,), 0.05, task.reports)

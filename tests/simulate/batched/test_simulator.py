@@ -106,7 +106,8 @@ def make_task(
     rates = np.linspace(0.2, 0.9, len(sampled) * probes).reshape(len(sampled), probes)
     return Task(
         0, x, sampled, {"rate": rates, **more}, 0.1, method.broadcast(state),
-        {k: m for k in sampled if (m := method.message(state, k))}, frozenset({"local_gain", "local_validation"}),
+        {k: m for k in sampled if (m := method.message(state, k))},
+        reports=frozenset({"local_gain", "local_validation"}),
     )  # fmt: skip
 
 

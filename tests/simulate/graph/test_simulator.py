@@ -67,7 +67,7 @@ def round_task(method: Method, x: torch.Tensor, engine: ReferenceSimulator, prob
     task = Task(
         0, x, clients, {"rate": rates}, 0.1, method.broadcast(server_state),
         {k: m for k in clients if (m := method.message(server_state, k))},
-        frozenset({"local_gain", "local_validation"}),
+        reports=frozenset({"local_gain", "local_validation"}),
     )  # fmt: skip
     return task, server_state
 
