@@ -108,11 +108,11 @@ class Liar:
         self.timeout, self.last = timeout, {}
         self.lies: list[tuple[Callable[[Parcel], Parcel | Parts], str]] = [
             (self.nan, "not finite"),
-            (self.garbage, "malformed message"),
+            (self.garbage, "its JSON cannot be read"),
             (self.late, f"no reply within {timeout:g} s"),
             (self.wrong_shape, "has shape"),
             (self.over_norm, "exceeds the method's bound"),
-            (self.impossible_steps, "claims 1000000 local steps"),
+            (self.impossible_steps, "local steps is 1000000, possible are"),
             (self.replayed, "reply is for client 2 in round 5, expected client 2 in round 6"),
         ]
 
