@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,7 @@ from fedtail.federate.server import federate
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
 from fedtail.models.flat import FlatModel
-from fedtail.runs.config import check_config
+from fedtail.runs.config import changed, check_config
 from fedtail.runs.problem import build_federation, load_pooled
 from fedtail.settings import Local, Settings
 
@@ -281,7 +282,7 @@ def settings(name: str, clients: int, rounds: int, seed: int) -> Settings:
     return check_config(
         {
             "data": {"name": name, "clients": clients},
-            "run": {"rounds": rounds, "seed": seed, "validate_every": 0, "evaluate_every": rounds, "folder": ""},
+            "run": {"rounds": rounds, "seed": seed, "validate_every": 0, "evaluate_every": rounds},
             "deploy": {"reveal": "classes"},
         }
     )
@@ -296,7 +297,9 @@ def honest(config: Settings, policy: Policy) -> float:
     for site in sites.values():
         site.own = True
     names = [site.name for site in sites.values()]
-    result = federate(config, InProcess({k: site.handle for k, site in sites.items()}), names)
+    with tempfile.TemporaryDirectory() as folder:
+        written = changed(config, {"run.folder": folder})
+        result = federate(written, InProcess({k: site.handle for k, site in sites.items()}), names)
     return float(result.test["accuracy"])
 
 

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,12 @@ def test_most_functions_that_take_records_build_them_by_keyword() -> None:
     """No `# fmt: skip` but where a table is easier to read than a column of keywords."""
     skips = [f for f in SOURCE.rglob("*.py") for line in f.read_text().splitlines() if "# fmt: skip" in line]
     assert len(skips) <= 25, f"{len(skips)}: {sorted({str(f.relative_to(SOURCE)) for f in skips})}"
+
+
+def test_no_run_folder_and_no_model_is_in_the_tree() -> None:
+    root = Path(__file__).parents[1]
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = [f for f in listed.stdout.splitlines() if f.endswith((".safetensors", "/result.json", ".npz", ".pt"))]
+    assert not found, found
