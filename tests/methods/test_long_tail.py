@@ -23,6 +23,7 @@ from fedtail.methods.fedetf import FedETF
 from fedtail.models import FlatModel, build_model
 from fedtail.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from fedtail.rates import RATES
+from fedtail.rounds.evaluation import FEATURES, LOSSES, measurement_shape
 from fedtail.rounds.loop import kept_model, train_rounds
 from fedtail.runs.problem import assemble
 from fedtail.settings import Settings
@@ -247,3 +248,10 @@ def test_two_views_of_images_agree_on_every_path(path: str) -> None:
         return train_rounds(made, settings, made.begin()).x
 
     assert torch.allclose(trained(path), trained("reference"), atol=1e-5)
+
+
+@pytest.mark.parametrize("what", [*LOSSES, *FEATURES])
+def test_a_measurement_has_the_shape_that_a_server_expects(what: str) -> None:
+    made = problem(CCVR())
+    for found in made.engine.measure(made.begin().x, what).values():
+        assert tuple(found.shape) == measurement_shape(what, made.n_classes, made.model)

@@ -32,7 +32,7 @@ from fedtail.federate.protocol.wire import MOST, Parcel, pack_candidates, pack_t
 from fedtail.federate.spool import StoredUpdate
 from fedtail.federate.sums import Sums, pools, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
+from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
 
 CANDIDATES = ("affine", "models")
 SLACK_VALUES = 1 << 22
@@ -374,7 +374,7 @@ class RemoteEngine:
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
-        kinds = {"value": Kind(FLOATS, None, SLACK_VALUES)}
+        kinds = {"value": Kind(FLOATS, measurement_shape(what, self.job.n_classes, self.model))}
         return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self._members, kinds)
 
     def commit(self, choice: dict[int, int]) -> None:

@@ -173,19 +173,8 @@ def _one_contender(contender: Contender, first: RunRecord, group: Sequence[int])
         recall, precision = _mean_curve(contender, first.classes[c])
         lines.append(Line(first.classes[c], i, recall, precision))
         dots += _answers(contender, c, i)
-    return line_chart(
-        "Precision and recall of each class",
-        lines,
-        x_label="recall",
-        y_label="precision",
-        floor=0.0,
-        ceiling=1.0,
-        full=True,
-        x_ticks=SHARES,
-        between=True,
-        dots=dots,
-        caption=f"{_split_note(first)} A point is a threshold; the dot is where the answers are now.",
-    )
+    caption = f"{_split_note(first)} A point is a threshold; the dot is where the answers are now."
+    return _precision_recall("Precision and recall of each class", lines, dots, caption)
 
 
 def _one_class(comparison: Comparison, first: RunRecord, c: int) -> str:
@@ -197,8 +186,14 @@ def _one_class(comparison: Comparison, first: RunRecord, c: int) -> str:
             dots += _answers(contender, c, colours[contender.label])
     support = first.per_class("support")
     caption = f"{int(support[c]):,} of {int(support.sum()):,} test samples are of this class." if support.size else ""
+    return _precision_recall(first.classes[c], lines, dots, caption, runs=True)
+
+
+def _precision_recall(
+    title: str, lines: Sequence[Line], dots: Sequence[Dot], caption: str, *, runs: bool = False
+) -> str:
     return line_chart(
-        first.classes[c],
+        title,
         lines,
         x_label="recall",
         y_label="precision",
@@ -209,7 +204,7 @@ def _one_class(comparison: Comparison, first: RunRecord, c: int) -> str:
         between=True,
         dots=dots,
         caption=caption,
-        runs=True,
+        runs=runs,
     )
 
 

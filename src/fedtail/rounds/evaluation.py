@@ -197,6 +197,14 @@ def measurement(client: Client, losses: Tensor, what: str) -> Tensor:
     return sums.index_add_(0, torch.as_tensor(client.labels), losses) / torch.as_tensor(client.counts)
 
 
+def measurement_shape(what: str, n_classes: int, model: FlatModel) -> tuple[int, ...]:
+    """Of the tensor that a client's measurement is."""
+    if what in ("class_moments", "class_gradients"):
+        d = model.output_linear().in_features
+        return (n_classes, 1 + d + d * d) if what == "class_moments" else (n_classes, n_classes, d + 1)
+    return () if what == "train_loss" else (n_classes,)
+
+
 def feature_measurement(model: FlatModel, client: Client, x: Tensor, what: str) -> Tensor:
     """Of the features of a client's training samples, class by class: see ``core.features``."""
     if what not in FEATURES:

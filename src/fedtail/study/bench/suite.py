@@ -32,10 +32,11 @@ MEASURES = {
     "tail_pr_auc": Measure("PR-AUC, rarest third", True),
     "calibration_error": Measure("calibration error", False),
     "seconds": Measure("seconds", False, 1),
-    "megabytes": Measure("MB sent", False, 2),
+    "megabytes": Measure("MB of models", False, 2),
 }
 """What a run of the suite is measured by, the first being what methods are tuned and ranked by. ``seconds`` are those
-of the machine that ran it; ``megabytes`` what crosses between server and clients in all rounds, as float32."""
+of the machine that ran it; ``megabytes`` the models that go to and from all clients in all rounds, without what a
+method sends beside them (``Method.wire``)."""
 
 
 @dataclass(frozen=True)
