@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -66,7 +65,7 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     """
     wanted = dict(SUGGESTED.get(data, {}))
     if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
-        wanted |= {**FROM_SCRATCH, "engine.workers": os.cpu_count() or 1}
+        wanted |= FROM_SCRATCH
     if not validates or not config.run.validate_every:
         wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
