@@ -9,6 +9,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.step import Resident
+from fedtail.simulate.turns import hand_over, wait_for
 
 LARGEST, GRAIN = 1024, 64
 """A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
@@ -48,6 +49,7 @@ class Evaluator:
         self.load(x.to(self.device))
         total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
         self._count(total, self._chunks(index))
+        wait_for(self.device)
         return total.view(self.n_classes, self.n_classes).cpu().numpy()
 
     @torch.no_grad()
@@ -59,6 +61,8 @@ class Evaluator:
         for s, vector in candidates.walk():
             self.load(vector)
             self._count(total[s], chunks)
+            hand_over()
+        wait_for(self.device)
         m = total.view(-1, c, c)
         return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
 
@@ -97,15 +101,16 @@ class Evaluator:
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         assert self.stream is not None
-        torch.cuda.synchronize()
+        here = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self.stream):
             for _ in range(2):
                 self._call(self.rows[:n].clone())
             self.stream.synchronize()
             out = torch.empty(n, self.n_classes, device=self.device)
-            graph.capture_begin(pool=self.memory)
+            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
             out.copy_(self._call(self.rows[:n].clone()))
             graph.capture_end()
-        torch.cuda.synchronize()
+        here.wait_stream(self.stream)
         return graph, out

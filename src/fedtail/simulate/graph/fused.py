@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward
+from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
@@ -36,8 +38,10 @@ class Unsupported(Exception):
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: nn.Conv2d, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        ctx.layer, ctx.sizes, h = layer, sizes, len(sizes)
+    def forward(
+        ctx: Any, x: Tensor, layer: nn.Conv2d, aside: Aside, sizes: tuple[int, ...], *weights: Tensor
+    ) -> Tensor:
+        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
         w, bias = weights[0], weights[h] if layer.bias is not None else None
         if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
             x, w = _whole_eights(x), _whole_eights(w)
@@ -55,22 +59,20 @@ class _Conv(torch.autograd.Function):
                 dy, x, w, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups, mask
             )
 
-        wanted = ctx.needs_input_grad[0]
-        if len(ctx.sizes) == 1:
-            dx, dw, _ = back(dy, x, [wanted, True, False])
-            grads, parts = [dw], [dy]
-        else:
-            dx = back(dy, x, [True, False, False])[0] if wanted else None
-            parts = list(dy.split(list(ctx.sizes)))
-            pairs = zip(parts, x.split(list(ctx.sizes)), strict=True)
-            grads = [back(d, v, [False, True, False])[1] if len(d) else torch.zeros_like(w) for d, v in pairs]
-        channels = layer.in_channels // layer.groups
-        if w.shape[1] != channels:
-            grads = [g[:, :channels].contiguous(memory_format=torch.channels_last) for g in grads]
-            dx = None if dx is None else dx[:, : layer.in_channels]
-        if layer.bias is not None:
-            grads += [d.sum((0, 2, 3)) for d in parts]
-        return dx, None, None, *grads
+        def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
+            """Gradients of the weight and the bias from one group's rows."""
+            dw = back(dy, x, [False, True, False])[1] if len(dy) else torch.zeros_like(w)
+            channels = layer.in_channels // layer.groups
+            if w.shape[1] != channels:
+                dw = dw[:, :channels].contiguous(memory_format=torch.channels_last)
+            return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
+
+        parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
+        grads = [ctx.aside(of_group, d, v) for d, v in parts]
+        dx = back(dy, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None
+        if dx is not None and dx.shape[1] != layer.in_channels:
+            dx = dx[:, : layer.in_channels]
+        return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
 def _whole_eights(t: Tensor) -> Tensor:
@@ -81,20 +83,25 @@ def _whole_eights(t: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: nn.Linear, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        ctx.layer, ctx.sizes, h = layer, sizes, len(sizes)
+    def forward(
+        ctx: Any, x: Tensor, layer: nn.Linear, aside: Aside, sizes: tuple[int, ...], *weights: Tensor
+    ) -> Tensor:
+        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
         ctx.save_for_backward(x, weights[0])
         return F.linear(x, weights[0], weights[h] if layer.bias is not None else None)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (dy,), (x, w) = upstream, ctx.saved_tensors
+        def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
+            dy = dy.flatten(0, -2)
+            dw = dy.T @ x.flatten(0, -2)
+            return [dw] if ctx.layer.bias is None else [dw, dy.sum(0)]
+
+        parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
+        grads = [ctx.aside(of_group, d, v) for d, v in parts]
         dx = dy @ w if ctx.needs_input_grad[0] else None
-        parts = list(dy.split(list(ctx.sizes)))
-        grads = [d.flatten(0, -2).T @ v.flatten(0, -2) for d, v in zip(parts, x.split(list(ctx.sizes)), strict=True)]
-        if ctx.layer.bias is not None:
-            grads += [d.flatten(0, -2).sum(0) for d in parts]
-        return dx, None, None, *grads
+        return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
 class _Norm(torch.autograd.Function):
@@ -105,6 +112,7 @@ class _Norm(torch.autograd.Function):
         residual: Tensor | None,
         layer: nn.GroupNorm,
         relu: bool,
+        aside: Aside,
         sizes: tuple[int, ...],
         *weights: Tensor,
     ) -> Tensor:
@@ -115,7 +123,7 @@ class _Norm(torch.autograd.Function):
             residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
         saved = norm_forward(x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel)
         ctx.save_for_backward(*saved)
-        ctx.relu, ctx.sizes, ctx.residual, ctx.kernel = relu, sizes, residual is not None, kernel
+        ctx.relu, ctx.aside, ctx.sizes, ctx.residual, ctx.kernel = relu, aside, sizes, residual is not None, kernel
         return saved.y
 
     @staticmethod
@@ -123,18 +131,21 @@ class _Norm(torch.autograd.Function):
         (dy,), saved = upstream, Saved(*ctx.saved_tensors)
         if ctx.kernel:
             dy = dy.contiguous(memory_format=torch.channels_last)
-        dx, dz, grads = norm_backward(dy, saved, ctx.sizes, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel)
-        return dx, dz, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
+        dx, dz, sums = norm_backward(dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel)
+        grads = ctx.aside(partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel), sums)
+        return dx, dz, None, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
 
 
 LAYERS = (nn.Conv2d, nn.Linear, nn.GroupNorm)
 
 
-def fused_network(module: nn.Module) -> Network:
+def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
     """(weights per group, x, rows per group) -> output; the network in its current train / eval mode.
 
-    GroupNorm swallows a ReLU, or an addition and a ReLU, that follow it. Raises ``Unsupported``.
+    GroupNorm swallows a ReLU, or an addition and a ReLU, that follow it. Weight gradients are computed ``aside``, and
+    not to be read before it is joined. Raises ``Unsupported``.
     """
+    beside = aside or Aside()
     try:
         graph = fx.symbolic_trace(module).graph
     except Exception as error:
@@ -153,9 +164,9 @@ def fused_network(module: nn.Module) -> Network:
         assert isinstance(source, fx.Node)
         x, residual = env[source], None if other is None else env[other]
         if residual is not None and residual.shape != x.shape:
-            out = _Norm.apply(x, None, layer, False, sizes, *_pick(weights, name, True))
+            out = _Norm.apply(x, None, layer, False, beside, sizes, *_pick(weights, name, True))
             return F.relu(out + residual)
-        return _Norm.apply(x, residual, layer, relu, sizes, *_pick(weights, name, True))
+        return _Norm.apply(x, residual, layer, relu, beside, sizes, *_pick(weights, name, True))
 
     def run(weights: Weights, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         env: dict[fx.Node, Any] = {}
@@ -186,9 +197,9 @@ def fused_network(module: nn.Module) -> Network:
         if isinstance(layer, nn.GroupNorm):
             return norm(node, None, False, env, weights, sizes)
         if isinstance(layer, nn.Conv2d):
-            return _Conv.apply(args[0], layer, sizes, *_pick(weights, name, layer.bias is not None))
+            return _Conv.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         if isinstance(layer, nn.Linear):
-            return _Linear.apply(args[0], layer, sizes, *_pick(weights, name, layer.bias is not None))
+            return _Linear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         return layer(*args, **kwargs)
 
     return run

@@ -22,6 +22,9 @@ from fedtail.simulate.graph.numerics import Layout
 from fedtail.simulate.graph.passes import Schedule, Step
 from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident
 
+LANE_PRIORITY = -1
+"""Of a lane's kernels before those of work aside, which is 0: what others wait for goes first."""
+
 
 @dataclass
 class Slot:
@@ -112,7 +115,7 @@ class Lane:
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
 
         cuda = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if cuda else None
+        self.stream = torch.cuda.Stream(device, priority=LANE_PRIORITY) if cuda else None
         self.memory = torch.cuda.graph_pool_handle() if cuda else None
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
 
@@ -158,7 +161,7 @@ class Lane:
     def _record(self, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
         stream, warm = self.stream, self.shared.warm
         assert stream is not None
-        torch.cuda.synchronize(self.shared.device)
+        self.follow()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             for _ in range(0 if key in warm else 2):
@@ -167,10 +170,9 @@ class Lane:
             warm.add(key)
             self._rewind()
             stream.synchronize()
-            graph.capture_begin(pool=self.memory)
+            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
             work()
             graph.capture_end()
-        torch.cuda.synchronize(self.shared.device)
         return graph
 
     def _rewind(self) -> None:
@@ -178,6 +180,16 @@ class Lane:
         self.counter.zero_()
 
     # -- running --------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """What the lane does from here on comes after what the caller has launched."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.shared.device))
+
+    def lead(self) -> None:
+        """What the caller launches from here on comes after what the lane does."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.shared.device).wait_stream(self.stream)
 
     @torch.no_grad()
     def load(self, slot: Slot) -> None:

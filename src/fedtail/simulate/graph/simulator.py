@@ -39,8 +39,11 @@ from fedtail.simulate.graph.lane import Lane, Shared, Slot
 from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.numerics import Numerics
 from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
+from fedtail.simulate.graph.resident import shared_samples
 from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
+from fedtail.simulate.reference import draws_numbers
 from fedtail.simulate.scoring import Scoring
+from fedtail.simulate.turns import hand_over, my_turns, wait_for
 
 MAX_LANES = 10
 
@@ -65,6 +68,8 @@ class GraphSimulator(ClientStates, Scoring):
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
         self.device = torch.device(engine.device)
+        # torch's generators are one per process, so runs of models that draw from them do not mix within a round
+        self._mixes = my_turns() is not None and not draws_numbers(module, federation.input_shape)
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.numerics = Numerics.choose(module, self.device, engine.precision, fused, engine.compiles)
         self.numerics.apply()
@@ -77,11 +82,8 @@ class GraphSimulator(ClientStates, Scoring):
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
-        self.resident = Resident(
-            x=torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device),
-            y=torch.cat([federation.pool.y, federation.test.y]).to(self.device),
-            start=self.model.vector.clone(),
-        )
+        x, y = shared_samples(federation, self.device)
+        self.resident = Resident(x=x, y=y, start=self.model.vector.clone())
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
@@ -138,20 +140,27 @@ class GraphSimulator(ClientStates, Scoring):
     def _run(self, slots: list[Slot], out: Tensor, advance: Callable[[float], None]) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
         keep = self.method.own_finish
-        launches = []
+        launches, used = [], list[Lane]()
         for kind in dict.fromkeys(s.signature for s in slots):
             mine = [s for s in slots if s.signature == kind]
             lanes = self._ready(kind, mine)
             for lane, share in zip(lanes, assign([len(s.schedule.steps) for s in mine], len(lanes)), strict=True):
                 todo = [mine[i] for i in share]
                 self._record(lane, todo)
+                used.append(lane)
                 launches.append(lane.run(todo, out, keep))
-        self._synchronize()
         steps_in_all = max(sum(len(s.schedule.steps) for s in slots), 1)
+        for lane in used:
+            lane.follow()
         while launches:
             launches = [steps for steps in launches if next(steps, True) is None]
             advance(len(launches) / steps_in_all)
-        self._synchronize()
+            if self._mixes:
+                hand_over()
+        for lane in used:
+            lane.lead()
+        if self._mixes:
+            wait_for(self.device)
 
     def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:
         """Lanes for slots of one signature; all are made anew when a run does not fit their buffers."""
@@ -286,7 +295,3 @@ class GraphSimulator(ClientStates, Scoring):
         self.evaluator.recorded.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
