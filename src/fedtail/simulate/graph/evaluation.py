@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.simulate.graph.network import DeviceModel
+from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Resident
 from fedtail.simulate.turns import hand_over, wait_for
 
@@ -26,8 +27,7 @@ class Evaluator:
         self.rest = resident.start[self.layout.n_params :].clone()
         self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=self.device)
         self.cuda = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if self.cuda else None
-        self.memory = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.recorder = Recorder(self.device)
         self.recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def load(self, x: Tensor) -> None:
@@ -100,17 +100,5 @@ class Evaluator:
         return self.network([self.params], self.rest, self.model.inputs(self.resident.x, rows), (rows.shape[0],))
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        assert self.stream is not None
-        here = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(here)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
-            for _ in range(2):
-                self._call(self.rows[:n].clone())
-            self.stream.synchronize()
-            out = torch.empty(n, self.n_classes, device=self.device)
-            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
-            out.copy_(self._call(self.rows[:n].clone()))
-            graph.capture_end()
-        here.wait_stream(self.stream)
-        return graph, out
+        out = torch.empty(n, self.n_classes, device=self.device)
+        return self.recorder.record(lambda: out.copy_(self._call(self.rows[:n].clone())), lambda: None), out

@@ -93,6 +93,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (dy,), (x, w) = upstream, ctx.saved_tensors
+
         def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
             dy = dy.flatten(0, -2)
             dw = dy.T @ x.flatten(0, -2)

@@ -20,6 +20,7 @@ from fedtail.data.images.augment import PAD
 from fedtail.rounds.local import PreparedRun
 from fedtail.simulate.graph.numerics import Layout
 from fedtail.simulate.graph.passes import Schedule, Step
+from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident
 
 LANE_PRIORITY = -1
@@ -114,9 +115,7 @@ class Lane:
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
 
-        cuda = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device, priority=LANE_PRIORITY) if cuda else None
-        self.memory = torch.cuda.graph_pool_handle() if cuda else None
+        self.recorder = Recorder(device, LANE_PRIORITY)
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
 
     # -- device work: static buffers only, so that it can be recorded ---------------------------------
@@ -159,20 +158,9 @@ class Lane:
         return len(missing)
 
     def _record(self, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
-        stream, warm = self.stream, self.shared.warm
-        assert stream is not None
-        self.follow()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            for _ in range(0 if key in warm else 2):
-                self._rewind()
-                work()
-            warm.add(key)
-            self._rewind()
-            stream.synchronize()
-            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
-            work()
-            graph.capture_end()
+        warm = self.shared.warm
+        graph = self.recorder.record(work, self._rewind, 0 if key in warm else 2)
+        warm.add(key)
         return graph
 
     def _rewind(self) -> None:
@@ -180,16 +168,6 @@ class Lane:
         self.counter.zero_()
 
     # -- running --------------------------------------------------------------------------------------
-
-    def follow(self) -> None:
-        """What the lane does from here on comes after what the caller has launched."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.shared.device))
-
-    def lead(self) -> None:
-        """What the caller launches from here on comes after what the lane does."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.shared.device).wait_stream(self.stream)
 
     @torch.no_grad()
     def load(self, slot: Slot) -> None:
@@ -212,13 +190,13 @@ class Lane:
         """Launch the local runs one step per ``next``; deltas go to ``out`` (S, P, n), in the server's layout."""
         layout = self.shared.layout
         for slot in slots:
-            with torch.cuda.stream(self.stream):
+            with self.recorder.on():
                 self.load(slot)
             for step in slot.schedule.steps:
-                with torch.cuda.stream(self.stream):
+                with self.recorder.on():
                     self._step(step)
                 yield
-            with torch.cuda.stream(self.stream), torch.no_grad():
+            with self.recorder.on(), torch.no_grad():
                 delta, target = self.vector - self.shared.start, out[slot.run.row, slot.run.probe]
                 target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
                 target[layout.n_params :].copy_(delta[layout.n_params :])

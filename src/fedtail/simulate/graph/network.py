@@ -53,7 +53,8 @@ class DeviceModel:
         return self._fused(skeleton) if self.numerics.fused else self._plain(skeleton)
 
     def _fused(self, skeleton: nn.Module) -> Network:
-        run, images, numerics, layout = fused_network(skeleton, self.aside), self._images(skeleton), self.numerics, self.layout
+        run, images = fused_network(skeleton, self.aside), self._images(skeleton)
+        numerics, layout = self.numerics, self.layout
 
         def fused(weights: Sequence[Weights], rest: Tensor, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
             x = x.to(numerics.dtype)

@@ -24,7 +24,7 @@ def shared_samples(federation: Federation, device: torch.device) -> tuple[Tensor
 
 def _shared(kind: str, values: Tensor, device: torch.device) -> Tensor:
     shape = f"{tuple(values.shape)} {values.dtype}"
-    content = hashlib.blake2b(values.contiguous().view(torch.uint8).numpy(), digest_size=16).hexdigest()
+    content = hashlib.blake2b(values.contiguous().view(torch.uint8).numpy().data, digest_size=16).hexdigest()
     key = (kind + shape, content, str(device))
     held = _HELD.get(key)
     if held is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,19 @@ from fedtail.simulate.turns import hand_over, my_turns, wait_for
 MAX_LANES = 10
 
 
+@dataclass(frozen=True)
+class Trained:
+    """One local run after its last step."""
+
+    run: PreparedRun
+    losses: np.ndarray
+    """(E,) mean loss of each step's batch."""
+    const: Tensors
+    """In the device's layout, unlike ``final``."""
+    final: Tensors
+    """The step state, where the method wants it."""
+
+
 class GraphSimulator(ClientStates, Scoring):
     """Clients on lanes of one device. Draws are those of the reference path; results agree with it up to rounding."""
 
@@ -73,8 +87,8 @@ class GraphSimulator(ClientStates, Scoring):
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.numerics = Numerics.choose(module, self.device, engine.precision, fused, engine.compiles)
         self.numerics.apply()
-        network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
-        self.layout = network.layout
+        self.network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
+        self.layout = self.network.layout
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
@@ -87,9 +101,9 @@ class GraphSimulator(ClientStates, Scoring):
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        self._gradients = gradient_function(network, method, self.mode, self.n_groups)
+        self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile)
-        self.evaluator = Evaluator(network, self.resident, federation.n_classes)
+        self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
         self.recorded, self.recording_seconds = 0, 0.0
@@ -106,7 +120,8 @@ class GraphSimulator(ClientStates, Scoring):
             torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
             with lone_samples_named():
                 self._run(slots, out, task.advance)
-        return self._collect(task, slots, out)
+        done = [Trained(run=s.run, losses=self._step_losses(s), const=s.const, final=s.final) for s in slots]
+        return self._collect(task, done, out)
 
     def _slots(self, task: Task, row: int) -> list[Slot]:
         client = self.federation.client(task.clients[row])
@@ -151,14 +166,18 @@ class GraphSimulator(ClientStates, Scoring):
                 launches.append(lane.run(todo, out, keep))
         steps_in_all = max(sum(len(s.schedule.steps) for s in slots), 1)
         for lane in used:
-            lane.follow()
+            lane.recorder.follow()
         while launches:
             launches = [steps for steps in launches if next(steps, True) is None]
             advance(len(launches) / steps_in_all)
             if self._mixes:
                 hand_over()
         for lane in used:
-            lane.lead()
+            lane.recorder.lead()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Other runs go on while the device works for this one."""
         if self._mixes:
             wait_for(self.device)
 
@@ -202,18 +221,19 @@ class GraphSimulator(ClientStates, Scoring):
         if count:
             self.recording_seconds += time.perf_counter() - began
 
-    def _collect(self, task: Task, slots: list[Slot], out: Tensor) -> tuple[list[Update], list[Refusal]]:
+    def _collect(self, task: Task, done: list[Trained], out: Tensor) -> tuple[list[Update], list[Refusal]]:
+        """What clients upload. out: (clients, P, n) deltas."""
         updates: list[Update] = []
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
-            mine = [s for s in slots if s.run.row == row]
-            losses = [self._step_losses(s) for s in mine]
-            reason, failed = diverged(losses, task, out[row])
+            mine = sorted((t for t in done if t.run.row == row), key=lambda t: t.run.probe)
+            losses, delta = [t.losses for t in mine], out[row]
+            reason, failed = diverged(losses, task, delta)
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
-            client, before, delta = self.federation.client(k), self.client_states.get(k, {}), out[row]
-            kept, extras = zip(*(self._finish(s, delta[s.run.probe], before) for s in mine), strict=True)
+            client, before = self.federation.client(k), self.client_states.get(k, {})
+            kept, extras = zip(*(self._finish(t, delta[t.run.probe], before) for t in mine), strict=True)
             if failed:
                 delta[failed] = 0.0
             self._pending[k] = list(kept)
@@ -223,9 +243,9 @@ class GraphSimulator(ClientStates, Scoring):
             updates.append(client_update(client, delta.to(task.x.device), steps, means, reports, extras))
         return updates, refusals
 
-    def _finish(self, slot: Slot, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
-        const = {k: self.layout.outward(v) for k, v in slot.const.items()}
-        return self.method.finish(slot.run.local, delta[: self.layout.n_params], const, slot.final, before)
+    def _finish(self, trained: Trained, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
+        const = {k: self.layout.outward(v) for k, v in trained.const.items()}
+        return self.method.finish(trained.run.local, delta[: self.layout.n_params], const, trained.final, before)
 
     def _step_losses(self, slot: Slot) -> np.ndarray:
         """(E,) mean loss of each step's batch."""
