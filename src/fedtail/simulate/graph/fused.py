@@ -5,7 +5,8 @@ groups are run apart or together; only the weight gradients must be kept apart. 
 for activations over the whole batch, and per layer one weight gradient for each group's rows: the same gradients as
 H separate passes, at the cost of a plain step, with larger and fewer kernels.
 
-Works for networks that ``torch.fx`` can trace and whose parameters sit in Conv2d, Linear and GroupNorm layers.
+Works for networks that ``torch.fx`` can trace and whose parameters sit in convolutions (Conv1d, Conv2d), Linear,
+GroupNorm and LSTM layers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
@@ -26,6 +28,7 @@ Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
 Network = Callable[[Weights, Tensor, tuple[int, ...]], Tensor]
 Layers = dict[str, nn.Module]
+Conv = nn.Conv1d | nn.Conv2d
 Absorbed = tuple[fx.Node, fx.Node | None]
 
 ADD = (operator.add, operator.iadd, torch.add)
@@ -37,42 +40,61 @@ class Unsupported(Exception):
 
 
 class _Conv(torch.autograd.Function):
+    """Images, and sequences as images of one row."""
+
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, layer: nn.Conv2d, aside: Aside, sizes: tuple[int, ...], *weights: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: Conv, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
         ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
         w, bias = weights[0], weights[h] if layer.bias is not None else None
+        ctx.flat = x.ndim == 3
+        if ctx.flat:
+            x, w = x.unsqueeze(2), w.unsqueeze(2)
+            x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
         if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
             x, w = _whole_eights(x), _whole_eights(w)
         ctx.save_for_backward(x, w)
-        return F.conv2d(x, w, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        y = F.conv2d(x, w, bias, *_geometry(layer), layer.groups)
+        return y.squeeze(2) if ctx.flat else y
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (dy,), (x, w), layer = upstream, ctx.saved_tensors, ctx.layer
+        if ctx.flat:
+            dy = dy.unsqueeze(2)
         if x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
+        stride, padding, dilation = _geometry(layer)
+        channels = layer.in_channels // layer.groups
 
         def back(dy: Tensor, x: Tensor, mask: list[bool]) -> Any:
             return torch.ops.aten.convolution_backward(
-                dy, x, w, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups, mask
+                dy, x, w, None, stride, padding, dilation, False, [0, 0], layer.groups, mask
             )
 
         def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
             """Gradients of the weight and the bias from one group's rows."""
             dw = back(dy, x, [False, True, False])[1] if len(dy) else torch.zeros_like(w)
-            channels = layer.in_channels // layer.groups
             if w.shape[1] != channels:
                 dw = dw[:, :channels].contiguous(memory_format=torch.channels_last)
+            if ctx.flat:
+                dw = dw.squeeze(2)
             return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
 
         parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
         grads = [ctx.aside(of_group, d, v) for d, v in parts]
         dx = back(dy, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None
-        if dx is not None and dx.shape[1] != layer.in_channels:
+        if dx is not None:
             dx = dx[:, : layer.in_channels]
+            dx = dx.squeeze(2) if ctx.flat else dx
         return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
+
+
+def _geometry(layer: Conv) -> tuple[list[int], list[int], list[int]]:
+    """Stride, padding and dilation in two dimensions."""
+    assert not isinstance(layer.padding, str)
+    one = isinstance(layer, nn.Conv1d)
+    values = ((layer.stride, 1), (layer.padding, 0), (layer.dilation, 1))
+    return tuple([*([none] if one else []), *value] for value, none in values)  # type: ignore[return-value]
 
 
 def _whole_eights(t: Tensor) -> Tensor:
@@ -137,7 +159,36 @@ class _Norm(torch.autograd.Function):
         return dx, dz, None, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
 
 
-LAYERS = (nn.Conv2d, nn.Linear, nn.GroupNorm)
+class _Lstm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
+        h = len(sizes)
+        w_in, w = weights[0], weights[h]
+        b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
+        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, recurrent.has_kernel(w.shape[1], x.device)
+        saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
+        ctx.save_for_backward(x, w_in, w, *saved)
+        return saved.y
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (dy,), (x, w_in, w, *kept) = upstream, ctx.saved_tensors
+        saved = recurrent.Saved(*kept)
+        d = recurrent.lstm_backward(dy, w, saved, kernel=ctx.kernel)
+
+        def of_group(d: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+            later, before = d[:, 1:].flatten(0, 1), y[:, :-1].flatten(0, 1)
+            flat = d.flatten(0, 1)
+            db = flat.sum(0)
+            return [flat.T @ x.flatten(0, 1), later.T @ before, db, db.clone()]
+
+        parts = zip(*(t.split(list(ctx.sizes)) for t in (d, x, saved.y)), strict=True)
+        grads = [ctx.aside(of_group, *part) for part in parts]
+        dx = d @ w_in if ctx.needs_input_grad[0] else None
+        return dx, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
+
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LSTM)
 
 
 def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
@@ -197,7 +248,9 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         layer = layers[name]
         if isinstance(layer, nn.GroupNorm):
             return norm(node, None, False, env, weights, sizes)
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, nn.LSTM):
+            return _Lstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
+        if isinstance(layer, Conv):
             return _Conv.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         if isinstance(layer, nn.Linear):
             return _Linear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
@@ -213,7 +266,9 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
         known = type(layer) in LAYERS and (not isinstance(layer, nn.GroupNorm) or layer.affine)
         if own and not known:
             raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
-        if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+        if isinstance(layer, nn.LSTM):
+            _check_recurrent(name, layer, graph)
+        if isinstance(layer, Conv) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
             raise Unsupported(f"layer {name!r} pads with {layer.padding_mode!r}, {layer.padding!r}")
         if any(not p.requires_grad for p in own):
             raise Unsupported(f"layer {name!r} is frozen")
@@ -221,6 +276,17 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
         raise Unsupported("layers share parameters")
     if any(node.op == "get_attr" for node in graph.nodes):
         raise Unsupported("a parameter is used outside a layer")
+
+
+def _check_recurrent(name: str, layer: nn.LSTM, graph: fx.Graph) -> None:
+    """One plain layer from a zero state, of which only the outputs are used."""
+    plain = layer.num_layers == 1 and layer.batch_first and layer.bias
+    plain = plain and not layer.bidirectional and not layer.proj_size
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
+    users = [user for call in calls for user in call.users]
+    read = all(u.target is operator.getitem and (u.args[1] == 0 or not u.users) for u in users)
+    if not (plain and read and all(len(c.args) == 1 and not c.kwargs for c in calls)):
+        raise Unsupported(f"layer {name!r} is more than a plain LSTM whose outputs are used")
 
 
 def _absorbing(layers: Layers, graph: fx.Graph) -> tuple[dict[fx.Node, Absorbed], set[fx.Node]]:
@@ -261,3 +327,8 @@ def _pick(weights: Weights, name: str, bias: bool) -> list[Tensor]:
     """The layer's weight in every group, then its bias in every group."""
     out = [w[f"{name}.weight"] for w in weights]
     return out + [w[f"{name}.bias"] for w in weights] if bias else out
+
+
+def _pick_recurrent(weights: Weights, name: str) -> list[Tensor]:
+    """The layer's input and recurrent weights in every group, then its biases in every group."""
+    return [w[f"{name}.{kind}_l0"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") for w in weights]
