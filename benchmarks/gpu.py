@@ -199,7 +199,7 @@ def on_table(what: str, clients: int, device: str, *, fast: bool, shrink: int = 
     typical, n = float(np.median(seconds)), images(updates, data, RATE)
     out = {
         "round_seconds": typical, "first_round_seconds": first, "test_seconds": test, "samples": n,
-        "samples_per_second": n / typical, "steps": max(u.steps[0] for u in updates), **engine.info(),
+        "samples_per_second": n / typical, **engine.info(), "steps": max(u.steps[0] for u in updates),
     }  # fmt: skip
     engine.close()
     return out
@@ -325,8 +325,8 @@ def main() -> None:
         equal = all(torch.equal(a, b) for a, b in zip(alone, same, strict=True))
         result["shared"] = {"runs": args.runs, "batch": batch, "one": one, "together": many, "same_bits": equal}
         print(
-            f"{args.runs} runs that share the GPU, batch {batch}: {many / one:.2f} times one ({many:.2f} and {one:.2f} s), "
-            f"same bits {equal}", flush=True,
+            f"{args.runs} runs that share the GPU, batch {batch}: {many / one:.2f} times one ({many:.2f} and {one:.2f} "
+            f"s), same bits {equal}", flush=True,
         )  # fmt: skip
     for what in TABLES if args.tables else ():
         for clients in (5, 50):

@@ -47,13 +47,13 @@ def test_each_run_has_the_bits_it_has_alone_and_an_error_of_one_is_its_own(tmp_p
         Cell("bad", config("local.lr=1e30", "run.quorum=1.0")),
     ]
     handed: set[int] = set()
-    take = turns.Turns._take
+    take = turns._Line.take
 
-    def counted(self: turns.Turns) -> None:
+    def counted(self: turns._Line) -> None:
         take(self)
         handed.add(threading.get_ident())
 
-    monkeypatch.setattr(turns.Turns, "_take", counted)
+    monkeypatch.setattr(turns._Line, "take", counted)
     *runs, bad = run_cells(cells, tmp_path / "together", launcher=together(3))
     assert len(handed) == 3
     for cell, outcome in zip(cells, runs, strict=False):

@@ -2,8 +2,9 @@
 
 A GPU computes long after its host has asked it to, so runs need no processes of their own to share it: one thread each
 and one of them at work at a time, which hands over between the steps that it launches and whenever it waits for the
-device. Nothing ever happens at the same time on the host, so nothing needs to be safe for threads, and every run
-computes what it computes alone, bit for bit.
+device. While one run's round is computed, another plans its own, aggregates, writes or evaluates. Nothing ever happens
+at the same time on the host, so nothing needs to be safe for threads, and every run computes what it computes alone,
+bit for bit.
 """
 
 from __future__ import annotations
@@ -11,26 +12,52 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 _MINE = threading.local()
 
 
-class Turns:
-    """A lock that goes round: who has waited longest is next."""
+class _Line:
+    """A lock that goes to who has waited longest."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()
+        self.waiting: deque[threading.Lock] = deque()
         self._taken = False
+
+    def take(self) -> None:
+        with self._guard:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Lock()
+            mine.acquire()
+            self.waiting.append(mine)
+        mine.acquire()  # until it is given to this thread
+
+    def give(self) -> None:
+        with self._guard:
+            if self.waiting:
+                self.waiting.popleft().release()
+            else:
+                self._taken = False
+
+
+class Turns:
+    """The threads of a process that share a device."""
+
+    def __init__(self) -> None:
+        self._host, self._launches = _Line(), _Line()
+        self._end: torch.cuda.Event | None = None
+        """Of the round that was launched last."""
         self.stopped = False
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
         """This thread takes turns with the others from now on, with a CUDA stream of its own."""
-        self._take()
+        self._host.take()
         _MINE.turns = self
         try:
             self.check()
@@ -38,7 +65,7 @@ class Turns:
                 yield
         finally:
             _MINE.turns = None
-            self._give()
+            self._host.give()
 
     def stop(self) -> None:
         """End all threads, each at its next turn."""
@@ -47,17 +74,17 @@ class Turns:
     @contextmanager
     def away(self) -> Iterator[None]:
         """Others may go on while this thread waits for something."""
-        self._give()
+        self._host.give()
         try:
             yield
         finally:
-            self._take()
+            self._host.take()
             self.check()
 
     def hand_over(self) -> None:
         """Let the others go first, if any is waiting."""
         self.check()
-        if self._waiting:
+        if self._host.waiting:
             with self.away():
                 pass
 
@@ -66,22 +93,23 @@ class Turns:
         if self.stopped:
             raise KeyboardInterrupt
 
-    def _take(self) -> None:
-        with self._guard:
-            if not self._taken:
-                self._taken = True
-                return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()  # until the turn is given to this thread
+    @contextmanager
+    def launching(self, device: torch.device) -> Iterator[None]:
+        """What is launched inside, a round of local training, comes after the rounds that others have launched.
 
-    def _give(self) -> None:
-        with self._guard:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._taken = False
+        One round's clients fill a GPU; those of several runs at once would only take the cache from each other. But
+        the next round is launched before the last one ends, so that the device does not wait for the host.
+        """
+        with self.away():
+            self._launches.take()
+        try:
+            if self._end is not None:
+                torch.cuda.current_stream(device).wait_event(self._end)
+            yield
+            if device.type == "cuda":
+                self._end = torch.cuda.current_stream(device).record_event()
+        finally:
+            self._launches.give()
 
 
 def my_turns() -> Turns | None:
@@ -94,6 +122,12 @@ def hand_over() -> None:
     turns = my_turns()
     if turns is not None:
         turns.hand_over()
+
+
+def launching(device: torch.device) -> AbstractContextManager[None]:
+    """Around the launches of a round, in turn with other runs of this process, if there are any."""
+    turns = my_turns()
+    return nullcontext() if turns is None else turns.launching(device)
 
 
 def wait_for(device: torch.device) -> None:

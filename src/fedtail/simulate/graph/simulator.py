@@ -44,7 +44,7 @@ from fedtail.simulate.graph.resident import shared_samples
 from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
 from fedtail.simulate.reference import draws_numbers
 from fedtail.simulate.scoring import Scoring
-from fedtail.simulate.turns import hand_over, my_turns, wait_for
+from fedtail.simulate.turns import hand_over, launching, my_turns, wait_for
 
 MAX_LANES = 10
 
@@ -114,12 +114,16 @@ class GraphSimulator(ClientStates, Scoring):
         d, start = self.layout.n_params, self.resident.start
         start[:d] = self.layout.inward(task.x.to(self.device)[:d])
         start[d:] = task.x[d:]
-        slots = [slot for row in range(len(task.clients)) for slot in self._slots(task, row)]
+        slots: list[Slot] = []
+        for row in range(len(task.clients)):
+            slots += self._slots(task, row)
+            hand_over()
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with launching(self.device), torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
             with lone_samples_named():
                 self._run(slots, out, task.advance)
+        wait_for(self.device)
         done = [Trained(run=s.run, losses=self._step_losses(s), const=s.const, final=s.final) for s in slots]
         return self._collect(task, done, out)
 
@@ -174,12 +178,6 @@ class GraphSimulator(ClientStates, Scoring):
                 hand_over()
         for lane in used:
             lane.recorder.lead()
-        self._wait()
-
-    def _wait(self) -> None:
-        """Other runs go on while the device works for this one."""
-        if self._mixes:
-            wait_for(self.device)
 
     def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:
         """Lanes for slots of one signature; all are made anew when a run does not fit their buffers."""

@@ -28,7 +28,7 @@ from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.simulator import GraphSimulator, Trained
 from fedtail.simulate.graph.step import Resident
-from fedtail.simulate.turns import hand_over
+from fedtail.simulate.turns import hand_over, launching, wait_for
 
 MOST = 256
 """Runs in one stack."""
@@ -110,16 +110,17 @@ class StackedSimulator(GraphSimulator):
         stack.record({_rows(n, len(cohort.runs)) for n in active})
         stack.load(cohort, start, const, state)
         ends = {name: stack.tensors[name][: len(cohort.runs)].clone() for name in stack.moving}
-        stack.recorder.follow()
-        for s, n in enumerate(active):
-            stack.run(_rows(n, len(cohort.runs)))
-            task.advance(n / steps)
-            left = active[s + 1] if s + 1 < len(active) else 0
-            if left < n:
-                stack.keep(ends, left, n)
-            hand_over()
-        stack.recorder.lead()
-        self._wait()
+        with launching(self.device):
+            stack.recorder.follow()
+            for s, n in enumerate(active):
+                stack.run(_rows(n, len(cohort.runs)))
+                task.advance(n / steps)
+                left = active[s + 1] if s + 1 < len(active) else 0
+                if left < n:
+                    stack.keep(ends, left, n)
+                hand_over()
+            stack.recorder.lead()
+        wait_for(self.device)
         final = {k: ends[f"state.{k}"] for k in state}
         return ends["x"], final, stack.losses[: len(active)].double().cpu().numpy()
 
