@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +67,7 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     """
     wanted = dict(SUGGESTED.get(data, {}))
     if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
-        wanted |= {**FROM_SCRATCH, "engine.workers": os.cpu_count() or 1}
+        wanted |= FROM_SCRATCH
     if not validates or not config.run.validate_every:
         wanted = {k: v for k, v in wanted.items() if k not in (*RACED, "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
