@@ -29,10 +29,19 @@ class Kernel(Protocol):
         """The logits of models that are not being trained."""
         ...
 
-    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
-        """(n, H, d) group gradients from the logits' gradient d (n, C, B).
+    def backward(
+        self,
+        saved: Any,
+        d: Tensor,
+        windows: Sequence[Window],
+        masks: Tensor | None,
+        into: Tensor,
+        keep: float | Tensor,
+    ) -> None:
+        """``into`` (n, H, d) becomes keep * into + group gradients, from the logits' gradient d (n, C, B).
 
         One group: ``d`` is weighted already, ``masks`` is None. More: masks (n, H, B) weigh each group's samples.
+        ``keep`` is 0 where ``into`` has no contents, or (n, 1, 1). ``into`` may be the models themselves.
         """
         ...
 
@@ -92,20 +101,37 @@ def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[
         if method.needs_teacher:
             teacher = kernel.answers(x0, given["inputs"]).transpose(1, 2)
         batch = Batch(y, given["weight"], teacher)
-        share = given["share"]
+        share, decay = given["share"], hyper["weight_decay"]
+        decays = isinstance(decay, Tensor) or decay != 0.0
+        beta = hyper["beta"] if method.averaged else 0.0
+        plain = n_groups == 1 and not method.own_direction
+        # gradients go where they end up, if they are only added there: into the models or into the momentum
+        keep: float | Tensor = 0.0
+        if plain:
+            into, factor = x.unsqueeze(1), -lr
+            keep = (1.0 - lr * like(decay, x)).unsqueeze(-1) if decays else 1.0
+        elif method.averaged and isinstance(beta, float):
+            into, factor, keep = state[method.averaged], 1.0 - beta, beta
+        else:
+            into, factor = x.new_empty(len(x), n_groups, x.shape[-1]), 1.0
         if n_groups == 1:
-            losses, d, new = logit_gradient(method, logits, batch, const, state, share)
-            grads = kernel.backward(saved, d, [Window(0, y.shape[-1], None)], None)
+            weights = share * factor if isinstance(factor, Tensor) or factor != 1.0 else share
+            losses, d, new = logit_gradient(method, logits, batch, const, state, weights)
+            kernel.backward(saved, d, [Window(0, y.shape[-1], None)], None, into, keep)
         else:
             losses, d, new = logit_gradient(method, logits, batch, const, state, None)
             masks = group_masks(given["member"], share, n_groups, signature.scale)
+            masks = masks if factor == 1.0 else masks * factor
             windows = [Window(a, b, masks[:, h : h + 1, a:b]) for h, (a, b) in enumerate(signature.windows)]
-            grads = kernel.backward(saved, d, windows, masks)
-        direction, new = method.direction(LocalStep(grads, x, x0, const, new, hyper))
-        decay = hyper["weight_decay"]
-        if isinstance(decay, Tensor) or decay:
-            direction = direction + like(decay, x) * x
-        x.addcmul_(direction, lr, value=-1.0)
+            kernel.backward(saved, d, windows, masks, into, keep)
+        if not plain:
+            if method.averaged and isinstance(beta, float):
+                direction = method.from_average(into, hyper)
+            else:
+                direction, new = method.direction(LocalStep(into, x, x0, const, new, hyper))
+            if decays:
+                direction = direction + like(decay, x) * x
+            x.addcmul_(direction, lr, value=-1.0)
         for key, value in state.items():
             if new[key] is not value:
                 value.copy_(new[key])  # a captured step computes the new state in place
