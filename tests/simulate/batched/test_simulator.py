@@ -255,7 +255,7 @@ def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> No
     [
         (nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), "BatchNorm"),
         (nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)), "dropout"),
-        (nn.Sequential(nn.Linear(12, 6000), nn.ReLU(), nn.Linear(6000, 4)), "enough to fill a core"),
+        (nn.Sequential(nn.Linear(12, 20000), nn.ReLU(), nn.Linear(20000, 4)), "enough to fill a core"),
     ],
 )
 def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(module: nn.Module, reason: str) -> None:

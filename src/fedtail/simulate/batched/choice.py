@@ -15,9 +15,9 @@ from fedtail.simulate.batched.functional import FunctionalKernel
 from fedtail.simulate.batched.network import recognise
 from fedtail.simulate.batched.step import Kernel
 
-LAUNCH_BOUND = {"Network": 2e8, "FunctionalKernel": 1.6e7}
-"""Operations of one model's forward pass on a batch up to which batching over clients pays (measured)."""
-
+LAUNCH_BOUND = {"Network": 2e9, "FunctionalKernel": 1.6e7}
+"""Operations of one model's forward pass on a batch up to which the batched path pays (measured). Known layers need no
+autograd and write no gradients, which pays for a single large model too."""
 
 def batched_pays(module: nn.Module, federation: Federation, method: Method, batch_size: int) -> tuple[bool, str]:
     """Whether ``auto`` takes the batched path, and why (not)."""
