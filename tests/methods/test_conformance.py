@@ -63,7 +63,7 @@ def test_the_model_learns(method: Method) -> None:
 
 def test_the_same_seed_gives_the_same_bits_with_any_number_of_workers_in_any_order(method: Method) -> None:
     def backwards(engine: ReferenceSimulator) -> None:
-        engine._map = lambda work, items: [work(engine.model, i) for i in reversed(items)][::-1]  # type: ignore[method-assign]
+        engine._map = lambda work, items, _=0.0: [work(engine.model, i) for i in reversed(items)][::-1]  # type: ignore
 
     first = train(problem(method), participation=0.8)
     for other in (problem(method), problem(method, workers=2), problem(method, wrap=backwards)):

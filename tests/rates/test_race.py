@@ -14,7 +14,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg, FedCGNM
 from fedtail.models import build_model
 from fedtail.rates import FedHOO, Setting, Uniform
-from fedtail.rates.race import LRS, SHARE, Race, heats
+from fedtail.rates.race import LRS, SHARE, VALUES, Race, heats
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_text
 from fedtail.rounds.loop import train_rounds
@@ -26,8 +26,8 @@ from tests.conftest import blob_federation
 K = 4
 
 
-def race(rounds: int = 50, further: tuple[str, ...] = ()) -> Race:
-    out = Race(Uniform(K), further)
+def race(rounds: int = 50, names: tuple[str, ...] = ("lr",)) -> Race:
+    out = Race(Uniform(K, "auto"), names)
     out.begin(Setting(rounds, 1.0, np.full(K, 10)))
     return out
 
@@ -38,11 +38,12 @@ def run_out(it: Race, reward: Any) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 5, 10, 20, 50, 300])
-@pytest.mark.parametrize("further", [(), ("delta",)])
-def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, further: tuple[str, ...]) -> None:
-    it = race(rounds, further)
+@pytest.mark.parametrize("names", [("lr",), ("rate",), ("lr", "delta"), ("lr", "delta", "rate")])
+def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[str, ...]) -> None:
+    it = race(rounds, names)
     extra = played = 0
     while it.racing:
+        assert it.ask().shape[1] == len(it.trials()[names[0]])
         extra += it.ask().shape[1] - 1
         played += 1
         it.tell(np.zeros(it.ask().shape[1]))
@@ -60,7 +61,7 @@ def test_the_best_learning_rate_wins_and_is_then_held(best: float) -> None:
 
 
 def test_the_methods_scale_is_raced_at_the_learning_rate_that_won() -> None:
-    it = race(further=("delta",))
+    it = race(names=("lr", "delta"))
     run_out(it, lambda it, i: -abs(it.trials()["lr"][i] - 0.3) - abs(it.trials()["delta"][i] - 1.0))
     assert {name: values.tolist() for name, values in it.trials().items()} == {"lr": [0.3], "delta": [1.0]}
 
@@ -82,16 +83,58 @@ def test_a_very_short_run_has_no_race() -> None:
 
 def test_a_saved_race_goes_on_as_the_original() -> None:
     rng = np.random.default_rng(0)
-    one = race(further=("delta",))
+    one = race(names=("lr", "delta", "rate"))
     for _ in range(3):
         one.tell(np.asarray(rng.random(one.ask().shape[1])))
-    two = Race(Uniform(K), ("delta",))
+    two = Race(Uniform(K, "auto"), ("lr", "delta", "rate"))
     two.load_state(one.state())
     two.begin(Setting(50, 1.0, np.full(K, 10)))
     while one.racing:
         rewards = np.asarray(rng.random(one.ask().shape[1]))
         assert one.tell(rewards) == two.tell(rewards)
-    assert not two.racing and one.trials() == two.trials()
+    assert not two.racing and one.trials() == two.trials() and np.array_equal(one.rates, two.rates)
+
+
+@pytest.mark.parametrize("best", VALUES["rate"])
+def test_the_rate_is_raced_at_the_learning_rate_that_won_and_all_clients_take_it(best: float) -> None:
+    it = race(names=("lr", "rate"))
+
+    def reward(it: Race, i: int) -> float:
+        assert (it.ask()[:, i] == it.trials()["rate"][i]).all()
+        return -abs(it.trials()["lr"][i] - 0.3) - abs(it.ask()[0, i] - best)
+
+    run_out(it, reward)
+    assert {name: values.tolist() for name, values in it.trials().items()} == {"lr": [0.3], "rate": [best]}
+    assert it.rates.tolist() == [best] * K and it.ask().tolist() == [[best]] * K
+
+
+def test_a_short_run_races_the_rate_rather_than_scales() -> None:
+    names = ("lr", "delta", "rate")
+    assert [name for name, _ in heats(50, names)] == ["lr", "delta", "", "rate"]
+    assert [name for name, _ in heats(20, names)] == ["lr", "", "rate"]
+    assert [name for name, _ in heats(10, names)] == ["lr"]
+
+
+def test_the_rate_is_raced_once_the_model_knows_its_way() -> None:
+    it = race(50, ("rate",))
+    for _ in range(10):
+        assert it.ask().shape == (K, 1) and it.patterns() is None and not it.done
+        assert it.tell() == 0 and it.evidence == []
+    assert it.ask().shape == (K, 2) and it.patterns() == "uniform"
+
+
+@pytest.mark.parametrize("path", ["reference", "batched"])
+def test_a_run_finds_its_rate_with_the_learning_rate_given(path: str) -> None:
+    result = fit(blob_federation(K), "mlp", FedAvg(), "auto", rounds=10, path=path, batch_size=16)
+    tried = [[r["rate"] for r in record["race"]] for record in result.history if "race" in record]
+    assert tried and all(sorted(field) == sorted(VALUES["rate"]) for field in tried)
+    assert set(result.rates) == {result.summary["found"]["rate"]} and result.history[0]["lr"] == 0.1
+    assert result.history[-1]["rates"] == result.rates.tolist()
+
+
+def test_a_rate_cannot_be_raced_under_central_noise() -> None:
+    with pytest.raises(FedtailError, match=r"rates.rate = 'auto' compares several; set a number, e.g. 0.6"):
+        fit(blob_federation(K), "mlp", rates="auto", rounds=10, privacy={"mode": "central"})
 
 
 def test_the_strategy_behind_a_race_gets_the_rounds_that_are_left() -> None:

@@ -6,10 +6,9 @@ import io
 import sys
 import warnings
 
-import click
 import typer
 
-from fedtail.cli.lazy import MARKUP, LazyGroup
+from fedtail.cli.lazy import MARKUP, ClickException, LazyGroup
 from fedtail.cli.progress import Stopped
 from fedtail.errors import FedtailError
 
@@ -34,32 +33,32 @@ def main() -> None:
     ):  # print "?" for a "–" that the encoding lacks, not fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
+    warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
     try:
         code = app([a for a in arguments if a != "--debug"], standalone_mode=False)
     except FedtailError as error:
         if debug:
             raise
-        click.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except Stopped as stopped:
-        click.echo(f"stopped: {stopped}", err=True)
+        typer.echo(f"stopped: {stopped}", err=True)
         sys.exit(130)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         code = 130
-    except click.ClickException as error:
+    except ClickException as error:
         if message := once(error.format_message()):  # a bare group has printed its help and has nothing to add
-            click.echo(f"error: {message}", err=True)
+            typer.echo(f"error: {message}", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
     except OSError as error:  # a full disk, say; what the user named is checked where it is used
         if debug:
             raise
-        click.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        typer.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
         sys.exit(2)
     if code == 130:  # what typer returns after Ctrl-C
-        click.echo("stopped", err=True)
+        typer.echo("stopped", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

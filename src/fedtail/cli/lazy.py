@@ -10,12 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 MARKUP: Any = "markdown"
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""click's, or that of the copy of click that later versions of typer bring; the next is what both derive from."""
+ClickException: Any = UsageError.__mro__[1]
 COMMANDS = {
     "demo": "demo:demo",
     "run": "run:run_command",
@@ -39,32 +41,32 @@ class LazyGroup(TyperGroup):
 
     _listing = False
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         if self._listing:
-            return click.Command(cmd_name, help=said_of(cmd_name))
+            return TyperCommand(cmd_name, help=said_of(cmd_name))
         if cmd_name not in self.commands:
             self.commands[cmd_name] = load(cmd_name)
         return self.commands[cmd_name]
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:  # typer only guesses among commands that are loaded
+        except UsageError as error:  # typer only guesses among commands that are loaded
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             if not close or "Did you mean" in error.message:
                 raise
-            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
+            raise UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         with self._lists():
             super().format_help(ctx, formatter)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> Any:
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         with self._lists():
             return super().shell_complete(ctx, incomplete)
 
@@ -77,7 +79,7 @@ class LazyGroup(TyperGroup):
             self._listing = False
 
 
-def load(name: str) -> click.Command:
+def load(name: str) -> Any:
     """Import a command."""
     module, _, attribute = COMMANDS[name].partition(":")
     found = getattr(import_module(f"{__package__}.{module}"), attribute)
@@ -87,8 +89,7 @@ def load(name: str) -> click.Command:
         parent.add_typer(found, name=name)
     else:
         parent.command(name)(found)
-    group = get_command(parent)
-    assert isinstance(group, click.Group)
+    group: Any = get_command(parent)
     return group.commands[name]
 
 

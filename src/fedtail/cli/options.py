@@ -66,7 +66,7 @@ FLAGS = {
     "partition": of_setting("data.partition", "Data"),
     "alpha": of_setting("data.alpha", "Data"),
     "method": of_setting("method.name"),
-    "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, or a file that `fedtail tune` wrote."),
+    "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, auto, or a file that `fedtail tune` wrote."),
     "model": of_setting("model.name"),
     "encoder": of_setting("model.encoder"),
     "rounds": of_setting("run.rounds"),
@@ -156,13 +156,13 @@ def data_flags(
 
 
 def rate_flags(rates: str | None) -> dict[str, Any]:
-    """``--rates 0.4`` is a uniform rate, ``--rates fedhoo`` a strategy, ``--rates rates.toml`` what a search found."""
+    """``--rates 0.4`` or ``auto`` is a uniform rate, ``fedhoo`` a strategy, ``rates.toml`` what a search found."""
     if rates is None:
         return {}
     if Path(rates).suffix in (".toml", ".json"):
         return {f"rates.{key}": value for key, value in _read_rates(Path(rates)).items()}
     try:
-        return {"rates.name": "uniform", "rates.rate": float(rates)}
+        return {"rates.name": "uniform", "rates.rate": rates if rates == "auto" else float(rates)}
     except ValueError:
         return {"rates.name": rates}
 

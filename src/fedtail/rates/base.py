@@ -52,6 +52,8 @@ class RateStrategy:
     """Which client-side quantity is searched: ``rate``, ``lr``, or a tunable field of the method."""
     base_rates: np.ndarray
     """(K,) resampling rates in force while another quantity is searched."""
+    raced: bool = False
+    """Whether its one rate is to be found by a race (``rates.race``), which tells it by ``settle``."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__dict__.get("name", cls.__name__)
@@ -63,6 +65,10 @@ class RateStrategy:
     def ask(self) -> np.ndarray:
         """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
         raise NotImplementedError
+
+    def settle(self, rate: float) -> None:
+        """Take the rate that leads a race, or has won it."""
+        raise FedtailError(f"rates {self.name!r} has no single rate")
 
     @property
     def lr(self) -> float | None:

@@ -1,10 +1,13 @@
-"""The learning rate found by a race: what ``local.lr = "auto"`` does in the first rounds of a run.
+"""Learning rate and resampling rate found by a race: what ``local.lr = "auto"`` and ``rates.rate = "auto"`` do in the
+first rounds of a run.
 
-Every client trains at every learning rate still in the race, from the same global model and as further probes of the
-same step. Aggregation is linear, so candidate j is the model in which all clients took learning rate j; the clients
-compare the candidates on their private validation splits, and the better half goes on (successive halving; Jamieson
-and Talwalkar, AISTATS 2016). The round's best candidate becomes the global model, so no round is lost. A method's own
-scale, such as FedCGNM's delta, is raced at the learning rate that won. Then the rate strategy takes over.
+Every client trains at every value still in the race, from the same global model and as further probes of the same step.
+Aggregation is linear, so candidate j is the model in which all clients took value j; the clients compare the candidates
+on their private validation splits, and the better half goes on (successive halving; Jamieson and Talwalkar, AISTATS
+2016). The round's best candidate becomes the global model, so no round is lost. A method's own scale, such as FedCGNM's
+delta, is raced at the learning rate that won, and the resampling rate at both, once the model knows its way: a high
+rate is ahead in the first rounds, because its epochs are longer, whether or not it is at the end. Then the rate
+strategy takes over.
 """
 
 from __future__ import annotations
@@ -26,28 +29,35 @@ LRS: Final[Mapping[str, tuple[float, ...]]] = {
 }
 """Learning rates raced, by optimizer, the likeliest first: it is in force before the first round, and a short run races
 fewer. Another optimizer races those of ``sgd``; as many for each."""
-FURTHER: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0)}
-"""Scales of a method that are raced after the learning rate; the first value is the default."""
-HEAD_START: Final = 0.01
-"""What another scale than the default must gain in every round to replace it: validation splits are small."""
+VALUES: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0), "rate": (0.6, 1.0)}
+"""What else is raced after the learning rate, in this order; the first value is the default. A short run leaves out the
+first of them first. All but ``rate`` are scales of a method."""
+WAIT: Final = 0.2
+"""Share of the rounds before the resampling rate is raced."""
+HEAD_START: Final[Mapping[str, float]] = {"delta": 0.01}
+"""What another value than the default must gain in every round to replace it: validation splits are small."""
 TIE: Final = 1e-9
-"""What the likeliest learning rate has ahead: networks that all answer one class still are equally good."""
-MOST: Final = 3
+"""What the likeliest value has ahead otherwise: networks that all answer one class still are equally good."""
+MOST: Final[Mapping[str, int]] = {"lr": 3, "rate": 3, "delta": 1}
 """Rounds of a rung, at most."""
+FEWEST: Final[Mapping[int, int]] = {1: 2, 2: 4}
+"""Learning rates in the race, at least, by how many things are raced; all of them where more are."""
 SHARE: Final = 0.3
 """Most local runs that a race may add, as a share of those that the run has without it."""
 
 
 class Race(RateStrategy):
-    """Races learning rates, then is the strategy ``inner``. Ties go to the likeliest, then to the larger one."""
+    """Races what ``names`` says, then is the strategy ``inner``. Ties go to the likeliest, then to the larger value."""
 
-    def __init__(self, inner: RateStrategy, further: Sequence[str] = (), optimizer: str = "sgd") -> None:
-        """``further``: names of ``FURTHER`` to race after the learning rate; ``optimizer``: whose learning rate."""
-        self.lrs = usual_lrs(optimizer)
-        self.inner, self.n_clients, self.further = inner, inner.n_clients, tuple(further)
-        self.name, self.title = "lr=auto", inner.title  # type: ignore[misc]
-        self._lr = self.lrs[0]
-        self.scales = {name: FURTHER[name][0] for name in self.further}
+    def __init__(self, inner: RateStrategy, names: Sequence[str] = ("lr",), optimizer: str = "sgd") -> None:
+        """``names``: ``lr`` and those of ``VALUES``, in the order in which they are raced; ``optimizer``: whose
+        learning rates."""
+        self.values = {name: usual_lrs(optimizer) if name == "lr" else VALUES[name] for name in names}
+        self.inner, self.n_clients = inner, inner.n_clients
+        self.name, self.title = " and ".join(f"{name}=auto" for name in names), inner.title  # type: ignore[misc]
+        self.held = {name: values[0] for name, values in self.values.items()}
+        if "rate" in self.held:
+            inner.settle(self.held["rate"])
         self._heats: list[tuple[str, list[tuple[int, int]]]] | None = None
         self._heat = self._round = 0
         self._field: list[float] = []
@@ -58,12 +68,12 @@ class Race(RateStrategy):
     # -- the race -------------------------------------------------------------------------------------
 
     @property
-    def lr(self) -> float:
-        return self._lr
+    def lr(self) -> float | None:
+        return self.held.get("lr")
 
     def begin(self, setting: Setting) -> None:
         if self._heats is None:
-            self._heats = heats(setting.rounds, self.further)
+            self._heats = heats(setting.rounds, tuple(self.values))
         self.inner.begin(replace(setting, rounds=max(setting.rounds - self.length, 1)))
 
     @property
@@ -84,18 +94,17 @@ class Race(RateStrategy):
         if self._heats is None:
             raise FedtailError("a race must be told of the run first: call begin()")
         if not self._field:
-            values, rungs = self.lrs if self._name == "lr" else FURTHER[self._name], self._heats[self._heat][1]
+            values, rungs = self.values.get(self._name, (0.0,)), self._heats[self._heat][1]
             self._field = sorted(values[: rungs[0][0]], reverse=True)
-            head_start = 0.0 if self._name == "lr" else HEAD_START * sum(rounds for _, rounds in rungs)
-            self._gain = [(head_start or TIE) * (value == values[0]) for value in self._field]
+            ahead = HEAD_START.get(self._name, 0.0) * sum(rounds for _, rounds in rungs) or TIE
+            self._gain = [ahead * (value == values[0]) for value in self._field]
         return self._field
 
     def trials(self) -> dict[str, np.ndarray]:
-        held = {"lr": self._lr, **self.scales}
         if not self.racing:
-            return {name: np.array([value]) for name, value in held.items()}
+            return {name: np.array([value]) for name, value in self.held.items()}
         n = len(self._runners())
-        return {k: np.array(self._runners() if k == self._name else [v] * n) for k, v in held.items()}
+        return {k: np.array(self._runners() if k == self._name else [v] * n) for k, v in self.held.items()}
 
     def tell(
         self,
@@ -108,6 +117,10 @@ class Race(RateStrategy):
             self._last = []
             return self.inner.tell(rewards, reports=reports, present=present)
         field = self._runners()
+        if len(field) == 1:
+            self._last, self._choice = [], 0
+            self._advance()
+            return 0
         r = np.asarray([] if rewards is None else rewards, dtype=np.float64)
         if r.shape != (len(field),) or not np.isfinite(r).all():
             raise FedtailError(f"a race of {len(field)} needs as many finite rewards, got {r.tolist()}")
@@ -123,10 +136,9 @@ class Race(RateStrategy):
         return self._choice
 
     def _hold(self, name: str, value: float) -> None:
-        if name == "lr":
-            self._lr = value
-        else:
-            self.scales[name] = value
+        self.held[name] = value
+        if name == "rate":
+            self.inner.settle(value)
 
     def _advance(self) -> None:
         """The next round: of the same rung, of the next one with the better half, or of the next heat."""
@@ -149,10 +161,15 @@ class Race(RateStrategy):
 
     def ask(self) -> np.ndarray:
         rows = self.inner.ask()
-        return np.tile(rows[:, :1], (1, len(self._runners()))) if self.racing else rows
+        if not self.racing:
+            return rows
+        field = self._runners()
+        return np.tile(field, (self.n_clients, 1)) if self._name == "rate" else np.tile(rows[:, :1], (1, len(field)))
 
     def patterns(self) -> str | None:
-        return "uniform" if self.racing else self.inner.patterns()
+        if self.racing:
+            return "uniform" if len(self._runners()) > 1 else None
+        return self.inner.patterns()
 
     @property
     def choice(self) -> np.ndarray:
@@ -198,8 +215,7 @@ class Race(RateStrategy):
 
     def state(self) -> dict[str, Any]:
         race = {
-            "lr": self._lr,
-            "scales": self.scales,
+            "held": self.held,
             "heats": self._heats,
             "heat": self._heat,
             "round": self._round,
@@ -210,11 +226,13 @@ class Race(RateStrategy):
 
     def load_state(self, state: dict[str, Any]) -> None:
         race = state["race"]
-        self._lr, self.scales, self._field = race["lr"], dict(race["scales"]), list(race["field"])
+        self._field = list(race["field"])
         self._heats = [(name, [(n, rounds) for n, rounds in rungs]) for name, rungs in race["heats"]]
         self._heat, self._round = race["heat"], race["round"]
         self._gain = [-np.inf if g is None else g for g in race["gain"]]
         self.inner.load_state(state["inner"])
+        for name, value in race["held"].items():
+            self._hold(name, value)
 
 
 def usual_lrs(optimizer: str) -> tuple[float, ...]:
@@ -222,30 +240,33 @@ def usual_lrs(optimizer: str) -> tuple[float, ...]:
     return LRS.get(optimizer, LRS["sgd"])
 
 
-def heats(rounds: int, further: Sequence[str] = ()) -> list[tuple[str, list[tuple[int, int]]]]:
-    """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs.
+def heats(rounds: int, names: Sequence[str] = ("lr",)) -> list[tuple[str, list[tuple[int, int]]]]:
+    """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs;
+    where nothing is raced for a while, one value is. A run too short for everything races less, then fewer learning
+    rates; rounds that are left go to what is raced first."""
+    budget = SHARE * rounds
+    kept = [(*names[:1], *names[1 + gone :]) for gone in range(len(names))]
+    most = len(LRS["sgd"])
+    for some, size in ((k, n) for k in kept for n in range(most, FEWEST.get(len(k), most) - 1, -1)):
+        sizes = {name: size if name == "lr" else len(VALUES[name]) for name in some}
+        left = budget - sum(cost(n) for n in sizes.values())
+        if left < 0:
+            continue
+        out: list[tuple[str, list[tuple[int, int]]]] = []
+        for name, n in sizes.items():
+            more = min(int(left // cost(n)), MOST[name] - 1)
+            left -= more * cost(n)
+            before = sum(each for _, rungs in out for _, each in rungs)
+            if name == "rate" and before < (wait := round(WAIT * rounds)):
+                out.append(("", [(1, wait - before)]))
+            out.append((name, [(each, 1 + more) for each in halves(n)]))
+        return out
+    return []
 
-    A run too short for all learning rates races fewer of them, and no scale of the method.
-    """
-    budget, out = SHARE * rounds, []
-    held = sum(size - 1 for name in further for size in halves(len(FURTHER[name])))
-    if budget < held + sum(size - 1 for size in halves(len(LRS["sgd"]))):
-        held, further = 0, ()
-    for name in ("lr", *further):
-        sizes = range(len(LRS["sgd"]), 1, -1) if name == "lr" else (len(FURTHER[name]),)
-        most = (MOST, budget - held) if name == "lr" else (1, budget)
-        found = next((r for n in sizes if (r := ladder(n, *most))), [])
-        if found:
-            budget -= sum((n - 1) * each for n, each in found)
-            out.append((name, found))
-    return out
 
-
-def ladder(n: int, most: int, budget: float) -> list[tuple[int, int]]:
-    """Halve ``n`` values down to two, each rung for as many rounds as ``budget`` further local runs allow; at most
-    ``most``. Empty if not even one round is."""
-    each = min(int(budget // sum(size - 1 for size in halves(n))), most)
-    return [(size, each) for size in halves(n)] if each else []
+def cost(n: int) -> int:
+    """Local runs that a race of ``n`` values adds, a round to each rung."""
+    return sum(size - 1 for size in halves(n))
 
 
 def halves(n: int) -> list[int]:

@@ -137,7 +137,7 @@ def _baseline(contenders: Sequence[Contender], wanted: str | None) -> int:
 def _rates(run: RunRecord) -> str:
     name = run.rates_title
     rate = run.setting("rates", "rate")
-    return f"{name} {rate:g}" if run.rates == "uniform" and isinstance(rate, int | float) else name
+    return f"{name} {short(rate)}" if run.rates == "uniform" and rate is not None else name
 
 
 def _data_title(run: RunRecord, common: set[str]) -> str:

@@ -95,7 +95,7 @@ def verdicts(comparison: Comparison) -> str:
 
 
 def races(comparison: Comparison) -> str:
-    """What ``local.lr = "auto"`` tried, and what won."""
+    """What ``auto`` tried for learning rate, method and resampling rate, and what won."""
     colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
     for contender in comparison.contenders:
         for run in contender.runs:

@@ -6,7 +6,7 @@ Passes here are plain, for the reference path, sites and servers; the fast simul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,14 +57,26 @@ class Split:
 
     def batches(self, size: int = EVAL_BATCH, device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, Tensor]]:
         """Model input and labels, ``size`` samples at a time."""
+        for part in self.parts(size):
+            yield self.batch(part, device)
+
+    def parts(self, size: int = EVAL_BATCH) -> list[slice]:
+        """What ``batches`` are made of: they can be had one by one, in any order."""
+        return [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
+
+    def share(self, i: int, n: int) -> Split:
+        """Every n-th of the batches, from the i-th on, as a split that has the very same ones."""
+        rows = np.arange(len(self)) if self.rows is None else self.rows
+        return replace(self, rows=np.concatenate([rows[:0], *(rows[part] for part in self.parts()[i::n])]))
+
+    def batch(self, part: slice, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         x, y = self.samples.x, self.samples.y
-        for i in range(0, len(self), size):
-            if self.rows is None:
-                here, labels = x[i : i + size], y[i : i + size]
-            else:
-                index = torch.as_tensor(self.rows[i : i + size])
-                here, labels = x.index_select(0, index), y.index_select(0, index)
-            yield self.transform(here.to(device)), labels.to(device)
+        if self.rows is None:
+            here, labels = x[part], y[part]
+        else:
+            index = torch.as_tensor(self.rows[part])
+            here, labels = x.index_select(0, index), y.index_select(0, index)
+        return self.transform(here.to(device)), labels.to(device)
 
 
 def federation_split(federation: Federation, name: str) -> Split:

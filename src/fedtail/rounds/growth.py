@@ -53,7 +53,14 @@ class WithNewcomers(RateStrategy):
         self.searches = inner.searches
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("name", "title", "reports", "done"):  # who it is and what it needs is the strategy's own
+        if name in (
+            "name",
+            "title",
+            "reports",
+            "done",
+            "raced",
+            "settle",
+        ):  # who it is and what it needs is the strategy's own
             return getattr(object.__getattribute__(self, "inner"), name)
         return object.__getattribute__(self, name)
 

@@ -13,27 +13,29 @@ from fedtail.core.records import Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
-from fedtail.rates.race import FURTHER, Race
+from fedtail.rates.race import VALUES, Race
 from fedtail.rounds.evaluation import count_candidates, score_candidates
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
 
 
 def racing(rates: RateStrategy, method: Method, settings: Settings) -> RateStrategy:
-    """The strategy, behind a race of learning rates where ``local.lr`` is ``auto``; with it go those scales of the
-    method that the settings do not name."""
-    if settings.local.lr != "auto":
+    """The strategy, behind a race where ``local.lr`` or the rate is ``auto``; with a learning rate go those scales of
+    the method that the settings do not name."""
+    lr = settings.local.lr == "auto"
+    if not lr and not rates.raced:
         return rates
-    if rates.searches == "lr":
+    if lr and rates.searches == "lr":
         raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both look for a learning rate; drop one")
     if settings.privacy.mode == "central":
         raise FedtailError(
-            "privacy.mode = 'central' covers one aggregate per round, but local.lr = 'auto' compares several; set "
-            "local.lr, e.g. 0.1"
+            f"privacy.mode = 'central' covers one aggregate per round, but {'local.lr' if lr else 'rates.rate'} = "
+            f"'auto' compares several; set a number, e.g. {0.1 if lr else 0.6}"
         )
-    taken = (*settings.method.options, rates.searches)
-    further = [name for name in FURTHER if name in method.tunable and name not in taken]
-    return Race(rates, further, settings.local.optimizer)
+    free = [name for name in method.tunable if lr and name not in (*settings.method.options, rates.searches)]
+    wanted = {*free, *(["rate"] if rates.raced else [])}
+    names = (*(["lr"] if lr else []), *(name for name in VALUES if name in wanted))
+    return Race(rates, names, settings.local.optimizer)
 
 
 def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:
@@ -66,7 +68,7 @@ def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, pre
         rewards, n = score(counts, run.metric, problem.background), counts[:, 1].sum(axis=-1)
     if not n.all():
         where = "at the clients; set data.validation" if run.validate_on == "clients" else "at the server"
-        who = "local.lr = 'auto'" if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
+        who = problem.rates.name if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
         raise FedtailError(f"{who} compares models, but there is no validation data {where}")
     return rewards
 

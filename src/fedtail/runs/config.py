@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,8 @@ MOVED = {
     "data.group": "data.cluster",
 }
 """Keys of version 0.1 that have another name now."""
+RACED = ("local.lr", "rates.rate")
+"""Settings that a race can find."""
 GONE = {"engine.name": "simulator"}
 """Keys of version 0.1 that could only have this value."""
 
@@ -66,11 +67,13 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     """
     wanted = dict(SUGGESTED.get(data, {}))
     if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
-        wanted |= {**FROM_SCRATCH, "engine.workers": os.cpu_count() or 1}
+        wanted |= FROM_SCRATCH
     if not validates or not config.run.validate_every:
-        wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
+        wanted = {k: v for k, v in wanted.items() if k not in (*RACED, "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
-        wanted.pop("local.lr", None)
+        wanted = {k: v for k, v in wanted.items() if k not in RACED}
+    if config.rates.name != "uniform":
+        wanted.pop("rates.rate", None)
     return {key: value for key, value in wanted.items() if key not in said}
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,28 +13,28 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.metrics import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import (
-    Logits,
-    Split,
-    confusion_on,
-    count_candidates,
-    federation_split,
-    model_logits,
-)
+from fedtail.rounds.evaluation import Logits, Split, count_candidates, federation_split, model_logits
 from fedtail.rounds.local import DivergedError, measure_client, train_client
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
 from fedtail.simulate.scoring import Scoring
+from fedtail.simulate.workers import Workers, by_caller, forward_flops
 
 T = TypeVar("T")
+P = TypeVar("P")
+
+STEP_PAYS = 1e8
+"""Operations of a client's step from which on several clients at once pay: a smaller step is mostly Python, which one
+thread runs at a time."""
 
 
 class ReferenceSimulator(ClientStates, Scoring):
-    """Every client in this process. With ``workers`` > 1 several clients run at once, each on a model of its own;
+    """Every client in this process, one after another or, on a CPU's cores, some at once, each on a model of its own;
     since every draw is keyed by client and round, the result does not depend on it."""
 
     path = "reference"
@@ -51,31 +51,46 @@ class ReferenceSimulator(ClientStates, Scoring):
         super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         self.device, self.reason = torch.device(settings.engine.device), reason
-        workers = settings.engine.workers
-        # torch's CPU generator is one per process, so models that draw from it run one client at a time
-        self.workers = 1 if workers <= 1 or draws_numbers(module, federation.input_shape) else workers
-        model = FlatModel(module.to(self.device))
-        self.models = [model, *(model.clone() for _ in range(self.workers - 1))]
+        self.models = [FlatModel(module.to(self.device))]
+        """One for each worker that has been at work."""
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
+        self.sample_flops = forward_flops(module, federation.input_shape)
+        """Operations of the forward pass of one sample."""
+        self.pool = self._workers(module)
+
+    def _workers(self, module: nn.Module) -> Workers:
+        asked, batch = self.settings.engine.workers, min(self.settings.local.batch_size, int(self.sizes.max()))
+        if asked == "auto" and (self.device.type != "cpu" or 3.0 * batch * self.sample_flops < STEP_PAYS):
+            return Workers(1)
+        found = Workers(asked)
+        # torch's CPU generator is one per process, so models that draw from it run one client at a time
+        return Workers(1) if found.n > 1 and draws_numbers(module, self.federation.input_shape) else found
 
     @property
     def model(self) -> FlatModel:
         return self.models[0]
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        all_samples = max(sum(int(self.sizes[k]) for k in task.clients), 1)
+        all_samples, advance = max(sum(int(self.sizes[k]) for k in task.clients), 1), by_caller(task.advance)
 
         def one(model: FlatModel, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k = task.clients[row]
-            mine = replace(task, advance=lambda part: task.advance(part * self.sizes[k] / all_samples))
+            mine = replace(task, advance=lambda part: advance(part * self.sizes[k] / all_samples))
             client, before = self.federation.client(k), self.client_states.get(k, {})
             try:
                 return train_client(model, client, self.method, mine, row, before, self.settings)
             except DivergedError as error:
                 return Refusal(k, task.round, str(error))
 
+        # the largest clients first, so that no worker is left with one at the end
+        order = np.argsort([-int(self.sizes[k]) for k in task.clients], kind="stable").tolist()
+        outcomes = dict(zip(order, self._map(one, order), strict=True))
+        return self._settle([outcomes[row] for row in range(len(task.clients))])
+
+    def _settle(self, outcomes: Sequence[tuple[Update, list[Tensors]] | Refusal]) -> tuple[list[Update], list[Refusal]]:
+        """Updates and refusals, with the states that clients would keep held for ``commit``."""
         updates, refusals = [], []
-        for outcome in self._map(one, range(len(task.clients))):
+        for outcome in outcomes:
             if isinstance(outcome, Refusal):
                 refusals.append(outcome)
             else:
@@ -85,18 +100,29 @@ class ReferenceSimulator(ClientStates, Scoring):
         return updates, refusals
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        rows = np.concatenate([self.federation.validation[k] for k in clients])
-        return count_candidates(self.model, candidates, Split.of(self.federation, rows))
+        split = Split.of(self.federation, np.concatenate([self.federation.validation[k] for k in clients]))
+        operations = float(len(candidates) * len(split) * self.sample_flops)
+        n = self.pool.used(len(split.parts()), operations)
+        # each worker walks all candidates over its share of the batches: counts add up, whoever counted
+        counts = self._map(lambda m, w: count_candidates(m, candidates, split.share(w, n)), range(n), operations)
+        return np.sum(counts, axis=0)
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        return confusion_on(self.model, federation_split(self.federation, split))(x)
+        samples = federation_split(self.federation, split)
+        guess = [z.argmax(-1).cpu().numpy() for z, _ in self._logits(x, samples)]
+        return confusion_matrix(samples.labels, np.concatenate([samples.labels[:0], *guess]), samples.n_classes)
 
     def _logits(self, x: Tensor, split: Split) -> Logits:
-        return model_logits(self.model, x, split.batches(device=self.model.vector.device))
+        def one(model: FlatModel, part: slice) -> tuple[Tensor, Tensor]:
+            return next(model_logits(model, x, [split.batch(part, model.vector.device)]))
+
+        return self._map(one, split.parts(), len(split) * self.sample_flops)
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         values = self._map(
-            lambda model, k: measure_client(model, self.federation.client(k), x, what), range(self.n_clients)
+            lambda model, k: measure_client(model, self.federation.client(k), x, what),
+            range(self.n_clients),
+            float(self.sizes.sum() * self.sample_flops),
         )
         return dict(enumerate(values))
 
@@ -106,23 +132,21 @@ class ReferenceSimulator(ClientStates, Scoring):
             "path": self.path,
             "reason": self.reason,
             "device": str(self.device),
-            "workers": self.workers,
+            **self.pool.info(),
         }
 
     def close(self) -> None:
         self._pending.clear()
+        self.pool.close()
 
-    def _map(self, work: Callable[[FlatModel, int], T], items: Sequence[int]) -> list[T]:
-        """Results in the order of ``items``, whatever worker did them."""
-        if self.workers == 1:
-            return [work(self.model, i) for i in items]
-        with ThreadPoolExecutor(self.workers) as pool:
-            shares = [
-                pool.submit(lambda m, mine: [(i, work(m, i)) for i in mine], model, list(items)[w :: self.workers])
-                for w, model in enumerate(self.models)
-            ]
-            done = dict(pair for share in shares for pair in share.result())
-        return [done[i] for i in items]
+    def _each(self, work: Callable[[P], T], pieces: Sequence[P], samples: int) -> list[T]:
+        return self._map(lambda model, piece: work(piece), pieces, float(samples * self.sample_flops))
+
+    def _map(self, work: Callable[[FlatModel, P], T], pieces: Sequence[P], operations: float = math.inf) -> list[T]:
+        """Results in the order of ``pieces``, whatever worker did them on whatever model."""
+        while len(self.models) < self.pool.used(len(pieces), operations):
+            self.models.append(self.model.clone())
+        return self.pool.map(lambda worker, piece: work(self.models[worker], piece), pieces, operations)
 
 
 def draws_numbers(module: nn.Module, input_shape: tuple[int, ...]) -> bool:

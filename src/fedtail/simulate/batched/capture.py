@@ -44,17 +44,36 @@ class Tape:
             call()
 
 
-def capture(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Tape:
+@dataclass(frozen=True)
+class Recording:
+    """A function traced into elementary operations. It takes most of a capture's time, and any number of tapes can be
+    made of it, at once too: every worker has a tape on tensors of its own."""
+
+    graph: fx.GraphModule
+    trace: Trace
+
+
+def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Recording:
+    """Trace ``function`` on copies of ``inputs``. One at a time: tracing changes torch as a whole while it lasts."""
+    with torch.no_grad():
+        graph = make_fx(function, tracing_mode="real")(*(t.clone() for t in inputs))
+    trace = Trace(graph)
+    if any(is_random(n) for n in trace.needed):
+        raise CaptureError("the step draws random numbers")
+    return Recording(graph, trace)
+
+
+def capture(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], recording: Recording | None = None
+) -> Tape:
     """Trace ``function(*inputs)``; the tape works on these very tensors. Their contents are left unchanged.
 
     The function may change its inputs in place but must not branch on their values.
     """
+    recording = recording or record(function, inputs)
     held, before = list(inputs), [t.clone() for t in inputs]
     with torch.no_grad():
-        graph = make_fx(function, tracing_mode="real")(*(t.clone() for t in before))
-        trace = Trace(graph)
-        if any(is_random(n) for n in trace.needed):
-            raise CaptureError("the step draws random numbers")
+        graph, trace = recording.graph, recording.trace
         try:
             tape = _Emitter(graph, place(trace, in_cat=True), held).tape()
         except RuntimeError:  # a view of memory inside a larger result need not exist

@@ -6,7 +6,6 @@ import copy
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
@@ -14,6 +13,7 @@ from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.simulate.batched.functional import FunctionalKernel
 from fedtail.simulate.batched.network import recognise
 from fedtail.simulate.batched.step import Kernel
+from fedtail.simulate.workers import forward_flops
 
 LAUNCH_BOUND = {"Network": 2e9, "FunctionalKernel": 1.6e7}
 """Operations of one model's forward pass on a batch up to which the batched path pays (measured). Known layers need no
@@ -28,13 +28,6 @@ def batched_pays(module: nn.Module, federation: Federation, method: Method, batc
     if flops > LAUNCH_BOUND[name]:
         return False, f"a batch of the model takes {flops:.2g} operations, enough to fill a core"
     return True, f"a small model ({flops:.2g} operations per batch; {why})"
-
-
-def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Multiplications and additions of the forward pass of one sample."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.zeros(1, *input_shape))
-    return int(counter.get_total_flops())
 
 
 def choose_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[Kernel | None, str]:

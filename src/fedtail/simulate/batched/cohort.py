@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,6 +67,24 @@ def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) 
         windows=windows,
         draws=None if draws is None else torch.from_numpy(draws),
     )
+
+
+def aligned(cohorts: Sequence[Cohort]) -> list[Cohort]:
+    """The cohorts of a round with windows in common, where their batches are of one size: then a few sizes of a step
+    serve them all."""
+    common: dict[int, tuple[tuple[int, int], ...]] = {}
+    for cohort in cohorts:
+        columns = cohort.index.shape[-1]
+        known = common.get(columns, cohort.windows)
+        common[columns] = tuple(map(_union, known, cohort.windows))
+    return [replace(cohort, windows=common[cohort.index.shape[-1]]) for cohort in cohorts]
+
+
+def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """The columns from the first to the last of two windows, of which one may be empty."""
+    if a[0] == a[1] or b[0] == b[1]:
+        return max(a, b, key=lambda window: window[1] - window[0])
+    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,56 +15,77 @@ from fedtail.rounds.evaluation import Split
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.step import Kernel
 
-CHUNK = 4096
-"""Samples in one pass of one model."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+CHUNK, LEAST_CHUNK = 4096, 256
+"""Samples in one pass of one model: as many as one core is busy with for some milliseconds, so that workers share."""
+CHUNK_FLOPS = 2.5e8
 CANDIDATES, CANDIDATE_CHUNK = 32, 256
 """Models and samples in one pass of candidates: activations stay in the cache, memory is O(K) model vectors."""
 
 
-@torch.no_grad()
-def logits(kernel: Kernel, x: Tensor, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
-    """(m, C, b) logits of models (m, d) on the same samples, and their labels (b,), chunk by chunk."""
-    for inputs, y in split.batches(max(CHUNK // len(x), 64)):
-        yield kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y
+class Spread(Protocol):
+    """Gives pieces to workers, each with a kernel of its own; see ``Workers.map``."""
+
+    def __call__(self, work: Callable[[Kernel, T], R], pieces: Sequence[T], operations: float) -> list[R]: ...
 
 
-def logits_each(kernel: Kernel, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
-    """Of every model of (m, d): its (b, C) logits and the labels, chunk by chunk."""
-    parts = list(logits(kernel, x, split))
-    return [[(z[i].T, y) for z, y in parts] for i in range(len(x))]
+class Pooled:
+    """Models on the rows of many clients. Chunks depend on the model alone, so results do not depend on workers."""
 
+    def __init__(self, spread: Spread, sample_flops: int) -> None:
+        self.spread, self.sample_flops = spread, sample_flops
+        self.chunk = CHUNK
+        while self.chunk > LEAST_CHUNK and self.chunk * sample_flops > CHUNK_FLOPS:
+            self.chunk //= 2
 
-@torch.no_grad()
-def confusions(kernel: Kernel, x: Tensor, split: Split) -> np.ndarray:
-    """(m, C, C) confusion matrices of models (m, d)."""
-    total = np.zeros((len(x), split.n_classes, split.n_classes), dtype=np.int64)
-    for z, y in logits(kernel, x, split):
-        total += _count(z, y, split.n_classes)
-    return total
+    def _chunks(self, x: Tensor, split: Split, work: Callable[[Tensor, Tensor], R]) -> list[R]:
+        """``work`` of the (m, C, b) logits of models (m, d) on the same samples, and their labels (b,), by chunk."""
 
+        @torch.no_grad()
+        def one(kernel: Kernel, part: slice) -> R:
+            inputs, y = split.batch(part)
+            return work(kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y)
 
-@torch.no_grad()
-def losses(kernel: Kernel, x: Tensor, split: Split) -> Tensor:
-    """(m, len(split)) unweighted cross-entropy of each sample under models (m, d)."""
-    parts = [cross_entropy(z.transpose(1, 2), y.expand(len(x), -1)) for z, y in logits(kernel, x, split)]
-    return torch.cat(parts, 1) if parts else torch.empty(len(x), 0)
+        operations = float(len(x) * len(split) * self.sample_flops)
+        return self.spread(one, split.parts(max(self.chunk // len(x), 64)), operations)
 
+    def logits_each(self, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
+        """Of every model of (m, d): its (b, C) logits and the labels, chunk by chunk."""
+        parts = self._chunks(x, split, lambda z, y: (z, y))
+        return [[(z[i].T, y) for z, y in parts] for i in range(len(x))]
 
-@torch.no_grad()
-def candidate_confusions(kernel: Kernel, candidates: Candidates, split: Split) -> np.ndarray:
-    """(N, C, C) confusion matrix of every candidate."""
-    total = np.zeros((len(candidates), split.n_classes, split.n_classes), dtype=np.int64)
-    patterns = torch.as_tensor(candidates.patterns, dtype=candidates.base.dtype)
-    for inputs, y in split.batches(CANDIDATE_CHUNK):
-        for i in range(0, len(candidates), CANDIDATES):
-            on = patterns[i : i + CANDIDATES]
-            if isinstance(kernel, Network):
-                z = kernel.affine_logits(candidates.base, candidates.directions, on, inputs)
-            else:
-                models = candidates.base + on @ candidates.directions
-                z = kernel.answers(models, inputs.expand(len(models), *inputs.shape))
-            total[i : i + CANDIDATES] += _count(z, y, split.n_classes)
-    return total
+    def confusions(self, x: Tensor, split: Split) -> np.ndarray:
+        """(m, C, C) confusion matrices of models (m, d)."""
+        total = np.zeros((len(x), split.n_classes, split.n_classes), dtype=np.int64)
+        return sum(self._chunks(x, split, lambda z, y: _count(z, y, split.n_classes)), total)
+
+    def losses(self, x: Tensor, split: Split) -> Tensor:
+        """(m, len(split)) unweighted cross-entropy of each sample under models (m, d)."""
+        parts = self._chunks(x, split, lambda z, y: cross_entropy(z.transpose(1, 2), y.expand(len(x), -1)))
+        return torch.cat(parts, 1) if parts else torch.empty(len(x), 0)
+
+    def candidate_confusions(self, candidates: Candidates, split: Split) -> np.ndarray:
+        """(N, C, C) confusion matrix of every candidate."""
+        patterns = torch.as_tensor(candidates.patterns, dtype=candidates.base.dtype)
+
+        @torch.no_grad()
+        def one(kernel: Kernel, part: slice) -> np.ndarray:
+            counts, (inputs, y) = [], split.batch(part)
+            for i in range(0, len(candidates), CANDIDATES):
+                on = patterns[i : i + CANDIDATES]
+                if isinstance(kernel, Network):
+                    z = kernel.affine_logits(candidates.base, candidates.directions, on, inputs)
+                else:
+                    models = candidates.base + on @ candidates.directions
+                    z = kernel.answers(models, inputs.expand(len(models), *inputs.shape))
+                counts.append(_count(z, y, split.n_classes))
+            return np.concatenate(counts)
+
+        total = np.zeros((len(candidates), split.n_classes, split.n_classes), dtype=np.int64)
+        operations = float(len(candidates) * len(split) * self.sample_flops)
+        return sum(self.spread(one, split.parts(CANDIDATE_CHUNK), operations), total)
 
 
 def _count(z: Tensor, y: Tensor, n_classes: int) -> np.ndarray:

@@ -2,16 +2,17 @@
 
 A step of a small model is mostly overhead: Python, autograd, memory. Here one step moves every run of the round
 (``network``, or ``functional`` for models it does not know), and the step itself is captured once and replayed
-(``capture``). What the path does not take goes to the reference path, which it is tested against.
+(``capture``). The larger the model, the fewer runs fill a core: then a round is cut into shards of as many, which
+workers share (``workers``). What the path does not take goes to the reference path, which it is tested against.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,18 +29,29 @@ from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, j
 from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
-from fedtail.simulate.batched.cohort import Cohort, pack_cohort
+from fedtail.simulate.batched.cohort import Cohort, aligned, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
-from fedtail.simulate.batched.pooled import candidate_confusions, confusions, logits_each, losses
-from fedtail.simulate.batched.runner import CAPTURE_AFTER, Runner, Step
-from fedtail.simulate.batched.step import Signature, input_names, make_step
+from fedtail.simulate.batched.network import Network
+from fedtail.simulate.batched.pooled import Pooled
+from fedtail.simulate.batched.runner import CAPTURE_AFTER, Program, Runner, Step
+from fedtail.simulate.batched.step import Kernel, Signature, input_names, make_step
 from fedtail.simulate.reference import ReferenceSimulator
+from fedtail.simulate.workers import Workers, by_caller, one_by_one
+
+T = TypeVar("T")
+R = TypeVar("R")
+Size = tuple[Signature, int]
+"""A step and the runs that it moves."""
 
 MAX_ROWS = 64
 """Most runs in one step. With more, the overhead per run hardly falls any further, and a step no longer fits the
 cache."""
+SHARD_FLOPS = 1.1e8
+"""Operations of a step that fill a core: some milliseconds, of which overhead is a tenth. A shard has as many runs as
+that takes, by the model and the data alone, so that a run's bits are those of any number of workers."""
 KEPT_RUNNERS = 16
-"""Most sizes of a step to keep memory for; the one unused for longest goes first."""
+"""Most sizes of a step to keep memory for, for each worker; the one unused for longest goes first."""
+KEPT_PROGRAMS = 64
 
 
 class BatchedSimulator(ReferenceSimulator):
@@ -57,32 +69,59 @@ class BatchedSimulator(ReferenceSimulator):
         capture_after: float = CAPTURE_AFTER,
         reason: str = "asked for",
     ) -> None:
-        """``capture_after``: seconds of plain calls before a step is captured."""
+        """``capture_after``: calls of a step from which on it is captured."""
         super().__init__(federation, module, method, settings, reason=reason)
         self.threads, self.capture_after = settings.engine.threads, capture_after
         kernel, why = choose_kernel(self.model, federation, method)
         if kernel is None:
             raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
-        self.kernel = kernel
+        self.kernels: list[Kernel] = [kernel]
+        """One for each worker that has been at work: a module cannot answer for two models at once."""
         self.n_groups = method.group_count(federation.n_classes)
         self._labels = federation.pool.y.numpy()
-        self._runners: OrderedDict[tuple[Signature, int], Runner] = OrderedDict()
-        self._steps_made: dict[Signature, tuple[Step, Step | None]] = {}
+        self._runners: dict[int, OrderedDict[Size, Runner]] = {}
+        self._programs: OrderedDict[Size, Program] = OrderedDict()
+        self._steps_made: dict[tuple[Signature, int], tuple[Step, Step | None]] = {}
         # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
         longest, batch = int(federation.sizes.max()), settings.local.batch_size
         flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
         steps = settings.local.epochs * -(-longest // batch)
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
+        self.shard = max(1, min(MAX_ROWS, int(SHARD_FLOPS / max(3.0 * min(batch, longest) * self.sample_flops, 1.0))))
+        """Most runs in one step of this model."""
+        if self._compiles and not isinstance(kernel, Network):
+            self.pool = Workers(1, self.threads)  # a module that is being compiled is not to be called
+        self.pooled = Pooled(self._spread, self.sample_flops)
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
         self._pool_plain = plain and not draw_width(federation, method)
 
+    def _workers(self, module: nn.Module) -> Workers:
+        return Workers(self.settings.engine.workers, self.settings.engine.threads)
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.kernels[0]
+
+    def _work(self, work: Callable[[int, T], R], pieces: Sequence[T], operations: float) -> list[R]:
+        """``Workers.map`` for workers that have kernels."""
+        while len(self.kernels) < self.pool.used(len(pieces), operations):
+            self.kernels.append(self.kernel if isinstance(self.kernel, Network) else copy.deepcopy(self.kernel))
+        return self.pool.map(work, pieces, operations)
+
+    def _spread(self, work: Callable[[Kernel, T], R], pieces: Sequence[T], operations: float) -> list[R]:
+        return self._work(lambda worker, piece: work(self.kernels[worker], piece), pieces, operations)
+
+    def _each(self, work: Callable[[T], R], pieces: Sequence[T], samples: int) -> list[R]:
+        return self._work(lambda worker, piece: work(piece), pieces, float(samples * self.sample_flops))
+
     # -- training -------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        with _threads(self.threads), torch.no_grad():
-            runs = self._runs(task)
+        with one_by_one(self.threads), torch.no_grad():
+            operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
+            runs = self._runs(task, operations)
             try:
                 const, state = _stack([r.const for r in runs]), _stack([r.state for r in runs])
             except (RuntimeError, KeyError):
@@ -90,25 +129,60 @@ class BatchedSimulator(ReferenceSimulator):
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
                 with torch.enable_grad():
                     return super().train(task)
-            x, ends, loss = torch.empty(len(runs), self.model.n_params), state, []
-            steps = max(sum(r.local.steps for r in runs), 1)
-            counted = replace(task, advance=lambda n: task.advance(n / steps))
-            for part in _parts(len(runs), MAX_ROWS):
-                cohort = pack_cohort(runs[part], self._labels, self.n_groups)
-                mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
-                loss += self._steps(cohort, counted, *mine, x[part], {k: v[part] for k, v in ends.items()})
-            return self._collect(task, runs, x, loss, const, ends)
+            x, ends = torch.empty(len(runs), self.model.n_params), state
+            steps, advance = max(sum(r.local.steps for r in runs), 1), by_caller(task.advance)
+            counted = replace(task, advance=lambda n: advance(n / steps))
+            parts = _parts(len(runs), self.shard)
+            packed = self._work(lambda _, p: pack_cohort(runs[p], self._labels, self.n_groups), parts, operations)
+            shards = aligned(packed) if len(packed) > 1 else packed
+            self._prepare(shards, task, const, state)
 
-    def _runs(self, task: Task) -> list[PreparedRun]:
+            def one(worker: int, i: int) -> list[np.ndarray]:
+                part = parts[i]
+                mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
+                return self._steps(worker, shards[i], counted, *mine, x[part], {k: v[part] for k, v in ends.items()})
+
+            losses = self._work(one, range(len(parts)), operations)  # the longest runs first
+            return self._collect(task, runs, x, [each for shard in losses for each in shard], const, ends)
+
+    def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
-        runs: list[PreparedRun] = []
-        for row, k in enumerate(task.clients):
-            client, before = self.federation.client(k), self.client_states.get(k, {})
-            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-        return sorted(runs, key=lambda r: -r.local.steps)
+
+        def prepared(worker: int, row: int) -> list[PreparedRun]:
+            client = self.federation.client(task.clients[row])
+            before = self.client_states.get(client.index, {})
+            return prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+
+        each = self._work(prepared, range(len(task.clients)), operations)
+        return sorted((run for runs in each for run in runs), key=lambda r: -r.local.steps)
+
+    def _prepare(self, shards: Sequence[Cohort], task: Task, const: Tensors, state: Tensors) -> None:
+        """Record or compile the steps of a round that will be called often enough, before anybody is at work."""
+        coming: Counter[Size] = Counter()
+        for shard in shards:
+            signature, n_runs = self._signature(shard, task, const, state), len(shard.runs)
+            coming.update((signature, size) for size in _sizes(shard.active, n_runs))
+        for size, calls in coming.items():
+            program = self._program(size)
+            program.calls += calls
+            step, fast = self._step(size[0], 0)
+            if program.settled or (fast is None and program.calls < self.capture_after):
+                continue
+            runner = self._runner(0, size, const, state)
+            if fast is None:
+                program.record(step, runner.tensors)
+            else:
+                program.compile(step, fast, runner.tensors)
+
+    def _program(self, size: Size) -> Program:
+        program = self._programs.setdefault(size, Program())
+        self._programs.move_to_end(size)
+        while len(self._programs) > KEPT_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
 
     def _steps(
-        self, cohort: Cohort, task: Task, const: Tensors, state: Tensors, x: Tensor, ends: Tensors
+        self, worker: int, cohort: Cohort, task: Task, const: Tensors, state: Tensors, x: Tensor, ends: Tensors
     ) -> list[np.ndarray]:
         """Train a cohort: writes final models (n, d) and method states, returns each run's losses step by step."""
         n_runs, start = len(cohort.runs), task.x[: self.model.n_params]
@@ -124,10 +198,10 @@ class BatchedSimulator(ReferenceSimulator):
         loss = torch.zeros(len(cohort), n_runs, signature.columns)
         runner: Runner | None = None
         feed: Iterator[Tensor] = iter(())
-        for s, n in enumerate(cohort.active.tolist()):
-            size = _ladder(n, n_runs)
+        for s, (n, size) in enumerate(zip(cohort.active.tolist(), _sizes(cohort.active, n_runs), strict=True)):
             if runner is None or size < runner.rows:
-                runner = self._runner(signature, size, const, state)
+                runner = self._runner(worker, (signature, size), const, state)
+                runner.follow()
                 _set(runner.inputs, {**rows, **carried})
                 carried = {k: runner.inputs[k] for k in carried}
                 feed = self._feed(runner, cohort, s, loss)
@@ -178,11 +252,12 @@ class BatchedSimulator(ReferenceSimulator):
             state=tuple(state),
         )
 
-    def _runner(self, signature: Signature, rows: int, const: Tensors, state: Tensors) -> Runner:
-        key = (signature, rows)
-        if key in self._runners:
-            self._runners.move_to_end(key)
-            return self._runners[key]
+    def _runner(self, worker: int, size: Size, const: Tensors, state: Tensors) -> Runner:
+        kept = self._runners.setdefault(worker, OrderedDict())
+        if size in kept:
+            kept.move_to_end(size)
+            return kept[size]
+        signature, rows = size
         b, d = signature.columns, self.model.n_params
         packed = {
             "labels": torch.zeros(rows, 2, b, dtype=torch.int64),
@@ -202,24 +277,24 @@ class BatchedSimulator(ReferenceSimulator):
             **{f"state.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in state.items()},
         }
         names = input_names(signature)
-        step, fast = self._step(signature)
+        step, fast = self._step(signature, worker)
         given = [tensors[k] for k in names]
         if fast is not None and rows > 1:
             for name, t in zip(names, given, strict=True):
                 if name != "x0":
                     torch._dynamo.mark_dynamic(t, 0)
-        runner = Runner(step, names, given, packed, compiled=fast, capture_after=self.capture_after)
-        self._runners[key] = runner
-        while len(self._runners) > KEPT_RUNNERS:
-            self._runners.popitem(last=False)
+        kept[size] = runner = Runner(step, names, given, packed, self._programs[size])
+        while len(kept) > KEPT_RUNNERS:
+            kept.popitem(last=False)
         return runner
 
-    def _step(self, signature: Signature) -> tuple[Step, Step | None]:
-        """The step, and its compiled form where that pays."""
-        if signature not in self._steps_made:
-            step = make_step(self.kernel, self.method, signature)
-            self._steps_made[signature] = step, compiled(step) if self._compiles else None
-        return self._steps_made[signature]
+    def _step(self, signature: Signature, worker: int) -> tuple[Step, Step | None]:
+        """The step on a worker's kernel, and its compiled form where that pays."""
+        key = (signature, 0 if isinstance(self.kernel, Network) else worker)
+        if key not in self._steps_made:
+            step = make_step(self.kernels[key[1]], self.method, signature)
+            self._steps_made[key] = step, compiled(step) if self._compiles else None
+        return self._steps_made[key]
 
     def _collect(
         self, task: Task, runs: list[PreparedRun], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
@@ -227,14 +302,12 @@ class BatchedSimulator(ReferenceSimulator):
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
         order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
         delta = (x - task.x)[order].view(len(task.clients), task.n_probes, -1)
-        updates: list[Update] = []
-        refusals: list[Refusal] = []
-        for row, k in enumerate(task.clients):
-            mine = [place[row, p] for p in range(task.n_probes)]
+
+        def one(row: int) -> tuple[Update, list[Tensors]] | Refusal:
+            k, mine = task.clients[row], [place[row, p] for p in range(task.n_probes)]
             reason, failed = diverged([loss[i] for i in mine], task, delta[row])
             if reason is not None:
-                refusals.append(Refusal(k, task.round, reason))
-                continue
+                return Refusal(k, task.round, reason)
             client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(
                 *(
@@ -245,11 +318,12 @@ class BatchedSimulator(ReferenceSimulator):
             )
             if failed:
                 delta[row, failed] = 0.0
-            self._pending[k] = list(kept)
             steps, means = zip(*((len(loss[i]), float(loss[i].mean(dtype=np.float64))) for i in mine), strict=True)
             reports = self._reports(task, client, delta[row], failed)
-            updates.append(client_update(client, delta[row], steps, means, reports, unmoved(extras, failed)))
-        return updates, refusals
+            return client_update(client, delta[row], steps, means, reports, unmoved(extras, failed)), list(kept)
+
+        told = int(sum(self.sizes[k] for k in task.clients)) * task.n_probes if task.reports else 0
+        return self._settle(self._each(one, range(len(task.clients)), told))
 
     def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
         trained, held = Split.of(client, client.train), Split.of(client, client.validation)
@@ -257,8 +331,8 @@ class BatchedSimulator(ReferenceSimulator):
             task,
             delta,
             judged(self.settings.run.metric, client.n_classes, client.background),
-            lambda models: losses(self.kernel, models, trained).mean(1).numpy().astype(np.float64),
-            lambda models: logits_each(self.kernel, models, held),
+            lambda models: self.pooled.losses(models, trained).mean(1).numpy().astype(np.float64),
+            lambda models: self.pooled.logits_each(models, held),
             failed,
         )
 
@@ -266,26 +340,22 @@ class BatchedSimulator(ReferenceSimulator):
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
         rows = np.concatenate([self.federation.validation[k] for k in clients])
-        with _threads(self.threads):
-            return class_counts(candidate_confusions(self.kernel, candidates, Split.of(self.federation, rows)))
+        return class_counts(self.pooled.candidate_confusions(candidates, Split.of(self.federation, rows)))
 
     def _logits(self, x: Tensor, split: Split) -> Logits:
-        with _threads(self.threads):
-            return logits_each(self.kernel, x.unsqueeze(0), split)[0]
+        return self.pooled.logits_each(x.unsqueeze(0), split)[0]
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         if split not in self._splits:
             self._splits[split] = federation_split(self.federation, split)
-        with _threads(self.threads):
-            return confusions(self.kernel, x.unsqueeze(0), self._splits[split])[0]
+        return self.pooled.confusions(x.unsqueeze(0), self._splits[split])[0]
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         f = self.federation
         if what not in LOSSES:
             return super().measure(x, what)
         rows = np.concatenate(f.train)
-        with _threads(self.threads):
-            each = losses(self.kernel, x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
+        each = self.pooled.losses(x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
         owner = np.repeat(np.arange(self.n_clients), self.sizes)
         if what == "train_loss":
             means = np.bincount(owner, each, minlength=self.n_clients) / self.sizes
@@ -298,15 +368,17 @@ class BatchedSimulator(ReferenceSimulator):
         return dict(enumerate(torch.from_numpy(table.reshape(self.n_clients, f.n_classes))))
 
     def info(self) -> dict[str, Any]:
-        runners = self._runners.values()
-        notes = sorted({r.note for r in runners if r.note})
+        runners = [runner for kept in self._runners.values() for runner in kept.values()]
+        notes = sorted({note for program in self._programs.values() for note in program.notes})
         return {
             "engine": "simulator",
             "path": self.path,
             "reason": self.reason,
             "device": "cpu",
+            **self.pool.info(),
             "threads": self.threads,
             "kernel": type(self.kernel).__name__,
+            "shard": self.shard,
             "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
             **({"notes": notes} if notes else {}),
             **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
@@ -333,22 +405,14 @@ def _parts(n: int, most: int) -> list[slice]:
     return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]
 
 
+def _sizes(active: np.ndarray, n_runs: int) -> list[int]:
+    """The rows that each step is run with."""
+    return [_ladder(n, n_runs) for n in active.tolist()]
+
+
 def _ladder(n: int, most: int) -> int:
     """The rows a step is run with when n are needed: few distinct sizes, at most a third more than needed."""
     size = 1
     while size < n:
         size = size + max(1, size // 3)
     return min(size, most)
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if before == n:
-        yield
-        return
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

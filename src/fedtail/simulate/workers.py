@@ -1,0 +1,196 @@
+"""Every core: threads that share the pieces of a round, and how many of them this process may have.
+
+Threads and not processes: torch lets go of the interpreter while it computes, a captured step holds it for about a
+twentieth of its time, and so data, methods and models of the user's own, client states and updates stay where they are.
+What a piece of work computes depends on the piece alone, never on the worker, and results come in the order of the
+pieces. That makes the bits of a run those of any number of workers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PAYS = 2e8
+"""Operations below which handing work to another thread costs more than it gains: some milliseconds of one core."""
+
+_side_by_side = 1
+
+
+def run_side_by_side(processes: int) -> None:
+    """Tell this process that so many like it run at once on this machine: each takes its share of the cores."""
+    global _side_by_side
+    _side_by_side = max(processes, 1)
+
+
+def cores() -> int:
+    """Cores that this process may use: its affinity, at most a container's limit, shared with the runs beside it."""
+    if hasattr(os, "sched_getaffinity"):
+        mine = len(os.sched_getaffinity(0))
+    else:
+        mine = os.cpu_count() or 1
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes on this machine
+    return max(1, int(min(mine, cgroup_limit())) // (_side_by_side * max(here, 1)))
+
+
+def cgroup_limit(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> float:
+    """Cores that a container (Docker's ``--cpus``, Kubernetes' limits, Slurm) grants; infinite where none is set.
+
+    The process's own group may be limited, or any above it; version 2 has one file, version 1 two.
+    """
+    try:
+        lines = [line.split(":", 2) for line in table.read_text().splitlines()]
+    except OSError:
+        return math.inf
+    least = math.inf
+    for _, kinds, path in (line for line in lines if len(line) == 3):
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        top = root if not kinds else root / "cpu"
+        own = top / path.strip("/")
+        for group in (own, *own.parents):
+            if group == top or top in group.parents:
+                least = min(least, _quota(group))
+    return least
+
+
+def _quota(group: Path) -> float:
+    files = [group / "cpu.max"]
+    if not files[0].is_file():
+        files = [group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
+    try:
+        quota, period = (int(word) for file in files for word in file.read_text().split())
+    except (OSError, ValueError):  # not there, or "max"
+        return math.inf
+    return quota / period if quota > 0 else math.inf
+
+
+def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Multiplications and additions of the forward pass of one sample."""
+    trial = copy.deepcopy(module).eval()  # nothing is drawn, and no statistics are taken
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        trial(torch.zeros(1, *input_shape).to(next(trial.parameters()).device))
+    return int(counter.get_total_flops())
+
+
+class Workers:
+    """So many threads, the caller's among them, that take pieces of work as they become free.
+
+    ``auto`` has one for every core, and uses them where the work is worth it; a number is used as it is.
+    """
+
+    def __init__(self, asked: int | Literal["auto"], threads: int = 1) -> None:
+        self.n = max(1, cores() // threads) if asked == "auto" else asked
+        self.threads = threads
+        """torch's threads in each: more change the bits of sums."""
+        self.most = 1
+        """Workers that were at work at once, so far."""
+        self._pays = PAYS if asked == "auto" else 0.0
+        self._pool: ThreadPoolExecutor | None = None
+        self._here = threading.local()
+
+    def used(self, pieces: int, operations: float = math.inf) -> int:
+        """Workers that so many pieces of so many operations in all are given to."""
+        if getattr(self._here, "worker", None) is not None or operations < self._pays:
+            return 1
+        return max(1, min(self.n, pieces))
+
+    def map(self, work: Callable[[int, T], R], pieces: Iterable[T], operations: float = math.inf) -> list[R]:
+        """``work(worker, piece)`` of every piece, in order. ``worker`` says whose models and memory to use.
+
+        Where pieces fail, the error is that of the first of them, whoever met it. Inside of a piece, a further ``map``
+        stays with its worker.
+        """
+        waiting = list(pieces)
+        mine = getattr(self._here, "worker", None)
+        n = self.used(len(waiting), operations)
+        if n == 1:
+            with one_by_one(self.threads):
+                return [work(mine or 0, piece) for piece in waiting]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.n - 1, "fedtail", torch.set_num_threads, (self.threads,))
+        self.most = max(self.most, n)
+        todo, done, errors = deque(enumerate(waiting)), dict[int, R](), dict[int, BaseException]()
+        grad = torch.is_grad_enabled()
+
+        def go(worker: int) -> None:
+            self._here.worker = worker
+            try:
+                with torch.set_grad_enabled(grad):
+                    while todo:
+                        try:
+                            i, piece = todo.popleft()
+                        except IndexError:  # somebody was faster
+                            return
+                        try:
+                            done[i] = work(worker, piece)
+                        except BaseException as error:  # of the user's own code, or Ctrl-C: the caller's to deal with
+                            errors[i] = error
+                            todo.clear()
+            finally:
+                self._here.worker = None
+
+        with one_by_one(self.threads):
+            others = [self._pool.submit(go, worker) for worker in range(1, n)]
+            try:
+                go(0)
+                wait(others)
+            finally:  # nobody is at work any more when an error leaves
+                todo.clear()
+                wait(others)
+        if errors:
+            raise errors[min(errors)]
+        return [done[i] for i in range(len(waiting))]
+
+    def info(self) -> dict[str, Any]:
+        return {"workers": self.most, **({"cores": self.n} if self.most < self.n else {})}
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+def by_caller(tell: Callable[[float], None]) -> Callable[[float], None]:
+    """``tell`` for any worker: what the others have to add is told by the caller's thread, when it next tells its own.
+    Whoever watches a run need not expect other threads."""
+    caller, others = threading.get_ident(), deque[float]()
+
+    def add(part: float) -> None:
+        if threading.get_ident() != caller:
+            others.append(part)
+            return
+        while others:
+            part += others.popleft()
+        tell(part)
+
+    return add
+
+
+@contextmanager
+def one_by_one(threads: int = 1) -> Iterator[None]:
+    """torch with so many threads in this thread, and as before afterwards."""
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
