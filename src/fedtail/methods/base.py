@@ -153,9 +153,9 @@ class Method:
     own_direction: ClassVar[bool] = False
     """``direction`` is not the plain gradient, which engines may subtract as they compute it. Set by itself."""
     averaged: ClassVar[str] = ""
-    """A state (..., H, d) that ``direction`` changes by m <- beta m + (1 - beta) g, with ``beta`` of the step's scalars,
-    and is then ``from_average`` of. Engines may add gradients to it as they compute them. A class with a direction of
-    its own loses it, unless it names one."""
+    """A state (..., H, d) that ``direction`` changes by m <- beta m + (1 - beta) g, with the scalar ``beta``, and is
+    then ``from_average`` of. Engines may add gradients to it as they compute them. A class with a direction of its own
+    loses it, unless it names one."""
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""

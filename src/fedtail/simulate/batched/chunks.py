@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ Spread = Callable[[Callable[[int, T], R], Sequence[T]], list[R]]
 Pull = Callable[[int, slice, Tensor], tuple[Tensor, Tensor]]
 """(model, its samples, their (1, C, b) logits) -> (1, b) losses and their (1, C, b) gradient at the logits."""
 
-CHUNK_BYTES = 2**21
+CHUNK_BYTES = 2**22
 """Most memory of a chunk's largest activation."""
 SLOW_NORM = 2048
 """Positions from which on torch's own backward pass of a channels-last GroupNorm takes three times as long as ours."""
@@ -59,11 +60,11 @@ class ChunkedKernel:
         """Any thread may use it, since each has a module of its own."""
         return self
 
-    def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def answers(self, x: Tensor, inputs: Tensor, *, training: bool = False) -> Tensor:
         """(n, C, B) logits of models (n, d) on inputs (n, B, ...)."""
         models = [self._named(row) for row in x]
         chunks = [c for i in range(len(x)) for c in self._cut(i, 0, 0, inputs.shape[1])]
-        each = self.spread(lambda _, c: self._logits(models[c.model], inputs[c.model, c.columns]), chunks)
+        each = self.spread(lambda _, c: self._logits(models[c.model], inputs[c.model, c.columns], training), chunks)
         return torch.cat(each).view(len(x), inputs.shape[1], -1).transpose(1, 2)
 
     def gradients(
@@ -85,7 +86,7 @@ class ChunkedKernel:
 
         def work(worker: int, c: Chunk) -> tuple[Tensor, Tensor]:
             with torch.enable_grad():
-                logits = self._logits(models[c.model], inputs[c.model, c.columns])
+                logits = self._logits(models[c.model], inputs[c.model, c.columns], True)
                 loss, d = pull(c.model, c.columns, logits.detach().T.unsqueeze(0))
                 d = d[0].T * weights[c.model, c.group, c.columns].unsqueeze(-1)
                 grads = torch.autograd.grad(logits, list(models[c.model].values()), d)
@@ -101,21 +102,21 @@ class ChunkedKernel:
     def _chunks(self, model: int, member: np.ndarray) -> list[Chunk]:
         """Of one model: runs of columns of one group, cut to size."""
         edges = [0, *(np.flatnonzero(np.diff(member)) + 1).tolist(), len(member)]
-        runs = [(int(member[a]), a, b) for a, b in zip(edges, edges[1:], strict=False) if member[a] >= 0]
+        runs = [(int(member[a]), a, b) for a, b in pairwise(edges) if member[a] >= 0]
         return [c for h, a, b in runs for c in self._cut(model, h, a, b)]
 
     def _cut(self, model: int, group: int, begin: int, end: int) -> list[Chunk]:
         """Columns in equal chunks."""
         count = -(-(end - begin) // self.chunk)
         edges = [begin + (end - begin) * i // count for i in range(count + 1)]
-        return [Chunk(model, group, slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+        return [Chunk(model, group, slice(a, b)) for a, b in pairwise(edges)]
 
-    def _logits(self, params: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    def _logits(self, params: dict[str, Tensor], inputs: Tensor, training: bool) -> Tensor:
         """(b, C) of one model."""
         if not hasattr(self._own, "module"):  # a module cannot be called with two models at once
             self._own.module = copy.deepcopy(self.module)
         given = inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
-        out: Tensor = functional_call(self._own.module, params, (given,))
+        out: Tensor = functional_call(self._own.module.train(training), params, (given,))
         return out
 
     def _named(self, x: Tensor) -> dict[str, Tensor]:
