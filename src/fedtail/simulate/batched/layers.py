@@ -88,7 +88,9 @@ class Gradients:
         given, n = sorted(self._sums), len(self.into)
         if given:
             rows = torch.cat([self._sums[i] for i in given], 1)
-            if self.masks is None:
+            if self.masks is None and _no_constants(rows):
+                sums = rows.sum(-1).unsqueeze(1)
+            elif self.masks is None:
                 sums = torch.bmm(_constant(n, 1, rows.shape[-1], 1.0, rows.device), rows.transpose(1, 2))
             else:
                 sums = torch.bmm(self.masks, rows.transpose(1, 2))
@@ -230,10 +232,15 @@ def _column(p: Tensor, like: Tensor) -> Tensor:
 def _mean(z: Tensor, plus: float = 0.0) -> Tensor:
     """(m, 1, B) mean over features of (m, features, B), and a constant. As a product it takes half the time of
     ``Tensor.mean``."""
-    if torch.compiler.is_compiling():
+    if _no_constants(z):
         return z.mean(1, keepdim=True) + plus
     average = _constant(z.shape[0], 1, z.shape[1], 1.0 / z.shape[1], z.device)
     return torch.baddbmm(_constant(1, 1, 1, plus, z.device), average, z) if plus else torch.bmm(average, z)
+
+
+def _no_constants(z: Tensor) -> bool:
+    """A compiler makes its own, and a recorded graph must not read memory that a cache may drop."""
+    return torch.compiler.is_compiling() or z.is_cuda
 
 
 @lru_cache(maxsize=256)

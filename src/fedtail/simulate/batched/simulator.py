@@ -29,7 +29,7 @@ from fedtail.methods.base import Method
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
-from fedtail.simulate.batched.choice import choose_kernel
+from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.cohort import Cohort, aligned, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
@@ -76,7 +76,7 @@ class BatchedSimulator(ReferenceSimulator):
         """``capture_after``: calls of a step from which on it is captured."""
         super().__init__(federation, module, method, settings, reason=reason)
         self.threads, self.capture_after = settings.engine.threads, capture_after
-        kernel, why = choose_kernel(self.model, federation, method)
+        kernel, why = choose_cpu_kernel(self.model, federation, method)
         if kernel is None:
             raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
         self.kernels: list[AnyKernel] = [kernel]
