@@ -3,12 +3,12 @@
     python benchmarks/workers.py [--workers 1,2] [--repeats 5] [--rows 80000] [--sites 51] [--out workers.json]
 
 The work: a table of 80,000 rows and 281 columns, 260 of them one-hot, at 51 sites of very unequal size, with a tenth of
-each held out; MLP 256-128-64 with GroupNorm, batch 64, one local epoch, FedCGNM. A round is all of ``train_rounds``, its
-validation and a test among it. ``--workers`` are by default 1, 2, 4 ... up to the cores that this process may use. Every
+each held out; MLP 256-128-64 with GroupNorm, batch 64, one local epoch, FedCGNM. A round is all of ``train_rounds``,
+validation and test among it. ``--workers`` are by default 1, 2, 4 ... up to the cores that this process may use. Every
 number of workers trains the same rounds from the same start, in turns, so that a busy machine disturbs all alike; after
-every round their models must be the same bits. Told are the median seconds of a round (the first two, in which steps are
-captured, are left out), how many times faster than one worker by the median of the ratios of a turn, the rows a second,
-and the same for evaluation alone.
+every round their models must be the same bits. Told are the median seconds of a round (but for the first two, in which
+steps are captured), how many times faster than one worker by the median of the ratios of a turn, rows a second, and the
+same for evaluation alone.
 """
 
 from __future__ import annotations
@@ -138,9 +138,7 @@ def main() -> None:
     print(f"{machine}, torch {torch.__version__}; load {os.getloadavg()[0]:.1f}")
     federation = table(args.rows, args.sites)
     sizes = federation.sizes
-    print(
-        f"{args.rows:,} rows, {FEATURES} columns, {args.sites} sites of {sizes.min()} to {sizes.max()} rows; {args.path}"
-    )
+    print(f"{args.rows:,} rows, {args.sites} sites of {sizes.min()} to {sizes.max()} rows; {args.path}")
     result = {"machine": machine, "load": os.getloadavg()[0], "sites": args.sites, "rows": args.rows}
     result |= measure(federation, counts, args.repeats, args.path, args.limit)
     print(f"{result['rounds']} rounds each, all with the digest {result['digest']}")
