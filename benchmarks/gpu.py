@@ -1,6 +1,7 @@
-"""GPU simulator against an eager loop and against the large-batch ceiling; all figures from one run.
+"""GPU simulator against an eager loop and against the large-batch ceiling, runs that share the GPU against one, and
+tables against an eager loop; all figures from one run.
 
-    python benchmarks/gpu.py [--clients 5] [--batch 64 128] [--ceiling 512 1024 2048] [--out gpu.json]
+    python benchmarks/gpu.py [--clients 5] [--batch 32 64 128] [--ceiling 1024] [--runs 3] [--tables] [--out gpu.json]
 
 Data have the shape and the class sizes of CIFAR-10-LT (imbalance 20) and random pixels: speed does not depend on
 them. Images are original images times their replication; filling counts as time, not as images.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,8 +31,10 @@ from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
 from fedtail.runs.problem import assemble as assemble_problem
 from fedtail.settings import Settings
+from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
+from fedtail.simulate.turns import Turns
 
 SIZES = [5000, 3584, 2569, 1842, 1320, 946, 678, 486, 348, 250]
 RATE = 0.6
@@ -132,6 +136,75 @@ def whole_rounds(data: Federation, rates: str, batch: int, device: str, width: i
     return float(np.median(np.diff(marks)[2:]))
 
 
+def shared(data: Federation, runs: int, batch: int, device: str, width: int, rounds: int = 3) -> tuple[float, Any]:
+    """Seconds in which ``runs`` runs of different seeds that share the GPU do so many rounds each, with a test of the
+    model after each, once their shapes are recorded; and the updates of the first run's last round."""
+    turns, ready, marks, last = Turns(), threading.Barrier(runs), list[tuple[float, float]](), dict[int, Any]()
+
+    def one(seed: int) -> None:
+        with turns.joined(torch.device(device)):
+            settings = Settings.of(batch_size=batch, device=device, seed=seed)
+            engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), settings)
+
+            def all_rounds() -> None:
+                for r in range(rounds):
+                    last[seed] = engine.train(task(engine, r))[0]
+                    engine.confusion(engine.model.vector, "test")
+
+            all_rounds()
+            with turns.away():
+                ready.wait()
+            began = time.perf_counter()
+            all_rounds()
+            marks.append((began, time.perf_counter()))
+            last[seed] = [u.delta.cpu() for u in last[seed]]
+            engine.close()
+
+    threads = [threading.Thread(target=one, args=(seed,)) for seed in range(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(end for _, end in marks) - min(began for began, _ in marks), last[0]
+
+
+def table(clients: int, rows: int, features: int, classes: int) -> Federation:
+    """Random rows in the shape of a tabular data set, classes long-tailed."""
+    rng = np.random.default_rng(0)
+    p = np.geomspace(1, 0.05, classes)
+    parts = [
+        (rng.normal(size=(n, features)).astype(np.float32), rng.choice(classes, n, p=p / p.sum()))
+        for n in [rows // clients] * clients + [2000]
+    ]
+    return Federation.from_arrays(parts[:-1], parts[-1], classes=[str(c) for c in range(classes)], validation=0.1)
+
+
+TABLES = {
+    "Adult-sized, MLP": ("mlp", 30_000, 105, 2),
+    "UNSW-sized, MLP": ("mlp", 60_000, 196, 10),
+    "UNSW-sized, CNN-LSTM": ("cnn_lstm", 60_000, 196, 10),
+}
+"""Model, rows, features and classes."""
+
+
+def on_table(what: str, clients: int, device: str, *, fast: bool, shrink: int = 1) -> dict[str, Any]:
+    """A round of FedCGNM in batches of 64: seconds once its shapes are recorded, of the first, of a test."""
+    name, rows, features, classes = TABLES[what]
+    data = table(clients, rows // shrink, features, classes)
+    settings = Settings.of(batch_size=64, device=device, path="auto" if fast else "reference")
+    engine = simulator(data, build_model(name, (features,), classes), METHODS.build("fedcgnm"), settings)
+    first, (updates, _) = timed(lambda: engine.train(task(engine)), device)
+    seconds = [timed(lambda r=r: engine.train(task(engine, r)), device)[0] for r in range(4 if fast else 1)]
+    test = min(timed(lambda: engine.confusion(engine.model.vector, "test"), device)[0] for _ in range(2))
+    typical, n = float(np.median(seconds)), images(updates, data, RATE)
+    out = {
+        "round_seconds": typical, "first_round_seconds": first, "test_seconds": test, "samples": n,
+        "samples_per_second": n / typical, **engine.info(), "steps": max(u.steps[0] for u in updates),
+    }  # fmt: skip
+    engine.close()
+    return out
+
+
 def ceiling(batch: int, device: str, width: int, repeat: int = 20) -> float:
     """Images per second of one compiled model in large batches: bf16 autocast, channels-last, plain SGD, recorded."""
     module = model(width).to(device).to(memory_format=torch.channels_last)
@@ -210,8 +283,10 @@ def profile(engine: GraphSimulator) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--batch", type=int, nargs="*", default=[64, 128])
-    parser.add_argument("--ceiling", type=int, nargs="*", default=[512, 1024, 2048])
+    parser.add_argument("--batch", type=int, nargs="*", default=[32, 64, 128])
+    parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
+    parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
+    parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--width", type=int, default=64, help="of the ResNet; smaller only to try the script")
@@ -243,6 +318,27 @@ def main() -> None:
             if args.profile:
                 profile(engine)
             engine.close()
+    if args.runs > 1:
+        batch = args.batch[0]
+        one, alone = shared(data, 1, batch, args.device, args.width)
+        many, same = shared(data, args.runs, batch, args.device, args.width)
+        equal = all(torch.equal(a, b) for a, b in zip(alone, same, strict=True))
+        result["shared"] = {"runs": args.runs, "batch": batch, "one": one, "together": many, "same_bits": equal}
+        print(
+            f"{args.runs} runs that share the GPU, batch {batch}: {many / one:.2f} times one ({many:.2f} and {one:.2f} "
+            f"s), same bits {equal}", flush=True,
+        )  # fmt: skip
+    for what in TABLES if args.tables else ():
+        for clients in (5, 50):
+            fast = on_table(what, clients, args.device, fast=True, shrink=args.shrink)
+            plain = on_table(what, clients, args.device, fast=False, shrink=args.shrink) if clients == 5 else None
+            result[f"{what}, K={clients}"] = {"fast": fast, "eager": plain}
+            beside = "" if plain is None else f", eager loop {plain['round_seconds']:.2f} s"
+            print(
+                f"{what}, K = {clients}: round {fast['round_seconds'] * 1e3:.0f} ms ({fast['steps']} steps), "
+                f"first {fast['first_round_seconds']:.1f} s, {fast['samples_per_second']:,.0f} samples/s{beside}",
+                flush=True,
+            )
     result["eager"] = eager(data, args.batch[0], args.device, args.width)
     line(f"eager loop, batch {args.batch[0]}", result["eager"])
     if args.rounds:

@@ -18,6 +18,7 @@ class CnnLstm(nn.Module):
 
     def __init__(self, in_channels: int, n_classes: int, channels: Sequence[int], hidden: int) -> None:
         super().__init__()
+        self.in_channels = in_channels
         layers: list[nn.Module] = []
         width = in_channels
         for out in channels:
@@ -28,8 +29,7 @@ class CnnLstm(nn.Module):
         self.output = nn.Linear(hidden, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim == 2:
-            x = x.unsqueeze(1)
+        x = x.flatten(1).unflatten(1, (self.in_channels, -1))  # both shapes without a branch, which is not traced
         steps, _ = self.lstm(self.blocks(x).transpose(1, 2))
         return self.output(steps[:, -1])
 

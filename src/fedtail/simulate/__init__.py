@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch import nn
 
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.device import check_device
+from fedtail.models.flat import FlatModel
 from fedtail.rounds.engine import Engine
 from fedtail.settings import Settings
-from fedtail.simulate.batched.choice import batched_pays
+from fedtail.simulate.batched.choice import batched_pays, choose_kernel
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.graph.simulator import GraphSimulator
+from fedtail.simulate.graph.stacked import StackedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.simulate.sharded import ShardedSimulator, join_ranks, world_size
 
@@ -33,11 +37,15 @@ def _on_one_device(federation: Federation, module: nn.Module, method: Method, se
     engine = settings.engine
     if engine.path == "graph" or (engine.path == "auto" and engine.device.startswith("cuda") and heavy(module)):
         return GraphSimulator(federation, module, method, settings)
+    reason = "asked for"
+    if engine.device.startswith("cuda") and engine.path != "reference":
+        kernel, reason = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
+        if kernel is not None or engine.path == "batched":
+            return StackedSimulator(federation, module, method, settings, kernel=kernel, reason=reason)
+    elif engine.path == "batched" and engine.device != "cpu":
+        raise FedtailError(f"engine.path = 'batched' runs on the CPU and on CUDA, not on {engine.device}; use 'auto'")
     if engine.precision not in ("auto", "fp32"):
         raise FedtailError(f"engine.precision = {engine.precision!r} needs the graph path; set engine.path to 'graph'")
-    reason = "asked for"
-    if engine.path == "batched" and engine.device != "cpu":
-        raise FedtailError(f"engine.path = 'batched' runs on the CPU, not on {engine.device}; set it to 'auto'")
     if engine.path == "auto" and engine.device == "cpu":
         pays, reason = batched_pays(module, federation, method, settings.local.batch_size)
         if pays:
@@ -52,4 +60,11 @@ def heavy(module: nn.Module) -> bool:
     return any(isinstance(m, (nn.modules.conv._ConvNd, nn.RNNBase)) for m in module.modules())
 
 
-__all__ = ["BatchedSimulator", "GraphSimulator", "ReferenceSimulator", "ShardedSimulator", "simulator"]
+__all__ = [
+    "BatchedSimulator",
+    "GraphSimulator",
+    "ReferenceSimulator",
+    "ShardedSimulator",
+    "StackedSimulator",
+    "simulator",
+]

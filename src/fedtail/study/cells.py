@@ -1,4 +1,4 @@
-"""Cells: ordinary runs in content-addressed folders, run in parallel processes.
+"""Cells: ordinary runs in content-addressed folders, run in parallel: in processes, or on a GPU in one.
 
 The folder of a cell is named by a digest of everything its result depends on. So an interrupted grid continues
 where it stopped, a finished cell is never run again, and two tables that share a cell share its run.
@@ -18,14 +18,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+
+import torch
 
 from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.sources import SOURCES, locate
 from fedtail.errors import FedtailError, writing
+from fedtail.rounds.loop import RoundHook
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
+from fedtail.simulate.turns import Turns
+
+AT_ONCE = 4
+"""Most runs at once on one GPU: it is full by then, and each takes memory."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,9 @@ def run_cells(
 ) -> list[Outcome]:
     """Run what is not finished yet; outcomes come in the order of ``cells``.
 
-    A cell that fails does not stop the others: its outcome carries the error. ``launcher`` replaces the process
-    pool (a cluster, for instance): it yields the outcome of every cell it is given, in any order.
+    ``workers`` run at once, in processes of their own or, on a GPU, in this one. A cell that fails does not stop the
+    others: its outcome carries the error. ``launcher`` replaces all that (by a cluster, for instance): it yields the
+    outcome of every cell it is given, in any order.
     """
     with writing(base):
         base.mkdir(parents=True, exist_ok=True)
@@ -102,7 +111,7 @@ def run_cells(
         for cell in [c for c in todo.values() if data_of(c) in missing]:
             note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
     if todo:
-        chosen = launcher or (one_by_one if workers <= 1 or len(todo) == 1 else in_processes(workers))
+        chosen = launcher or launcher_of(list(todo.values()), workers)
         for outcome in chosen(list(todo.values()), base):
             note(outcome)
     return [found[cell.digest] for cell in cells]
@@ -126,6 +135,14 @@ def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
             except FedtailError as error:
                 missing[name, folder] = str(error)
     return missing
+
+
+def launcher_of(cells: Sequence[Cell], workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+    """How ``workers`` of these cells run at once."""
+    if workers <= 1 or len(cells) <= 1:
+        return one_by_one
+    on_gpu = all(cell.config.engine.device.startswith("cuda") for cell in cells)
+    return together(min(workers, AT_ONCE)) if on_gpu else in_processes(workers)
 
 
 def one_by_one(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
@@ -161,6 +178,57 @@ def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outc
     return launch
 
 
+def together(runs: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+    """A launcher for a GPU: so many cells at once in this process, as further lanes of the device.
+
+    Processes that share a GPU gain nothing, since it serves one of them at a time. Threads of one process that take
+    turns keep it busy while one of them plans, aggregates or evaluates, and fill it where one run's steps are too
+    small to; each computes what it computes alone. Where memory does not suffice for a cell among others, it is run
+    again by itself.
+    """
+
+    def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
+        alone: list[Cell] = []
+        for precision in dict.fromkeys(c.config.engine.precision for c in cells):  # a switch of the whole process
+            mine = [c for c in cells if c.config.engine.precision == precision]
+            for outcome, exhausted in _in_threads(mine, base, min(runs, len(mine))):
+                if exhausted and len(cells) > 1:
+                    alone.append(outcome.cell)
+                else:
+                    yield outcome
+        yield from one_by_one(alone, base)
+
+    return launch
+
+
+def _in_threads(cells: Sequence[Cell], base: Path, threads: int) -> Iterator[tuple[Outcome, bool]]:
+    """Outcomes as they come, and whether the device's memory had run out."""
+    turns, todo, done = Turns(), iter(cells), SimpleQueue[tuple[Outcome, bool] | BaseException]()
+
+    def work() -> None:
+        try:
+            for cell in todo:  # an iterator that all threads share
+                with turns.joined(torch.device(cell.config.engine.device)):
+                    outcome = run_cell(cell, base, lambda *_: turns.hand_over())
+                done.put((outcome, (outcome.error or "").startswith("OutOfMemoryError")))
+        except BaseException as error:  # Ctrl-C in the main thread, or a thread that could not begin
+            done.put(error)
+
+    pool = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
+    try:
+        for thread in pool:
+            thread.start()
+        for _ in cells:
+            found = done.get()
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:  # also when the caller wants no more: cells in mid-run have their checkpoints
+        turns.stop()
+        for thread in pool:
+            thread.join()
+
+
 @contextmanager
 def _inherit_no_interrupt() -> Iterator[None]:
     """Processes started inside ignore Ctrl-C, which a terminal sends to all of them; the parent deals with it."""
@@ -191,11 +259,11 @@ def run_packed(label: str, raw: dict[str, Any], base: str, share: int | None = N
     return run_cell(Cell(label, check_config(raw)), Path(base)).error
 
 
-def run_cell(cell: Cell, base: Path) -> Outcome:
+def run_cell(cell: Cell, base: Path, on_round: RoundHook | None = None) -> Outcome:
     """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
     folder = cell.folder(base)
     try:
-        run(changed(cell.config, {"run.folder": str(base), "run.name": folder.name}), resume=True)
+        run(changed(cell.config, {"run.folder": str(base), "run.name": folder.name}), resume=True, on_round=on_round)
     except Exception as error:  # memory may run out in one cell and suffice for the rest
         return Outcome(cell, folder, error=in_words(error))
     return Outcome(cell, folder)

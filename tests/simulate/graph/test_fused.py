@@ -30,15 +30,30 @@ class Tricky(nn.Module):
         return self.out(torch.flatten(F.adaptive_avg_pool2d(z, 1), 1).relu())
 
 
+class Sequence(nn.Module):
+    """Convolutions along rows of an image, an LSTM, and linear layers on every step and on the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Conv1d(24, 6, 3, padding=1, stride=2), nn.ReLU(), nn.Conv1d(6, 4, 1, bias=False))
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+        self.every, self.output = nn.Linear(3, 3), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, _ = self.lstm(self.blocks(x.flatten(1, 2)).transpose(1, 2))
+        return self.output(self.every(steps).relu()[:, -1] + steps.mean(1))
+
+
 def models() -> dict[str, nn.Module]:
     return {
         "resnet18": build_model("resnet18", (3, 8, 8), 5, width=8, norm_groups=4),
         "small_cnn": build_model("small_cnn", (3, 8, 8), 5),
         "tricky": Tricky(),
+        "sequence": Sequence(),
     }
 
 
-@pytest.mark.parametrize("name", ["resnet18", "small_cnn", "tricky"])
+@pytest.mark.parametrize("name", ["resnet18", "small_cnn", "tricky", "sequence"])
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (7, 0)])
 def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -63,6 +78,11 @@ def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...]
 def test_networks_that_cannot_be_taken_apart_are_refused() -> None:
     frozen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
     frozen[0].weight.requires_grad_(False)
-    for module in (build_model("cnn_lstm", (16,), 3), nn.Sequential(nn.BatchNorm2d(3)), frozen):
+    for module in (
+        nn.LSTM(3, 2),
+        nn.Sequential(nn.LSTM(3, 2, batch_first=True)),
+        nn.Sequential(nn.BatchNorm2d(3)),
+        frozen,
+    ):
         with pytest.raises(Unsupported):
             fused_network(module)

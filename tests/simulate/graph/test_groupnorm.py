@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fedtail.simulate.graph import groupnorm
-from fedtail.simulate.graph.groupnorm import norm_backward, norm_forward
+from fedtail.simulate.graph.groupnorm import norm_backward, norm_forward, norm_gradients
 
 INTERPRETED = groupnorm.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS = [
@@ -34,7 +34,8 @@ def test_both_directions_equal_autograd_and_weights_get_one_gradient_per_group_o
     x, r, dy = (draw(n, channels, side, side).contiguous(memory_format=torch.channels_last) for _ in range(3))
     w, b = draw(channels) + 1, draw(channels)
     saved = norm_forward(x, r if added else None, w, b, groups, 1e-5, relu=relu, kernel=kernel)
-    dx, dz, grads = norm_backward(dy, saved, sizes, relu=relu, residual=added, kernel=kernel)
+    dx, dz, sums = norm_backward(dy, saved, relu=relu, residual=added, kernel=kernel)
+    grads = norm_gradients(sums, sizes, w.dtype, kernel)
 
     leaves = [t.clone().requires_grad_() for t in (x, r, w, b)]
     z = F.group_norm(leaves[0], groups, leaves[2], leaves[3], 1e-5) + (leaves[1] if added else 0.0)

@@ -160,7 +160,7 @@ def _column(p: Tensor, like: Tensor) -> Tensor:
 
 def _mean(z: Tensor) -> Tensor:
     """(m, 1, B) mean over features of (m, features, B). As a product it takes half the time of ``Tensor.mean``."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or z.is_cuda:  # a recorded graph must not read memory that a cache may drop
         return z.mean(1, keepdim=True)
     return torch.bmm(_averaging(z.shape[0], z.shape[1], z.device), z)
 

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.simulate.graph.network import DeviceModel
+from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Resident
+from fedtail.simulate.turns import hand_over, wait_for
 
 LARGEST, GRAIN = 1024, 64
 """A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
@@ -25,8 +27,7 @@ class Evaluator:
         self.rest = resident.start[self.layout.n_params :].clone()
         self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=self.device)
         self.cuda = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if self.cuda else None
-        self.memory = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.recorder = Recorder(self.device)
         self.recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def load(self, x: Tensor) -> None:
@@ -48,6 +49,7 @@ class Evaluator:
         self.load(x.to(self.device))
         total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
         self._count(total, self._chunks(index))
+        wait_for(self.device)
         return total.view(self.n_classes, self.n_classes).cpu().numpy()
 
     @torch.no_grad()
@@ -59,6 +61,8 @@ class Evaluator:
         for s, vector in candidates.walk():
             self.load(vector)
             self._count(total[s], chunks)
+            hand_over()
+        wait_for(self.device)
         m = total.view(-1, c, c)
         return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
 
@@ -96,16 +100,5 @@ class Evaluator:
         return self.network([self.params], self.rest, self.model.inputs(self.resident.x, rows), (rows.shape[0],))
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        assert self.stream is not None
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
-            for _ in range(2):
-                self._call(self.rows[:n].clone())
-            self.stream.synchronize()
-            out = torch.empty(n, self.n_classes, device=self.device)
-            graph.capture_begin(pool=self.memory)
-            out.copy_(self._call(self.rows[:n].clone()))
-            graph.capture_end()
-        torch.cuda.synchronize()
-        return graph, out
+        out = torch.empty(n, self.n_classes, device=self.device)
+        return self.recorder.record(lambda: out.copy_(self._call(self.rows[:n].clone())), lambda: None), out

@@ -5,25 +5,30 @@ groups are run apart or together; only the weight gradients must be kept apart. 
 for activations over the whole batch, and per layer one weight gradient for each group's rows: the same gradients as
 H separate passes, at the cost of a plain step, with larger and fewer kernels.
 
-Works for networks that ``torch.fx`` can trace and whose parameters sit in Conv2d, Linear and GroupNorm layers.
+Works for networks that ``torch.fx`` can trace and whose parameters sit in convolutions (Conv1d, Conv2d), Linear,
+GroupNorm and LSTM layers.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward
+from fedtail.simulate.graph import recurrent
+from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
 Network = Callable[[Weights, Tensor, tuple[int, ...]], Tensor]
 Layers = dict[str, nn.Module]
+Conv = nn.Conv1d | nn.Conv2d
 Absorbed = tuple[fx.Node, fx.Node | None]
 
 ADD = (operator.add, operator.iadd, torch.add)
@@ -35,42 +40,61 @@ class Unsupported(Exception):
 
 
 class _Conv(torch.autograd.Function):
+    """Images, and sequences as images of one row."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: nn.Conv2d, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        ctx.layer, ctx.sizes, h = layer, sizes, len(sizes)
+    def forward(ctx: Any, x: Tensor, layer: Conv, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
+        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
         w, bias = weights[0], weights[h] if layer.bias is not None else None
+        ctx.flat = x.ndim == 3
+        if ctx.flat:
+            x, w = x.unsqueeze(2), w.unsqueeze(2)
+            x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
         if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
             x, w = _whole_eights(x), _whole_eights(w)
         ctx.save_for_backward(x, w)
-        return F.conv2d(x, w, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        y = F.conv2d(x, w, bias, *_geometry(layer), layer.groups)
+        return y.squeeze(2) if ctx.flat else y
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (dy,), (x, w), layer = upstream, ctx.saved_tensors, ctx.layer
+        if ctx.flat:
+            dy = dy.unsqueeze(2)
         if x.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
+        stride, padding, dilation = _geometry(layer)
+        channels = layer.in_channels // layer.groups
 
         def back(dy: Tensor, x: Tensor, mask: list[bool]) -> Any:
             return torch.ops.aten.convolution_backward(
-                dy, x, w, None, layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups, mask
+                dy, x, w, None, stride, padding, dilation, False, [0, 0], layer.groups, mask
             )
 
-        wanted = ctx.needs_input_grad[0]
-        if len(ctx.sizes) == 1:
-            dx, dw, _ = back(dy, x, [wanted, True, False])
-            grads, parts = [dw], [dy]
-        else:
-            dx = back(dy, x, [True, False, False])[0] if wanted else None
-            parts = list(dy.split(list(ctx.sizes)))
-            pairs = zip(parts, x.split(list(ctx.sizes)), strict=True)
-            grads = [back(d, v, [False, True, False])[1] if len(d) else torch.zeros_like(w) for d, v in pairs]
-        channels = layer.in_channels // layer.groups
-        if w.shape[1] != channels:
-            grads = [g[:, :channels].contiguous(memory_format=torch.channels_last) for g in grads]
-            dx = None if dx is None else dx[:, : layer.in_channels]
-        if layer.bias is not None:
-            grads += [d.sum((0, 2, 3)) for d in parts]
-        return dx, None, None, *grads
+        def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
+            """Gradients of the weight and the bias from one group's rows."""
+            dw = back(dy, x, [False, True, False])[1] if len(dy) else torch.zeros_like(w)
+            if w.shape[1] != channels:
+                dw = dw[:, :channels].contiguous(memory_format=torch.channels_last)
+            if ctx.flat:
+                dw = dw.squeeze(2)
+            return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
+
+        parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
+        grads = [ctx.aside(of_group, d, v) for d, v in parts]
+        dx = back(dy, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None
+        if dx is not None:
+            dx = dx[:, : layer.in_channels]
+            dx = dx.squeeze(2) if ctx.flat else dx
+        return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
+
+
+def _geometry(layer: Conv) -> tuple[list[int], list[int], list[int]]:
+    """Stride, padding and dilation in two dimensions."""
+    assert not isinstance(layer.padding, str)
+    one = isinstance(layer, nn.Conv1d)
+    values = ((layer.stride, 1), (layer.padding, 0), (layer.dilation, 1))
+    return tuple([*([none] if one else []), *value] for value, none in values)  # type: ignore[return-value]
 
 
 def _whole_eights(t: Tensor) -> Tensor:
@@ -81,20 +105,26 @@ def _whole_eights(t: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: nn.Linear, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        ctx.layer, ctx.sizes, h = layer, sizes, len(sizes)
+    def forward(
+        ctx: Any, x: Tensor, layer: nn.Linear, aside: Aside, sizes: tuple[int, ...], *weights: Tensor
+    ) -> Tensor:
+        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
         ctx.save_for_backward(x, weights[0])
         return F.linear(x, weights[0], weights[h] if layer.bias is not None else None)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (dy,), (x, w) = upstream, ctx.saved_tensors
+
+        def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
+            dy = dy.flatten(0, -2)
+            dw = dy.T @ x.flatten(0, -2)
+            return [dw] if ctx.layer.bias is None else [dw, dy.sum(0)]
+
+        parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
+        grads = [ctx.aside(of_group, d, v) for d, v in parts]
         dx = dy @ w if ctx.needs_input_grad[0] else None
-        parts = list(dy.split(list(ctx.sizes)))
-        grads = [d.flatten(0, -2).T @ v.flatten(0, -2) for d, v in zip(parts, x.split(list(ctx.sizes)), strict=True)]
-        if ctx.layer.bias is not None:
-            grads += [d.flatten(0, -2).sum(0) for d in parts]
-        return dx, None, None, *grads
+        return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
 class _Norm(torch.autograd.Function):
@@ -105,6 +135,7 @@ class _Norm(torch.autograd.Function):
         residual: Tensor | None,
         layer: nn.GroupNorm,
         relu: bool,
+        aside: Aside,
         sizes: tuple[int, ...],
         *weights: Tensor,
     ) -> Tensor:
@@ -115,7 +146,7 @@ class _Norm(torch.autograd.Function):
             residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
         saved = norm_forward(x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel)
         ctx.save_for_backward(*saved)
-        ctx.relu, ctx.sizes, ctx.residual, ctx.kernel = relu, sizes, residual is not None, kernel
+        ctx.relu, ctx.aside, ctx.sizes, ctx.residual, ctx.kernel = relu, aside, sizes, residual is not None, kernel
         return saved.y
 
     @staticmethod
@@ -123,18 +154,50 @@ class _Norm(torch.autograd.Function):
         (dy,), saved = upstream, Saved(*ctx.saved_tensors)
         if ctx.kernel:
             dy = dy.contiguous(memory_format=torch.channels_last)
-        dx, dz, grads = norm_backward(dy, saved, ctx.sizes, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel)
-        return dx, dz, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
+        dx, dz, sums = norm_backward(dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel)
+        grads = ctx.aside(partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel), sums)
+        return dx, dz, None, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
 
 
-LAYERS = (nn.Conv2d, nn.Linear, nn.GroupNorm)
+class _Lstm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
+        h = len(sizes)
+        w_in, w = weights[0], weights[h]
+        b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
+        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, recurrent.has_kernel(w.shape[1], x.device)
+        saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
+        ctx.save_for_backward(x, w_in, w, *saved)
+        return saved.y
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (dy,), (x, w_in, w, *kept) = upstream, ctx.saved_tensors
+        saved = recurrent.Saved(*kept)
+        d = recurrent.lstm_backward(dy, w, saved, kernel=ctx.kernel)
+
+        def of_group(d: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+            later, before = d[:, 1:].flatten(0, 1), y[:, :-1].flatten(0, 1)
+            flat = d.flatten(0, 1)
+            db = flat.sum(0)
+            return [flat.T @ x.flatten(0, 1), later.T @ before, db, db.clone()]
+
+        parts = zip(*(t.split(list(ctx.sizes)) for t in (d, x, saved.y)), strict=True)
+        grads = [ctx.aside(of_group, *part) for part in parts]
+        dx = d @ w_in if ctx.needs_input_grad[0] else None
+        return dx, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
-def fused_network(module: nn.Module) -> Network:
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LSTM)
+
+
+def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
     """(weights per group, x, rows per group) -> output; the network in its current train / eval mode.
 
-    GroupNorm swallows a ReLU, or an addition and a ReLU, that follow it. Raises ``Unsupported``.
+    GroupNorm swallows a ReLU, or an addition and a ReLU, that follow it. Weight gradients are computed ``aside``, and
+    not to be read before it is joined. Raises ``Unsupported``.
     """
+    beside = aside or Aside()
     try:
         graph = fx.symbolic_trace(module).graph
     except Exception as error:
@@ -153,9 +216,9 @@ def fused_network(module: nn.Module) -> Network:
         assert isinstance(source, fx.Node)
         x, residual = env[source], None if other is None else env[other]
         if residual is not None and residual.shape != x.shape:
-            out = _Norm.apply(x, None, layer, False, sizes, *_pick(weights, name, True))
+            out = _Norm.apply(x, None, layer, False, beside, sizes, *_pick(weights, name, True))
             return F.relu(out + residual)
-        return _Norm.apply(x, residual, layer, relu, sizes, *_pick(weights, name, True))
+        return _Norm.apply(x, residual, layer, relu, beside, sizes, *_pick(weights, name, True))
 
     def run(weights: Weights, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         env: dict[fx.Node, Any] = {}
@@ -185,10 +248,12 @@ def fused_network(module: nn.Module) -> Network:
         layer = layers[name]
         if isinstance(layer, nn.GroupNorm):
             return norm(node, None, False, env, weights, sizes)
-        if isinstance(layer, nn.Conv2d):
-            return _Conv.apply(args[0], layer, sizes, *_pick(weights, name, layer.bias is not None))
+        if isinstance(layer, nn.LSTM):
+            return _Lstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
+        if isinstance(layer, Conv):
+            return _Conv.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         if isinstance(layer, nn.Linear):
-            return _Linear.apply(args[0], layer, sizes, *_pick(weights, name, layer.bias is not None))
+            return _Linear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         return layer(*args, **kwargs)
 
     return run
@@ -201,7 +266,9 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
         known = type(layer) in LAYERS and (not isinstance(layer, nn.GroupNorm) or layer.affine)
         if own and not known:
             raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
-        if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+        if isinstance(layer, nn.LSTM):
+            _check_recurrent(name, layer, graph)
+        if isinstance(layer, Conv) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
             raise Unsupported(f"layer {name!r} pads with {layer.padding_mode!r}, {layer.padding!r}")
         if any(not p.requires_grad for p in own):
             raise Unsupported(f"layer {name!r} is frozen")
@@ -209,6 +276,17 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
         raise Unsupported("layers share parameters")
     if any(node.op == "get_attr" for node in graph.nodes):
         raise Unsupported("a parameter is used outside a layer")
+
+
+def _check_recurrent(name: str, layer: nn.LSTM, graph: fx.Graph) -> None:
+    """One plain layer from a zero state, of which only the outputs are used."""
+    plain = layer.num_layers == 1 and layer.batch_first and layer.bias
+    plain = plain and not layer.bidirectional and not layer.proj_size
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
+    users = [user for call in calls for user in call.users]
+    read = all(u.target is operator.getitem and (u.args[1] == 0 or not u.users) for u in users)
+    if not (plain and read and all(len(c.args) == 1 and not c.kwargs for c in calls)):
+        raise Unsupported(f"layer {name!r} is more than a plain LSTM whose outputs are used")
 
 
 def _absorbing(layers: Layers, graph: fx.Graph) -> tuple[dict[fx.Node, Absorbed], set[fx.Node]]:
@@ -249,3 +327,8 @@ def _pick(weights: Weights, name: str, bias: bool) -> list[Tensor]:
     """The layer's weight in every group, then its bias in every group."""
     out = [w[f"{name}.weight"] for w in weights]
     return out + [w[f"{name}.bias"] for w in weights] if bias else out
+
+
+def _pick_recurrent(weights: Weights, name: str) -> list[Tensor]:
+    """The layer's input and recurrent weights in every group, then its biases in every group."""
+    return [w[f"{name}.{kind}_l0"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") for w in weights]

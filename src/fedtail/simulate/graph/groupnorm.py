@@ -228,9 +228,9 @@ def norm_forward(
 
 
 def norm_backward(
-    dy: Tensor, saved: Saved, sizes: tuple[int, ...], *, relu: bool, residual: bool, kernel: bool
+    dy: Tensor, saved: Saved, *, relu: bool, residual: bool, kernel: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """dx, dz (the residual's gradient) and the gradients (H, 2, C) of w and b per group of samples."""
+    """dx, dz (the residual's gradient) and sums (2, N, C) over space, of which w's and b's gradients are made."""
     x, y, w, mean, rstd = saved
     n, channels = x.shape[:2]
     groups = mean.shape[1]
@@ -243,8 +243,7 @@ def norm_backward(
         shape = (n, groups, -1)
         inner = (d * w.float().view(1, channels, *(1,) * (x.ndim - 2))).reshape(shape)
         dx = rstd[..., None] * (inner - a[..., None] - v.reshape(shape) * s[..., None])
-        out = torch.stack([part.sum(1) for part in sums.split(list(sizes), dim=1)])
-        return dx.reshape(x.shape).to(x.dtype), d.to(x.dtype) if residual else None, out.to(w.dtype)
+        return dx.reshape(x.shape).to(x.dtype), d.to(x.dtype) if residual else None, sums
     dx = torch.empty_like(x)
     dz = torch.empty_like(x) if residual else None
     sums = torch.empty(2, n, channels, device=x.device)
@@ -254,7 +253,15 @@ def norm_backward(
         dy, x, y, w, mean, rstd, dx, dx if dz is None else dz, sums, n, space,
         RELU=relu, RESIDUAL=residual, **blocks,
     )  # fmt: skip
-    out = torch.empty(len(sizes), 2, channels, device=x.device, dtype=w.dtype)
+    return dx, dz, sums
+
+
+def norm_gradients(sums: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, kernel: bool) -> Tensor:
+    """(H, 2, C) gradients of w and b for each group of samples, from what ``norm_backward`` leaves."""
+    if not kernel:
+        return torch.stack([part.sum(1) for part in sums.split(list(sizes), dim=1)]).to(dtype)
+    _, n, channels = sums.shape
+    out = torch.empty(len(sizes), 2, channels, device=sums.device, dtype=dtype)
     cb = min(channels, 64)
     _reduce_kernel[(len(sizes), 2, channels // cb)](sums, out, n, sizes[0], C=channels, CB=cb, BN=32, num_warps=4)
-    return dx, dz, out
+    return out

@@ -20,7 +20,11 @@ from fedtail.data.images.augment import PAD
 from fedtail.rounds.local import PreparedRun
 from fedtail.simulate.graph.numerics import Layout
 from fedtail.simulate.graph.passes import Schedule, Step
+from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident
+
+LANE_PRIORITY = -1
+"""Of a lane's kernels before those of work aside, which is 0: what others wait for goes first."""
 
 
 @dataclass
@@ -111,9 +115,7 @@ class Lane:
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
 
-        cuda = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if cuda else None
-        self.memory = torch.cuda.graph_pool_handle() if cuda else None
+        self.recorder = Recorder(device, LANE_PRIORITY)
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
 
     # -- device work: static buffers only, so that it can be recorded ---------------------------------
@@ -156,21 +158,9 @@ class Lane:
         return len(missing)
 
     def _record(self, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
-        stream, warm = self.stream, self.shared.warm
-        assert stream is not None
-        torch.cuda.synchronize(self.shared.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            for _ in range(0 if key in warm else 2):
-                self._rewind()
-                work()
-            warm.add(key)
-            self._rewind()
-            stream.synchronize()
-            graph.capture_begin(pool=self.memory)
-            work()
-            graph.capture_end()
-        torch.cuda.synchronize(self.shared.device)
+        warm = self.shared.warm
+        graph = self.recorder.record(work, self._rewind, 0 if key in warm else 2)
+        warm.add(key)
         return graph
 
     def _rewind(self) -> None:
@@ -200,13 +190,13 @@ class Lane:
         """Launch the local runs one step per ``next``; deltas go to ``out`` (S, P, n), in the server's layout."""
         layout = self.shared.layout
         for slot in slots:
-            with torch.cuda.stream(self.stream):
+            with self.recorder.on():
                 self.load(slot)
             for step in slot.schedule.steps:
-                with torch.cuda.stream(self.stream):
+                with self.recorder.on():
                     self._step(step)
                 yield
-            with torch.cuda.stream(self.stream), torch.no_grad():
+            with self.recorder.on(), torch.no_grad():
                 delta, target = self.vector - self.shared.start, out[slot.run.row, slot.run.probe]
                 target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
                 target[layout.n_params :].copy_(delta[layout.n_params :])

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from fedtail.data.federation import Transform
 from fedtail.data.images.augment import apply_augment
+from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.fused import fused_network
 from fedtail.simulate.graph.numerics import Layout, Numerics
 
@@ -34,6 +35,7 @@ class DeviceModel:
         shape = (len(transform.mean),) + (1,) * (input_ndim - 1)
         mean, std = (torch.tensor(v, device=numerics.device).view(shape) for v in (transform.mean, transform.std))
         self._normal = (mean, std) if transform.mean else None
+        self.aside = Aside(numerics.device)
 
     def inputs(self, pool: Tensor, index: Tensor, draws: Tensor | None = None) -> Tensor:
         """Model input of some samples; equal to ``Transform`` and ``apply_augment``."""
@@ -51,7 +53,8 @@ class DeviceModel:
         return self._fused(skeleton) if self.numerics.fused else self._plain(skeleton)
 
     def _fused(self, skeleton: nn.Module) -> Network:
-        run, images, numerics, layout = fused_network(skeleton), self._images(skeleton), self.numerics, self.layout
+        run, images = fused_network(skeleton, self.aside), self._images(skeleton)
+        numerics, layout = self.numerics, self.layout
 
         def fused(weights: Sequence[Weights], rest: Tensor, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
             x = x.to(numerics.dtype)

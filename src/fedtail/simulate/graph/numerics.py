@@ -79,13 +79,13 @@ class Layout:
         self.names = [(n, tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad]
         self.sizes = [torch.Size(s).numel() for _, s in self.names]
         self.n_params = sum(self.sizes)
-        self.permuted = numerics.fused and any(len(s) == 4 for _, s in self.names)
+        self.permuted = numerics.fused and any(len(s) > 2 for _, s in self.names)
         if self.permuted:
             parts, offset = [], 0
             for (_, shape), n in zip(self.names, self.sizes, strict=True):
                 index = torch.arange(offset, offset + n)
-                if len(shape) == 4:
-                    index = index.view(shape).permute(0, 2, 3, 1).reshape(-1)
+                if len(shape) > 2:
+                    index = index.view(shape).movedim(1, -1).reshape(-1)
                 parts.append(index)
                 offset += n
             self.order = torch.cat(parts).to(numerics.device)
@@ -100,11 +100,11 @@ class Layout:
         return t.index_select(-1, self.inverse) if self._mine(t) else t
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of the parameters by name; 4-d ones channels-last when permuted."""
+        """Views of the parameters by name; those of convolutions channels-last when permuted."""
         out = {}
         for (name, s), part in zip(self.names, flat.split(self.sizes), strict=True):
-            if self.permuted and len(s) == 4:
-                out[name] = part.view(s[0], s[2], s[3], s[1]).permute(0, 3, 1, 2)
+            if self.permuted and len(s) > 2:
+                out[name] = part.view(s[0], *s[2:], s[1]).movedim(-1, 1)
             else:
                 out[name] = part.view(s)
         return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,26 @@ from fedtail.simulate.graph.lane import Lane, Shared, Slot
 from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.numerics import Numerics
 from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
+from fedtail.simulate.graph.resident import shared_samples
 from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
+from fedtail.simulate.reference import draws_numbers
 from fedtail.simulate.scoring import Scoring
+from fedtail.simulate.turns import hand_over, launching, my_turns, wait_for
 
 MAX_LANES = 10
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One local run after its last step."""
+
+    run: PreparedRun
+    losses: np.ndarray
+    """(E,) mean loss of each step's batch."""
+    const: Tensors
+    """In the device's layout, unlike ``final``."""
+    final: Tensors
+    """The step state, where the method wants it."""
 
 
 class GraphSimulator(ClientStates, Scoring):
@@ -65,11 +82,13 @@ class GraphSimulator(ClientStates, Scoring):
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
         self.device = torch.device(engine.device)
+        # torch's generators are one per process, so runs of models that draw from them do not mix within a round
+        self._mixes = my_turns() is not None and not draws_numbers(module, federation.input_shape)
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.numerics = Numerics.choose(module, self.device, engine.precision, fused, engine.compiles)
         self.numerics.apply()
-        network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
-        self.layout = network.layout
+        self.network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
+        self.layout = self.network.layout
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
@@ -77,17 +96,14 @@ class GraphSimulator(ClientStates, Scoring):
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
-        self.resident = Resident(
-            x=torch.cat([federation.pool.x, federation.test.x.to(federation.pool.x.dtype)]).to(self.device),
-            y=torch.cat([federation.pool.y, federation.test.y]).to(self.device),
-            start=self.model.vector.clone(),
-        )
+        x, y = shared_samples(federation, self.device)
+        self.resident = Resident(x=x, y=y, start=self.model.vector.clone())
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        self._gradients = gradient_function(network, method, self.mode, self.n_groups)
+        self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile)
-        self.evaluator = Evaluator(network, self.resident, federation.n_classes)
+        self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
         self.recorded, self.recording_seconds = 0, 0.0
@@ -98,13 +114,18 @@ class GraphSimulator(ClientStates, Scoring):
         d, start = self.layout.n_params, self.resident.start
         start[:d] = self.layout.inward(task.x.to(self.device)[:d])
         start[d:] = task.x[d:]
-        slots = [slot for row in range(len(task.clients)) for slot in self._slots(task, row)]
+        slots: list[Slot] = []
+        for row in range(len(task.clients)):
+            slots += self._slots(task, row)
+            hand_over()
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with launching(self.device), torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
             with lone_samples_named():
                 self._run(slots, out, task.advance)
-        return self._collect(task, slots, out)
+        wait_for(self.device)
+        done = [Trained(run=s.run, losses=self._step_losses(s), const=s.const, final=s.final) for s in slots]
+        return self._collect(task, done, out)
 
     def _slots(self, task: Task, row: int) -> list[Slot]:
         client = self.federation.client(task.clients[row])
@@ -138,20 +159,25 @@ class GraphSimulator(ClientStates, Scoring):
     def _run(self, slots: list[Slot], out: Tensor, advance: Callable[[float], None]) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
         keep = self.method.own_finish
-        launches = []
+        launches, used = [], list[Lane]()
         for kind in dict.fromkeys(s.signature for s in slots):
             mine = [s for s in slots if s.signature == kind]
             lanes = self._ready(kind, mine)
             for lane, share in zip(lanes, assign([len(s.schedule.steps) for s in mine], len(lanes)), strict=True):
                 todo = [mine[i] for i in share]
                 self._record(lane, todo)
+                used.append(lane)
                 launches.append(lane.run(todo, out, keep))
-        self._synchronize()
         steps_in_all = max(sum(len(s.schedule.steps) for s in slots), 1)
+        for lane in used:
+            lane.recorder.follow()
         while launches:
             launches = [steps for steps in launches if next(steps, True) is None]
             advance(len(launches) / steps_in_all)
-        self._synchronize()
+            if self._mixes:
+                hand_over()
+        for lane in used:
+            lane.recorder.lead()
 
     def _ready(self, kind: Any, slots: list[Slot]) -> list[Lane]:
         """Lanes for slots of one signature; all are made anew when a run does not fit their buffers."""
@@ -193,18 +219,19 @@ class GraphSimulator(ClientStates, Scoring):
         if count:
             self.recording_seconds += time.perf_counter() - began
 
-    def _collect(self, task: Task, slots: list[Slot], out: Tensor) -> tuple[list[Update], list[Refusal]]:
+    def _collect(self, task: Task, done: list[Trained], out: Tensor) -> tuple[list[Update], list[Refusal]]:
+        """What clients upload. out: (clients, P, n) deltas."""
         updates: list[Update] = []
         refusals: list[Refusal] = []
         for row, k in enumerate(task.clients):
-            mine = [s for s in slots if s.run.row == row]
-            losses = [self._step_losses(s) for s in mine]
-            reason, failed = diverged(losses, task, out[row])
+            mine = sorted((t for t in done if t.run.row == row), key=lambda t: t.run.probe)
+            losses, delta = [t.losses for t in mine], out[row]
+            reason, failed = diverged(losses, task, delta)
             if reason is not None:
                 refusals.append(Refusal(k, task.round, reason))
                 continue
-            client, before, delta = self.federation.client(k), self.client_states.get(k, {}), out[row]
-            kept, extras = zip(*(self._finish(s, delta[s.run.probe], before) for s in mine), strict=True)
+            client, before = self.federation.client(k), self.client_states.get(k, {})
+            kept, extras = zip(*(self._finish(t, delta[t.run.probe], before) for t in mine), strict=True)
             if failed:
                 delta[failed] = 0.0
             self._pending[k] = list(kept)
@@ -214,9 +241,9 @@ class GraphSimulator(ClientStates, Scoring):
             updates.append(client_update(client, delta.to(task.x.device), steps, means, reports, extras))
         return updates, refusals
 
-    def _finish(self, slot: Slot, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
-        const = {k: self.layout.outward(v) for k, v in slot.const.items()}
-        return self.method.finish(slot.run.local, delta[: self.layout.n_params], const, slot.final, before)
+    def _finish(self, trained: Trained, delta: Tensor, before: Tensors) -> tuple[Tensors, Tensors]:
+        const = {k: self.layout.outward(v) for k, v in trained.const.items()}
+        return self.method.finish(trained.run.local, delta[: self.layout.n_params], const, trained.final, before)
 
     def _step_losses(self, slot: Slot) -> np.ndarray:
         """(E,) mean loss of each step's batch."""
@@ -286,7 +313,3 @@ class GraphSimulator(ClientStates, Scoring):
         self.evaluator.recorded.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)

@@ -124,6 +124,7 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]
         grads = torch.autograd.grad((out * given.scales).sum(), leaves)
+        model.aside.join()
         flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
         # one balanced kernel; concatenation is bound by the largest of the many pieces
         torch._foreach_copy_([w for row in flat for w in named(row).values()], grads)

@@ -1,0 +1,50 @@
+"""A stream with memory of its own, on which work is recorded once and replayed; the CPU has nothing to record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Recorder:
+    """``stream`` is None without a GPU, where work is called instead."""
+
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self.device, cuda = device, device.type == "cuda"
+        self.stream = torch.cuda.Stream(device, priority=priority) if cuda else None
+        self._memory = torch.cuda.graph_pool_handle() if cuda else None
+
+    def on(self) -> Any:
+        """What is launched inside goes to the stream."""
+        return torch.cuda.stream(self.stream)
+
+    def follow(self) -> None:
+        """What the stream does from here on comes after what the caller has launched."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def lead(self) -> None:
+        """What the caller launches from here on comes after what the stream does."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def record(self, work: Callable[[], Any], rewind: Callable[[], None], rehearsals: int = 2) -> torch.cuda.CUDAGraph:
+        """``work`` as a graph, rehearsed so that libraries have made their plans. It must not make memory of its own
+        that is read later. ``rewind`` undoes what a call has moved."""
+        assert self.stream is not None
+        self.follow()
+        graph = torch.cuda.CUDAGraph()
+        with self.on():
+            for _ in range(rehearsals):
+                rewind()
+                work()
+            rewind()
+            self.stream.synchronize()
+            # other threads may wait for the device meanwhile
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            work()
+            graph.capture_end()
+        self.lead()
+        return graph
