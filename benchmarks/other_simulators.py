@@ -38,8 +38,8 @@ def peer_environment(name: str) -> Path:
 def run_peer(name: str, problem: Path, clients: int, rounds: int, cores: int) -> dict[str, Any]:
     """A peer's seconds per round (least, without the first two) and its final loss.
 
-    With several cores each does what its authors offer: Flower and pfl-research run clients in as many processes,
-    fedjax maps them over as many devices.
+    With several cores each does what it offers: Flower and pfl-research run clients in as many processes, jax computes
+    with as many threads.
     """
     python = peer_environment(name)
     start = [str(python)]

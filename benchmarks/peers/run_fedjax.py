@@ -7,8 +7,10 @@ import time
 from itertools import pairwise
 
 cores = int(sys.argv[4])
-flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-os.environ["XLA_FLAGS"] = flags + (f" --xla_force_host_platform_device_count={cores}" if cores > 1 else "")
+if cores == 1:
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+else:  # its own way to use several devices, pmap, does not run on the jax of today
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads={cores}"
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -16,11 +18,6 @@ import numpy as np  # noqa: E402
 for name in ("tree_map", "tree_leaves", "tree_structure", "tree_unflatten"):  # fedjax 0.0.17 uses names jax has moved
     if not hasattr(jax, name):
         setattr(jax, name, getattr(jax.tree_util, name))
-
-if not hasattr(jax, "device_put_replicated"):  # and one that is gone
-    jax.device_put_replicated = lambda tree, devices: jax.tree_util.tree_map(
-        lambda v: jax.device_put(np.stack([np.asarray(v)] * len(devices))), tree
-    )
 
 import fedjax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
@@ -61,8 +58,6 @@ def loss(params, batch):
     return -jnp.take_along_axis(log_p, batch["y"][:, None], 1).mean()
 
 
-if cores > 1:
-    fedjax.set_for_each_client_backend("pmap")
 algorithm = fedjax.algorithms.fed_avg.federated_averaging(
     lambda params, batch, rng: jax.grad(loss)(params, batch),
     fedjax.optimizers.sgd(0.1),
