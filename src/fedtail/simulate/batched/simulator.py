@@ -314,7 +314,8 @@ class BatchedSimulator(ReferenceSimulator):
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
         order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
-        delta = (x - task.x)[order].view(len(task.clients), task.n_probes, -1)
+        delta = x.sub_(task.x) if order == list(range(len(x))) else x.sub_(task.x)[order]
+        delta = delta.view(len(task.clients), task.n_probes, -1)
 
         def one(row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k, mine = task.clients[row], [place[row, p] for p in range(task.n_probes)]
