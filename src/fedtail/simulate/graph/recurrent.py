@@ -136,7 +136,7 @@ def lstm_forward(gates: Tensor, w: Tensor, b: Tensor, *, kernel: bool) -> Saved:
         )
         _forward_kernel[(triton.cdiv(n, ROWS),)](
             gates, w, b, saved.y, saved.cells, saved.acts, n, STEPS=steps, H=hidden, BN=ROWS, PRECISION=_precision(w),
-            num_warps=8,
+            num_warps=8, num_stages=1,
         )  # fmt: skip
         return saved
     h, c = gates.new_zeros(n, hidden), b.new_zeros(n, hidden)
@@ -160,7 +160,7 @@ def lstm_backward(dy: Tensor, w: Tensor, saved: Saved, *, kernel: bool) -> Tenso
         out = dy.new_empty(n, steps, 4 * hidden)
         _backward_kernel[(triton.cdiv(n, ROWS),)](
             dy.contiguous(), w, saved.cells, saved.acts, out, n, STEPS=steps, H=hidden, BN=ROWS,
-            PRECISION=_precision(w), num_warps=8,
+            PRECISION=_precision(w), num_warps=8, num_stages=1,
         )  # fmt: skip
         return out
     parts = []

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
 from fedtail.models.flat import has_batchnorm
+from fedtail.simulate.graph.momentum import has_kernel, momentum_step
 from fedtail.simulate.graph.network import DeviceModel, Weights
 
 COMPILER: dict[str, Any] = {"force_layout_optimization": True, "shape_padding": False}
@@ -121,13 +122,17 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
         own = local.weights
         weights = [{n: w.detach().requires_grad_() for n, w in named(own).items()} for _ in sizes]
+        flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
+        places = [named(row) for row in flat]
+        model.aside.places = places if len(sizes) <= 2 else []
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]
         grads = torch.autograd.grad((out * given.scales).sum(), leaves)
         model.aside.join()
-        flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
+        pairs = zip([place for group in places for place in group.values()], grads, strict=True)
+        left = [(place, grad) for place, grad in pairs if place.data_ptr() != grad.data_ptr()]
         # one balanced kernel; concatenation is bound by the largest of the many pieces
-        torch._foreach_copy_([w for row in flat for w in named(row).values()], grads)
+        torch._foreach_copy_([place for place, _ in left], [grad for _, grad in left])
         return flat, (out.detach() * given.shares).sum(), state
 
     return gradients
@@ -198,10 +203,16 @@ def update_function(method: Method, compile: bool) -> Callable[[Local, Tensor, S
         if local.shadow is not None:
             local.shadow.copy_(params)
 
-    if not compile:
-        return update
     # one code object serves all methods; past its limit of variants the compiler would silently give up on it
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
         if hasattr(torch._dynamo.config, limit):
             setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), 1024))
-    return torch.compile(update, dynamic=False)
+    plain = torch.compile(update, dynamic=False) if compile else update
+
+    def by_kernel(local: Local, start: Tensor, grads: Sequence[Tensor] | Tensor) -> None:
+        if isinstance(grads, Tensor) and has_kernel(local.params, grads):
+            momentum_step(local.params, local.shadow, local.state["momentum"], grads, local.hyper)
+        else:
+            plain(local, start, grads)
+
+    return by_kernel if method.group_momentum else plain

@@ -1,0 +1,271 @@
+"""The backward passes of convolutions that libraries are slow at for few samples.
+
+Weight gradients, of all class groups in one launch, written where the update reads them:
+
+    dW_h[o, r, s, i] = sum over the group's samples and output pixels of dy[.., o] x[.. + (r, s), i]
+
+For each position (r, s) of the filter this is a product of two matrices with one row per pixel. A library is called
+once per group, chooses small tiles for so few samples, and its results are copied afterwards. Here a program takes a
+tile of (o, i) for one position, one group and one part of its pixels; parts are added in a fixed order, so that the
+bits are always the same. A first layer of few channels takes all positions in one tile.
+
+Input gradients of layers with stride 2: a quarter of the pixels sees the same positions of the filter, so each quarter
+is a plain product over those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # CPU builds of PyTorch come without it
+    triton = None
+
+MOST_PARTS = 64
+NARROW = 8
+"""Channels of a first layer, filled up; see ``fused``."""
+
+
+if triton is not None:
+
+    @triton.jit(do_not_specialize=["first", "second", "apart"])
+    def _product_kernel(  # type: ignore[no-untyped-def]
+        x, dy, out, first, second, apart,
+        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+        KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+        BO: tl.constexpr, BI: tl.constexpr, BP: tl.constexpr, PARTS: tl.constexpr,
+    ):  # fmt: skip
+        """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other."""
+        tile = tl.program_id(0)
+        part = tl.program_id(1)
+        group = tl.program_id(2)
+        tap = tile % (KH * KW)
+        o = (tile // (KH * KW)) % (CO // BO) * BO + tl.arange(0, BO)
+        i = tile // (KH * KW) // (CO // BO) * BI + tl.arange(0, BI)
+        begin = tl.where(group == 0, 0, first)
+        pixels = tl.where(group == 0, first, second) * (HO * WO)
+        length = tl.cdiv(tl.cdiv(pixels, PARTS), BP) * BP
+        low = part * length
+        high = tl.minimum(low + length, pixels)
+        total = tl.zeros([BO, BI], tl.float32)
+        for p in range(low, high, BP):
+            q = p + tl.arange(0, BP)
+            n = begin + q // (HO * WO)
+            place = q % (HO * WO)
+            row = place // WO * STRIDE + tap // KW - PAD_H
+            column = place % WO * STRIDE + tap % KW - PAD_W
+            ok = q < high
+            inside = ok & (row >= 0) & (row < HI) & (column >= 0) & (column < WI)
+            d = tl.load(dy + (begin * (HO * WO) + q)[:, None] * CO + o[None, :], mask=ok[:, None], other=0.0)
+            v = tl.load(x + ((n * HI + row) * WI + column)[:, None] * CI + i[None, :], mask=inside[:, None], other=0.0)
+            total = tl.dot(tl.trans(d), v, total)
+        at = (o[:, None] * (KH * KW) + tap) * CI + i[None, :]
+        tl.store(out + group * apart + part * (CO * KH * KW * CI) + at, total)
+
+    @triton.jit(do_not_specialize=["first", "second"])
+    def _narrow_kernel(  # type: ignore[no-untyped-def]
+        x, dy, out, first, second,
+        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+        REAL: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD_H: tl.constexpr,
+        PAD_W: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PARTS: tl.constexpr,
+    ):  # fmt: skip
+        """out: (H, parts, CO, KH, KW, REAL); of the inputs' CI channels the first REAL are not filling."""
+        o = tl.program_id(0) * BO + tl.arange(0, BO)
+        part = tl.program_id(1)
+        group = tl.program_id(2)
+        j = tl.arange(0, BN)
+        tap = j // CI
+        i = j % CI
+        begin = tl.where(group == 0, 0, first)
+        pixels = tl.where(group == 0, first, second) * (HO * WO)
+        length = tl.cdiv(tl.cdiv(pixels, PARTS), BP) * BP
+        low = part * length
+        high = tl.minimum(low + length, pixels)
+        total = tl.zeros([BO, BN], tl.float32)
+        for p in range(low, high, BP):
+            q = p + tl.arange(0, BP)
+            n = begin + q // (HO * WO)
+            place = q % (HO * WO)
+            row = (place // WO * STRIDE - PAD_H)[:, None] + (tap // KW)[None, :]
+            column = (place % WO * STRIDE - PAD_W)[:, None] + (tap % KW)[None, :]
+            ok = q < high
+            inside = ok[:, None] & (row >= 0) & (row < HI) & (column >= 0) & (column < WI) & (tap < KH * KW)[None, :]
+            d = tl.load(dy + (begin * (HO * WO) + q)[:, None] * CO + o[None, :], mask=ok[:, None], other=0.0)
+            v = tl.load(x + ((n[:, None] * HI + row) * WI + column) * CI + i[None, :], mask=inside, other=0.0)
+            total = tl.dot(tl.trans(d), v, total)
+        at = (o[:, None] * (KH * KW) + tap[None, :]) * REAL + i[None, :]
+        used = ((tap < KH * KW) & (i < REAL))[None, :]
+        tl.store(out + (group * PARTS + part) * (CO * KH * KW * REAL) + at, total, mask=used)
+
+    @triton.jit(do_not_specialize=["samples"])
+    def _halved_kernel(  # type: ignore[no-untyped-def]
+        dy, w, dx, samples,
+        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+        KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ):  # fmt: skip
+        """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels, odd rows and columns."""
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        c = tl.program_id(1) * BN + tl.arange(0, BN)
+        odd_row = tl.program_id(2) // 2
+        odd_column = tl.program_id(2) % 2
+        n = m // (HI // 2 * (WI // 2))
+        u = m // (WI // 2) % (HI // 2)
+        v = m % (WI // 2)
+        ok = n < samples
+        first_row = (odd_row + PAD_H) % 2
+        first_column = (odd_column + PAD_W) % 2
+        columns = (KW - first_column + 1) // 2
+        taps = (KH - first_row + 1) // 2 * columns
+        total = tl.zeros([BM, BN], tl.float32)
+        for t in range(0, taps * (CO // BK)):  # noqa: PIE808
+            tap = t // (CO // BK)
+            k = t % (CO // BK) * BK + tl.arange(0, BK)
+            r = first_row + tap // columns * 2
+            s = first_column + tap % columns * 2
+            row = u + ((odd_row + PAD_H - r) >> 1)
+            column = v + ((odd_column + PAD_W - s) >> 1)
+            inside = ok & (row >= 0) & (row < HO) & (column >= 0) & (column < WO)
+            d = tl.load(dy + ((n * HO + row) * WO + column)[:, None] * CO + k[None, :], mask=inside[:, None], other=0.0)
+            f = tl.load(w + (k[:, None] * (KH * KW) + r * KW + s) * CI + c[None, :])
+            total = tl.dot(d, f, total)
+        at = ((n * HI + u * 2 + odd_row) * WI + v * 2 + odd_column)[:, None] * CI + c[None, :]
+        tl.store(dx + at, total, mask=ok[:, None])
+
+    @triton.jit(do_not_specialize=["apart"])
+    def _sum_kernel(parts, out, apart, N: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+        """out (H, N): the sum of parts (H, PARTS, N)."""
+        at = tl.program_id(0) * B + tl.arange(0, B)
+        group = tl.program_id(1)
+        inside = at < N
+        total = tl.zeros([B], tl.float32)
+        for s in range(PARTS):
+            total += tl.load(parts + (group * PARTS + s) * N + at, mask=inside, other=0.0)
+        tl.store(out + group * apart + at, total, mask=inside)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution with the sizes of its images."""
+
+    layer: tuple[int, int, int, int, int, int, int]
+    """Inputs, outputs, filter height and width, stride, padding above and beside."""
+    space: tuple[int, int, int, int]
+    """Height and width of inputs and outputs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a layer's weight gradients are divided."""
+
+    outputs: int
+    inputs: int
+    """Of a program's tile; of a NARROW layer all inputs at all positions of the filter."""
+    pixels: int = 64
+    """Of a step of a program's sum."""
+    stages: int = 4
+    programs: int = 264
+    """As many at least are launched, two for each multiprocessor of a large GPU: pixels are cut into parts for it."""
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.outputs * self.inputs > 8192 else 4
+
+
+MEASURED: dict[tuple[int, int, int], Plan | None] = {}
+"""By inputs, outputs and height of the filter, for layers of ResNets: what kept an H200 busiest with five at once; None
+where the library did."""
+
+
+@cache
+def plan_of(shape: Shape) -> Plan | None:
+    """None where the kernels do not take the layer."""
+    inputs, outputs, kh, kw, *_ = shape.layer
+    if (inputs, outputs, kh) in MEASURED:
+        return MEASURED[inputs, outputs, kh]
+    if inputs == NARROW:
+        wide = 1 << (kh * kw * inputs - 1).bit_length()
+        return Plan(64, wide) if outputs % 64 == 0 and wide <= 128 else None
+    tile = [next((b for b in (128, 64) if n % b == 0), 0) for n in (outputs, inputs)]
+    return Plan(*tile) if all(tile) else None
+
+
+def kernel_shape(layer: nn.Conv1d | nn.Conv2d, x: Tensor, dy: Tensor) -> Shape | None:
+    """The layer's shape where the kernels may take it: bfloat16 on a GPU, without bias, square strides."""
+    if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or layer.groups != 1 or layer.bias is not None:
+        return None
+    large = max(x.numel(), dy.numel()) >= 2**31  # positions are computed in 32 bits
+    if isinstance(layer, nn.Conv1d) or set(layer.dilation) != {1} or len(set(layer.stride)) > 1 or large:
+        return None
+    assert not isinstance(layer.padding, str)
+    _, outputs, ho, wo = dy.shape
+    _, inputs, hi, wi = x.shape
+    kh, kw = layer.kernel_size
+    up, side = layer.padding
+    shape = Shape((inputs, outputs, kh, kw, layer.stride[0], up, side), (hi, wi, ho, wo))
+    return shape
+
+
+def weight_gradients(
+    x: Tensor, dy: Tensor, *, sizes: Sequence[int], shape: Shape, plan: Plan, places: Sequence[Tensor]
+) -> None:
+    """Writes the gradient of each group's rows, of at most two groups, to its place: (outputs, inputs, height, width),
+    channels-last, in one tensor with the other's. x and dy: channels-last; x may have filling behind its channels."""
+    inputs, outputs, kh, kw, stride, up, side = shape.layer
+    hi, wi, ho, wo = shape.space
+    bo, bi = plan.outputs, plan.inputs
+    narrow, real = inputs == NARROW, places[0].shape[1]
+    count = outputs // bo * (1 if narrow else (inputs // bi) * kh * kw)
+    size = outputs * real * kh * kw
+    longest = -(-max(sizes) * ho * wo // plan.pixels)
+    parts = max(1, min(-(-plan.programs // (count * len(sizes))), longest // 2, MOST_PARTS))
+    parts = max(parts, 2) if narrow else parts
+    apart = _apart(places)
+    out = places[0] if parts == 1 else torch.empty(len(sizes), parts, size, device=x.device)
+    second = sizes[1] if len(sizes) > 1 else 0
+    common = {
+        "HI": hi, "WI": wi, "HO": ho, "WO": wo, "CI": inputs, "CO": outputs, "KH": kh, "KW": kw, "STRIDE": stride,
+        "PAD_H": up, "PAD_W": side, "BO": bo, "BP": plan.pixels, "PARTS": parts,
+        "num_stages": plan.stages, "num_warps": plan.warps,
+    }  # fmt: skip
+    grid = (count, parts, len(sizes))
+    if narrow:
+        _narrow_kernel[grid](x, dy, out, sizes[0], second, REAL=real, BN=bi, **common)
+    else:
+        far = apart if parts == 1 else parts * size
+        _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, **common)
+    if parts > 1:
+        _sum_kernel[(triton.cdiv(size, 1024), len(sizes))](out, places[0], apart, N=size, PARTS=parts, B=1024)
+
+
+def halves(shape: Shape) -> bool:
+    """Whether ``halved_inputs`` takes the layer."""
+    inputs, outputs, _, _, stride, *_ = shape.layer
+    even = all(side % 2 == 0 for side in shape.space[:2])
+    return stride == 2 and even and inputs % 64 == 0 and outputs % 64 == 0
+
+
+def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """The input gradient of a layer with stride 2; all channels-last."""
+    inputs, outputs, kh, kw, _, up, side = shape.layer
+    hi, wi, ho, wo = shape.space
+    n = dy.shape[0]
+    dx = torch.empty(n, inputs, hi, wi, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    rows, bm = n * (hi // 2) * (wi // 2), 128 if inputs == 64 else 64
+    _halved_kernel[(triton.cdiv(rows, bm), inputs // 64, 4)](
+        dy, w, dx, n, HI=hi, WI=wi, HO=ho, WO=wo, CI=inputs, CO=outputs, KH=kh, KW=kw, PAD_H=up, PAD_W=side,
+        BM=bm, BN=64, BK=64, num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return dx
+
+
+def _apart(places: Sequence[Tensor]) -> int:
+    """Values between the first two places."""
+    return (places[1].data_ptr() - places[0].data_ptr()) // places[0].element_size() if len(places) > 1 else 0
