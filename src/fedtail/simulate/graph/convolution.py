@@ -201,9 +201,10 @@ def kernel_shape(layer: nn.Conv1d | nn.Conv2d, x: Tensor, dy: Tensor) -> Shape |
     """The layer's shape where the kernels may take it: bfloat16 on a GPU, without bias, square strides."""
     if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or layer.groups != 1 or layer.bias is not None:
         return None
-    large = max(x.numel(), dy.numel()) >= 2**31  # positions are computed in 32 bits
-    if isinstance(layer, nn.Conv1d) or set(layer.dilation) != {1} or len(set(layer.stride)) > 1 or large:
+    if isinstance(layer, nn.Conv1d) or set(layer.dilation) != {1} or len(set(layer.stride)) > 1:
         return None
+    if not all(t.is_contiguous(memory_format=torch.channels_last) and t.numel() < 2**31 for t in (x, dy)):
+        return None  # positions are computed in 32 bits
     assert not isinstance(layer.padding, str)
     _, outputs, ho, wo = dy.shape
     _, inputs, hi, wi = x.shape
