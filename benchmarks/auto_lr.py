@@ -1,16 +1,25 @@
 """``local.lr = "auto"`` against every learning rate of a grid: test macro F1 and the time of a run.
 
-    FEDTAIL_DATA=DIR python benchmarks/auto_lr.py [digits blobs adult unsw] [--method fedcgnm] [--seed 0]
+    FEDTAIL_DATA=DIR python benchmarks/auto_lr.py [digits blobs adult unsw] [--method fedcgnm] [--seeds 0,1,2]
+    python benchmarks/auto_lr.py --means FILE...       the table of what --keep FILE has kept
 
 Every run selects by validation macro F1 (``run.select = best``), as the defaults for own data do, and runs all its
-rounds. Time is this process's CPU time, which other work on the machine does not change.
+rounds. The best of the grid is the learning rate with the best mean over seeds: the best of each seed is partly luck.
+Time is this process's CPU time, which other work on the machine does not change.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedtail.rates.race import LRS
 from fedtail.runs.config import load_config
@@ -33,22 +42,49 @@ def measure(overrides: list[str]) -> tuple[float, float, dict[str, float]]:
         return float(result.test["macro_f1"]), time.process_time() - began, result.summary.get("found", {})
 
 
+def play(name: str, seed: int, method: str) -> dict[str, Any]:
+    """Every learning rate of the grid, and the race, on one seed."""
+    shared = [*PROBLEMS[name], "run.select=best", "run.metric=macro_f1", f"method.name={method}", f"run.seed={seed}"]
+    measure([*shared, "run.rounds=1"])  # data are read and steps captured once
+    fixed = [measure([*shared, f"local.lr={lr}"]) for lr in GRID]
+    score, seconds, found = measure([*shared, "local.lr=auto"])
+    slow = seconds / float(np.mean([f[1] for f in fixed]))
+    return {"data": name, "seed": seed, "grid": [f[0] for f in fixed], "auto": score, "time": slow, "found": found}
+
+
+def means(rows: Iterable[dict[str, Any]]) -> str:
+    """Means over seeds; what auto is away from the best of the grid with the standard error of that difference."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[row["data"]].append(row)
+    columns = [f"{lr:g}" for lr in GRID]
+    lines = [f"{'':8}" + "".join(f"{c:>8}" for c in columns) + f"{'auto':>8}{'- best':>17}{'time x':>8}  found"]
+    for name, each in found.items():
+        grid, auto = np.array([r["grid"] for r in each]), np.array([r["auto"] for r in each])
+        behind = auto - grid[:, grid.mean(0).argmax()]
+        error = behind.std(ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0.0
+        lrs = ", ".join(f"{r['found'].get('lr', 0):g}" for r in each)
+        row = "".join(f"{v:8.3f}" for v in grid.mean(0)) + f"{auto.mean():8.3f}{behind.mean():+8.3f} ± {error:.3f} "
+        lines.append(f"{name:8}{row}{np.mean([r['time'] for r in each]):8.2f}  lr {lrs}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS), help=" ".join(PROBLEMS))
     parser.add_argument("--method", default="fedcgnm")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--keep", type=Path, help="file to add a line of JSON to for every data set and seed")
+    parser.add_argument("--means", nargs="+", type=Path, help="files that --keep has written; nothing is run")
     asked = parser.parse_args()
-    shared = ["run.select=best", "run.metric=macro_f1", f"method.name={asked.method}", f"run.seed={asked.seed}"]
-    columns = [f"{lr:g}" for lr in GRID]
-    print(f"{'':8}" + "".join(f"{c:>8}" for c in columns) + f"{'auto':>8}{'- best':>8}{'time x':>8}  found", flush=True)
-    for name in asked.problems:
-        measure([*PROBLEMS[name], *shared, "run.rounds=1"])  # data are read and steps captured once
-        fixed = [measure([*PROBLEMS[name], *shared, f"local.lr={lr}"]) for lr in GRID]
-        score, seconds, found = measure([*PROBLEMS[name], *shared, "local.lr=auto"])
-        best, mean = max(f[0] for f in fixed), sum(f[1] for f in fixed) / len(fixed)
-        row = "".join(f"{f[0]:8.3f}" for f in fixed)
-        print(f"{name:8}{row}{score:8.3f}{score - best:8.3f}{seconds / mean:8.2f}  {found}", flush=True)
+    rows = [json.loads(line) for path in asked.means or [] for line in path.read_text().splitlines()]
+    for name, seed in ((n, int(s)) for n in asked.problems for s in asked.seeds.split(",") if not asked.means):
+        rows.append(play(name, seed, asked.method))
+        print(rows[-1], flush=True)
+        if asked.keep is not None:
+            with asked.keep.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    print(means(rows))
 
 
 if __name__ == "__main__":

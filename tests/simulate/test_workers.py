@@ -23,9 +23,9 @@ from fedtail.rates import RATES
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
-from fedtail.simulate import simulator, workers
+from fedtail.simulate import simulator
 from fedtail.simulate.batched.simulator import BatchedSimulator
-from fedtail.simulate.workers import Workers, by_caller, cgroup_limit, cores, run_side_by_side
+from fedtail.simulate.workers import Workers, by_caller
 from tests.simulate.batched.test_simulator import make_module
 
 SIZES = (210, 120, 64, 40, 22, 9, 5)
@@ -178,34 +178,6 @@ def test_progress_is_told_by_the_callers_thread_alone() -> None:
 def test_auto_is_one_worker_where_work_is_too_small_to_share(uneven: Federation) -> None:
     for path in ("batched", "reference"):
         assert fitted(uneven, "fedavg", 0.6, path=path).summary["engine"]["workers"] == 1
-
-
-def test_cores_are_those_of_the_container_shared_with_runs_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, root = tmp_path / "table", tmp_path / "cgroup"
-    assert cgroup_limit(root, table) == float("inf")
-    table.write_text("0::/jobs/mine\n")
-    (root / "jobs" / "mine").mkdir(parents=True)
-    assert cgroup_limit(root, table) == float("inf")
-    (root / "jobs" / "mine" / "cpu.max").write_text("max 100000\n")
-    (root / "jobs" / "cpu.max").write_text("250000 100000\n")
-    assert cgroup_limit(root, table) == 2.5
-    table.write_text("5:memory:/jobs\n4:cpu,cpuacct:/docker\n")  # version 1
-    (root / "cpu" / "docker").mkdir(parents=True)
-    (root / "cpu" / "docker" / "cpu.cfs_quota_us").write_text("600000\n")
-    (root / "cpu" / "docker" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cgroup_limit(root, table) == 6.0
-
-    monkeypatch.setattr(workers, "cgroup_limit", lambda: 6.9)
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert cores() == 6
-    run_side_by_side(4)
-    try:
-        assert cores() == 1 and Workers("auto").n == 1
-    finally:
-        run_side_by_side(1)
-    assert Workers("auto", threads=2).n == 3
 
 
 @pytest.mark.parametrize("bad", ["0", "all", "1.5", "-2"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import Device, Json, Workers
 from fedtail.cli.progress import terminal
 from fedtail.cli.tables import bare_table
+from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError
 from fedtail.study.bench.leaderboard import Board, mean_spread, rank_submissions, write_board
 from fedtail.study.bench.running import FILE, Run, Submission, bench_method, read_submission
@@ -109,7 +109,7 @@ def verify(
 
 def runner(out: Path, workers: int | None) -> Run:
     """Cells of the suite in ``out/runs``, with progress."""
-    pool = workers or min(4, os.cpu_count() or 1)
+    pool = workers or min(4, usable_cores())
 
     def run(title: str, cells: Sequence[Cell]) -> list[Outcome]:
         return run_with_progress(title, cells, out / "runs", workers=pool, strict=False)

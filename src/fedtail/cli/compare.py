@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import SOURCE, TRAINING, Fresh, Json, Workers, config_flags, split_arguments
 from fedtail.cli.progress import Encoded, console
 from fedtail.cli.tables import print_table
+from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
 from fedtail.report import load_run, write_report
@@ -107,7 +107,7 @@ def compare_command(
         raise FedtailError("--until decided compares methods with the first one; name two or more with --methods")
     cells = comparison_cells(configs, seeds, tried)
     check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
-    pool = workers or min(4, os.cpu_count() or 1)
+    pool = workers or min(4, usable_cores())
     outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
     kept = best_lrs(outcomes, metric) if tried else outcomes
     decided: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import DataDir, Device, Workers, split_arguments
 from fedtail.cli.progress import terminal
 from fedtail.cli.tables import bare_table, print_grid
+from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError, one_of
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.launchers import launcher_for
@@ -58,7 +58,7 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
     name, overrides = split_arguments(arguments)
-    words, pool = only or [], workers or os.cpu_count() or 1
+    words, pool = only or [], workers or usable_cores()
     if name is None:
         print_names(overrides)
         return

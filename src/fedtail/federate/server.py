@@ -13,12 +13,13 @@ import torch
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine, refused
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, say_hello, settle
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.replies import refused
 from fedtail.federate.sums import LEAST, Sums, check_masked, choose_reveal, need_masks
 from fedtail.files import write_atomically
 from fedtail.methods import METHODS

@@ -1,4 +1,4 @@
-"""Every core: threads that share the pieces of a round, and how many of them this process may have.
+"""Every core: threads that share the pieces of a round.
 
 Threads and not processes: torch lets go of the interpreter while it computes, a captured step holds it for about a
 twentieth of its time, and so data, methods and models of the user's own, client states and updates stay where they are.
@@ -10,74 +10,24 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedtail.cores import usable_cores
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 PAYS = 2e8
 """Operations below which handing work to another thread costs more than it gains: some milliseconds of one core."""
-
-_side_by_side = 1
-
-
-def run_side_by_side(processes: int) -> None:
-    """Tell this process that so many like it run at once on this machine: each takes its share of the cores."""
-    global _side_by_side
-    _side_by_side = max(processes, 1)
-
-
-def cores() -> int:
-    """Cores that this process may use: its affinity, at most a container's limit, shared with the runs beside it."""
-    if hasattr(os, "sched_getaffinity"):
-        mine = len(os.sched_getaffinity(0))
-    else:
-        mine = os.cpu_count() or 1
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes on this machine
-    return max(1, int(min(mine, cgroup_limit())) // (_side_by_side * max(here, 1)))
-
-
-def cgroup_limit(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> float:
-    """Cores that a container (Docker's ``--cpus``, Kubernetes' limits, Slurm) grants; infinite where none is set.
-
-    The process's own group may be limited, or any above it; version 2 has one file, version 1 two.
-    """
-    try:
-        lines = [line.split(":", 2) for line in table.read_text().splitlines()]
-    except OSError:
-        return math.inf
-    least = math.inf
-    for _, kinds, path in (line for line in lines if len(line) == 3):
-        if kinds and "cpu" not in kinds.split(","):
-            continue
-        top = root if not kinds else root / "cpu"
-        own = top / path.strip("/")
-        for group in (own, *own.parents):
-            if group == top or top in group.parents:
-                least = min(least, _quota(group))
-    return least
-
-
-def _quota(group: Path) -> float:
-    files = [group / "cpu.max"]
-    if not files[0].is_file():
-        files = [group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
-    try:
-        quota, period = (int(word) for file in files for word in file.read_text().split())
-    except (OSError, ValueError):  # not there, or "max"
-        return math.inf
-    return quota / period if quota > 0 else math.inf
 
 
 def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -95,7 +45,7 @@ class Workers:
     """
 
     def __init__(self, asked: int | Literal["auto"], threads: int = 1) -> None:
-        self.n = max(1, cores() // threads) if asked == "auto" else asked
+        self.n = max(1, usable_cores() // threads) if asked == "auto" else asked
         self.threads = threads
         """torch's threads in each: more change the bits of sums."""
         self.most = 1

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.sources import SOURCES, locate
 from fedtail.errors import FedtailError, writing
 from fedtail.rounds.loop import RoundHook
@@ -155,7 +156,9 @@ def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outc
 
     def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
         context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(min(workers, len(cells)), mp_context=context, initializer=begin_worker)
+        n = min(workers, len(cells))
+        share = max(1, usable_cores() // n)
+        pool = ProcessPoolExecutor(n, mp_context=context, initializer=begin_worker, initargs=(share,))
         try:
             with _inherit_no_interrupt():  # the first submissions start the workers
                 pending = {pool.submit(run_packed, c.label, c.config.model_dump(), str(base)): c for c in cells}
@@ -236,8 +239,9 @@ def _inherit_no_interrupt() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def begin_worker() -> None:
-    """Make a worker process end when its parent does, even if that was killed."""
+def begin_worker(share: int) -> None:
+    """Make a worker process keep to its share of the cores, and end when its parent does, even if that was killed."""
+    grant_cores(share)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -248,8 +252,10 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def run_packed(label: str, raw: dict[str, Any], base: str) -> str | None:
-    """``run_cell`` with plain values, for another process; returns the error, if any."""
+def run_packed(label: str, raw: dict[str, Any], base: str, share: int | None = None) -> str | None:
+    """``run_cell`` with plain values, for another process, on so many cores; returns the error, if any."""
+    if share is not None:
+        grant_cores(share)
     return run_cell(Cell(label, check_config(raw)), Path(base)).error
 
 

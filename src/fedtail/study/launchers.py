@@ -31,7 +31,8 @@ def on_ray(address: str | None = None, *, cpus: float = 1.0, gpus: float = 0.0) 
         try:
             task = ray.remote(num_cpus=cpus, num_gpus=gpus)(run_packed)
             folder = str(base.resolve())
-            pending = {task.remote(c.label, c.config.model_dump(), folder): c for c in cells}
+            share = max(1, int(cpus))
+            pending = {task.remote(c.label, c.config.model_dump(), folder, share): c for c in cells}
             while pending:
                 done, _ = ray.wait(list(pending), num_returns=1)
                 for reference in done:

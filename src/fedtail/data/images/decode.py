@@ -7,7 +7,6 @@ file gives a new entry and nothing is ever stale.
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import warnings
 from collections import Counter
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedtail.cores import usable_cores
 from fedtail.data.download import cache_root
 from fedtail.errors import FedtailError
 
@@ -31,7 +31,7 @@ EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp
 LARGEST = 224
 """Longest side that images get unless a size is given."""
 GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "F"})
-WORKERS = min(8, os.cpu_count() or 1)
+MOST_THREADS = 8
 UNREADABLE = (
     OSError,
     UnidentifiedImageError,
@@ -81,7 +81,7 @@ def survey(root: Path, files: Sequence[Path], *, cache: bool = True) -> list[tup
         except UNREADABLE as error:
             return _reason(error)
 
-    with ThreadPoolExecutor(WORKERS) as pool:
+    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores())) as pool:
         found = list(pool.map(look, files))
     good = [f for f in found if not isinstance(f, str)]
     if cache and len(good) == len(found):
@@ -127,7 +127,7 @@ def decode(root: Path, files: Sequence[Path], size: tuple[int, int], channels: i
         except UNREADABLE as error:
             bad[i] = _reason(error)
 
-    with ThreadPoolExecutor(WORKERS) as pool:
+    with ThreadPoolExecutor(min(MOST_THREADS, usable_cores())) as pool:
         list(pool.map(work, range(len(files))))
     tensor = torch.from_numpy(x)
     if cache and not bad:

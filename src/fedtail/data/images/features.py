@@ -7,7 +7,6 @@ simulation, at a site, or when a trained model predicts.
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtail.core.random import generator
+from fedtail.cores import usable_cores
 from fedtail.data.download import cache_root
 
 Progress = Callable[[int, int], None]
@@ -63,7 +63,7 @@ def encode_images(
         with torch.no_grad():
             out[i] = encode(image[None])[0]
 
-    with _one_thread_each(), ThreadPoolExecutor(_cores()) as pool:
+    with _one_thread_each(), ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(todo), CHUNK):
             part = todo[start : start + CHUNK]
             for _ in pool.map(work, part.tolist()):
@@ -133,10 +133,6 @@ def _write(folder: Path, ids: Sequence[bytes], x: Tensor) -> None:
             part.replace(folder / f"{name}.safetensors")
     except OSError:
         return
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

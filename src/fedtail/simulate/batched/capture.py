@@ -77,25 +77,25 @@ def capture(
         try:
             tape = _Emitter(graph, place(trace, in_cat=True), held).tape()
         except RuntimeError:  # a view of memory inside a larger result need not exist
-            _restore(held, before)
+            restore(held, before)
             tape = _Emitter(graph, place(trace, in_cat=False), held).tape()
         expected_inputs = [t.clone() for t in before]
         expected = function(*expected_inputs)
-        _restore(held, before)
+        restore(held, before)
         tape.replay()
-        same = all(map(_equal, [*held, *tape.outputs], [*expected_inputs, *expected]))
-        _restore(held, before)
+        same = all(map(same_bits, [*held, *tape.outputs], [*expected_inputs, *expected]))
+        restore(held, before)
     if not same:
         raise CaptureError("the replayed step does not give the bits of the step itself")
     return tape
 
 
-def _restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for t, v in zip(tensors, values, strict=True):
         t.copy_(v)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 

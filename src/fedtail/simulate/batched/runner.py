@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fedtail.simulate.batched.capture import Recording, capture, record
+from fedtail.simulate.batched.capture import Recording, Tape, capture, record, restore, same_bits
+from fedtail.simulate.batched.script import CALLS_TO_SETTLE, Call, Scripts, scripted
 
 Step = Callable[..., list[Tensor]]
 
-CAPTURE_AFTER = 300
+CAPTURE_AFTER = 200
 """Calls of a step, by all workers and those of the coming round among them, from which on it is captured. Tracing takes
 as long as a capture saves in so many calls of a small step, so that the choice costs at most twice the best one. It
 never shows in the results: a captured step gives the same bits."""
@@ -23,6 +24,7 @@ class Program:
         self.calls = 0
         """How often the step was called, the coming round included."""
         self.recording: Recording | None = None
+        self.scripts: Scripts = {}
         self.compiled: Step | None = None
         self.settled = False
         """Whether recording or compiling has been tried."""
@@ -90,7 +92,7 @@ class Runner:
             self.program.notes.append(f"not captured: {type(error).__name__}: {error}")
             return
         self.mode, self.calls = "replay", len(tape.calls)
-        calls, out = tape.calls, tape.outputs[0]
+        calls, out = self._fewer(tape), tape.outputs[0]
 
         def replay() -> Tensor:
             for call in calls:
@@ -98,3 +100,23 @@ class Runner:
             return out
 
         self._call = replay
+
+    def _fewer(self, tape: Tape) -> list[Call]:
+        """The tape's calls as few, if these give the very same bits, now and when TorchScript has settled."""
+        before = [t.clone() for t in self.tensors]
+
+        def after(calls: Sequence[Call]) -> list[Tensor]:
+            restore(self.tensors, before)
+            for call in calls:
+                call()
+            return [t.clone() for t in (*self.tensors, *tape.outputs)]
+
+        try:
+            calls, expected = scripted(tape.calls, self.program.scripts), after(tape.calls)
+            same = all(all(map(same_bits, after(calls), expected)) for _ in range(CALLS_TO_SETTLE + 1))
+        except Exception as error:  # torch's compiler refuses in many ways; the tape itself is as right
+            self.program.notes.append(f"not scripted: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            return tape.calls
+        finally:
+            restore(self.tensors, before)
+        return calls if same else tape.calls
