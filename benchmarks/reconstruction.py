@@ -295,7 +295,7 @@ def honest(config: Settings, policy: Policy) -> float:
     slices = [Rehearsed(federation, k, pooled.model, pooled.model_options) for k in range(federation.n_clients)]
     sites = {k: Site(f"site {k}", data, policy) for k, data in enumerate(slices)}
     for site in sites.values():
-        site.own = True
+        site.guard.own = True
     names = [site.name for site in sites.values()]
     with tempfile.TemporaryDirectory() as folder:
         written = changed(config, {"run.folder": folder})

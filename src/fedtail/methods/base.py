@@ -150,6 +150,12 @@ class Method:
     """``loss`` is not plain cross-entropy, whose gradient engines have written out. Set by itself."""
     own_finish: ClassVar[bool] = False
     """``finish`` does something, so the state of the last step must be kept for it. Set by itself."""
+    own_direction: ClassVar[bool] = False
+    """``direction`` is not the plain gradient, which engines may subtract as they compute it. Set by itself."""
+    averaged: ClassVar[str] = ""
+    """A state (..., H, d) that ``direction`` changes by m <- beta m + (1 - beta) g, with the scalar ``beta``, and is
+    then ``from_average`` of. Engines may add gradients to it as they compute them. A class with a direction of its own
+    loses it, unless it names one."""
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
@@ -160,6 +166,9 @@ class Method:
         cls.title = cls.__dict__.get("title", cls.__name__)
         cls.own_loss = cls.loss is not Method.loss
         cls.own_finish = cls.finish is not Method.finish
+        cls.own_direction = cls.direction is not Method.direction
+        if "averaged" not in cls.__dict__ and _defining(cls, "direction") is not _defining(cls, "averaged"):
+            cls.averaged = ""
 
     def __post_init__(self) -> None:
         check_range("method.weight_decay", self.weight_decay, 0.0)
@@ -198,6 +207,10 @@ class Method:
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
         """(..., d) direction to subtract (before weight decay), and the step state."""
         return step.grads.sum(dim=-2), step.state
+
+    def from_average(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
+        """(..., d) direction of a method with ``averaged``, from that state after the step's gradients."""
+        raise NotImplementedError
 
     # -- server ----------------------------------------------------------------------------------------
 
@@ -262,6 +275,11 @@ class Method:
     def config(self) -> dict[str, Any]:
         """Constructor arguments that give this method again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+
+def _defining(cls: type, name: str) -> type:
+    """The class that an attribute comes from."""
+    return next(c for c in cls.__mro__ if name in c.__dict__)
 
 
 def run_bound(method: Method, task: Task, client: int, probe: int, steps: int, n_classes: int) -> float | None:

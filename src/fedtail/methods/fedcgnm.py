@@ -10,6 +10,7 @@ Momentum is never sent and never carried over a round: on the wire it is FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.grouping import DISPERSIONS, group_classes
-from fedtail.core.momentum import cgnm_direction
+from fedtail.core.momentum import Scalar, group_momentum, normalized_sum
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.methods.base import LocalRun, LocalStep, Method
@@ -32,6 +33,7 @@ class FedCGNM(Method):
     title = "FedCGNM"
     paper = "Park et al., Class-Grouped Normalized Momentum and Faster Hyperparameter Exploration, ICML 2026"
     tunable = ("weight_decay", "beta", "delta")
+    averaged = "momentum"
 
     n_groups: int | None = 2
     """H; None gives every class its own group."""
@@ -70,10 +72,11 @@ class FedCGNM(Method):
         return {}, {"momentum": torch.zeros(shape, device=run.device)}
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
-        direction, momentum = cgnm_direction(
-            step.state["momentum"], step.grads, step.hyper["beta"], step.hyper["delta"]
-        )
-        return direction, {**step.state, "momentum": momentum}
+        momentum = group_momentum(step.state["momentum"], step.grads, step.hyper["beta"])
+        return self.from_average(momentum, step.hyper), {**step.state, "momentum": momentum}
+
+    def from_average(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
+        return normalized_sum(average, hyper["delta"])
 
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
         if self.weight_decay:

@@ -114,15 +114,15 @@ def test_constant_predictors_count_no_class(federation: Federation) -> None:
     x = constant(asked_for, 0, 5.0)
     meta = {"job": asked_for.to_json(), "client": 0, "splits": ["validation"]}
     assert int(asked(open_site, "confusion", pack(Parcel(meta, {"x": x}))).tensors["validation"][0]) == truth[0]
-    draws = [site(federation)._blur(np.diag([0, 400, 0]), "test") for _ in range(300)]
+    draws = [site(federation).guard.blur(np.diag([0, 400, 0]), "test") for _ in range(300)]
     assert np.std([d for d in draws if d < 0]) * 2 > 3 and all(-25 < d <= 0 for d in draws), "clipped at what is there"
-    draws = [site(federation)._blur(np.array([[0, 200, 0], [0, 200, 0], [0, 0, 0]]), "test") for _ in range(300)]
+    draws = [site(federation).guard.blur(np.array([[0, 200, 0], [0, 200, 0], [0, 0, 0]]), "test") for _ in range(300)]
     assert 4 < np.std(draws) < 6
 
 
 def test_an_honest_model_is_validated_as_it_is(federation: Federation) -> None:
     matrix = np.array([[20, 3, 0], [2, 30, 1], [0, 0, 4]])
-    assert site(federation)._blur(matrix, "validation") == 0
+    assert site(federation).guard.blur(matrix, "validation") == 0
 
 
 def test_statistics_with_new_seeds_are_counted(federation: Federation) -> None:

@@ -51,24 +51,28 @@ def make_module(kind: str) -> nn.Module:
         return build_model("residual_mlp", (12,), CLASSES, width=8, norm_groups=2)
     if kind == "cnn":
         return build_model("small_cnn", (2, 6, 6), CLASSES, channels=(4, 6), norm_groups=2)
+    if kind == "images":
+        return build_model("small_cnn", (3, 20, 20), CLASSES, channels=(8, 12), norm_groups=2)
     return Residual()
 
 
 def make_federation(kind: str) -> Federation:
     """Ragged clients: sizes from 5 to 61, the smallest without some classes."""
     rng = np.random.default_rng(0)
-    shape = (2, 6, 6) if kind == "cnn" else (12,)
-    transform = Transform(1 / 255, (0.5, 0.4), (0.2, 0.3)) if kind == "cnn" else Transform()
+    shape = {"cnn": (2, 6, 6), "images": (3, 20, 20)}.get(kind, (12,))
+    transform = (
+        Transform(1 / 255, (0.5, 0.4, 0.4)[: shape[0]], (0.2, 0.3, 0.3)[: shape[0]]) if shape[1:] else Transform()
+    )
 
     def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
         y = rng.choice(CLASSES, size=n, p=[0.6, 0.25, 0.1, 0.05])
-        if kind == "cnn":
+        if shape[1:]:
             return rng.integers(0, 256, size=(n, *shape)).astype(np.uint8), y
         return (rng.standard_normal((n, *shape)) + y[:, None] / 2).astype(np.float32), y
 
     return Federation.from_arrays(
         [draw(n) for n in SIZES], draw(30), classes=list("abcd"), validation=0.2, transform=transform,
-        augment="crop-flip" if kind == "cnn" else None,
+        augment="crop-flip" if shape[1:] else None,
     )  # fmt: skip
 
 
@@ -135,7 +139,7 @@ def assert_same_round(reference: ReferenceSimulator, fast: BatchedSimulator, tas
             torch.testing.assert_close(value, fast.state()[k][name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "residual_mlp", "cnn", "residual"])
+@pytest.mark.parametrize("kind", ["mlp", "residual_mlp", "cnn", "images", "residual"])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_two_rounds_equal_the_reference_for_every_method(name: str, kind: str) -> None:
     method = METHODS.build(name)
@@ -255,7 +259,7 @@ def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> No
     [
         (nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), "BatchNorm"),
         (nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)), "dropout"),
-        (nn.Sequential(nn.Linear(12, 6000), nn.ReLU(), nn.Linear(6000, 4)), "enough to fill a core"),
+        (nn.Sequential(nn.Linear(12, 20000), nn.ReLU(), nn.Linear(20000, 4)), "enough to fill a core"),
     ],
 )
 def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(module: nn.Module, reason: str) -> None:

@@ -7,11 +7,10 @@ simulator runs. What goes wrong leaves as a fixed code; the words stay in the si
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +22,6 @@ from torch import Tensor
 from fedtail.core.decisions import Decision, SiteGoal
 from fedtail.core.masks import share_of_noise
 from fedtail.core.metrics import class_counts
-from fedtail.core.privacy import secure_normal
 from fedtail.core.records import DIVERGED, Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
@@ -31,7 +29,7 @@ from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.policy import Policy, PolicyError
+from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.sums import (
     MASKED,
     ORDER,
@@ -60,6 +58,7 @@ from fedtail.federate.protocol.wire import (
     unpack_task,
 )
 from fedtail.federate.site.audit import Audit
+from fedtail.federate.site.guard import Guard, check_rates
 from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.rows import keep_back
 from fedtail.federate.site.state import SiteState
@@ -77,12 +76,6 @@ from fedtail.settings import Model, checked
 if TYPE_CHECKING:
     from fedtail.federate.site.sums import SiteSums
 
-FIRST_TOLERANCE = 1e-3
-"""How far a run's first model may be from the one its seed gives, as a share of its norm: versions of torch differ."""
-MOST_ROUNDS = 10
-"""A site that was away for more rounds than this lets a model come no further."""
-LONGEST_EPOCH = 16
-"""Times the classes times the samples: more than this no epoch may have."""
 LEFT = "compression/left"
 """What compression left of the last update, in the site's state."""
 
@@ -136,9 +129,7 @@ class Site:
         self.policy = policy or Policy()
         self.ledger, self.audit = Ledger(folder), Audit(folder)
         self.sums = open_sums(name, self.policy, folder)
-        self.own = data.schema()["kind"] != "slice"
-        """Whether the data are the site's own. A rehearsal's are not, and it is to be the simulator's bit by bit, so
-        crafted models are of no concern there."""
+        self.guard = Guard(self.policy, self.ledger, own=data.schema()["kind"] != "slice")
         self._prepared: Prepared | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
@@ -202,7 +193,7 @@ class Site:
     def statistics(self, parcel: Parcel, key: str) -> Parcel:
         """Federated sums for a common preprocessing."""
         request = parcel.meta.get("request", {})
-        self._charge_split(int(request.get("seed", 0)), int(request.get("client", 0)))
+        self.guard.charge_split(int(request.get("seed", 0)), int(request.get("client", 0)))
         self.ledger.charge("statistics", key, self.policy.max_statistics_per_day)
         return Parcel({"statistics": self.data.statistics(request)})
 
@@ -215,7 +206,12 @@ class Site:
         self.policy.check_data(here.counts)
         self.policy.check_task(task)
         check_rates(here.counts, task)
-        self.ledger.charge("rounds", key, self.policy.max_rounds_per_day, about=self._check_model(here, task))
+        self.ledger.charge(
+            "rounds",
+            key,
+            self.policy.max_rounds_per_day,
+            about=self.guard.check_model(here.job, here.client, here.method, task),
+        )
         committed = parcel.meta.get("commit")
         if committed is not None:
             here.state.commit(int(committed["round"]), int(committed["probe"]))
@@ -224,7 +220,7 @@ class Site:
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
         self.policy.check_steps(max(update.steps))
         self.ledger.note(key, moved=float(torch.linalg.vector_norm(update.delta, dim=-1).max()))
-        least = self.policy.min_row_samples if self.own else 1
+        least = self.policy.min_row_samples if self.guard.own else 1
         update = replace(update, delta=keep_back(here.model, here.client, task.x, update.delta, least))
         if here.job.compress != "none":
             return self._compressed(here, task, update, states, left)
@@ -248,7 +244,7 @@ class Site:
         least = enough(len(order.members), here.job.dropouts) if here.job.shares else 0
         if here.job.shares:
             deviation = sum_deviation(order, here.job.shares) * order.fixed.scale / math.sqrt(least)
-            secret = self._charge_releases(update, here.job.shares, [deviation] * len(update.delta))
+            secret = self.guard.charge_releases(update, here.job.shares, [deviation] * len(update.delta))
             for i, row in enumerate(update.delta):
                 purpose = f"share/{deviation!r}/{self.ledger.sign('share', row_digest(row))}"
                 drawn = share_of_noise(here.model.n_params, deviation, secret, purpose)
@@ -278,40 +274,6 @@ class Site:
             raise SumError("mask-keys", "this site has no list of sites (sites.pub) for masked sums")
         return self.sums
 
-    def _check_model(self, here: Prepared, task: Task) -> dict[str, Any]:
-        """What the ledger keeps of a model that is to be trained; ``PolicyError`` for one that this run cannot have led
-        to. A site that joins late has nothing to compare with but the method's own bound."""
-        run = hashlib.sha256(json.dumps(here.job.to_json(), sort_keys=True).encode()).hexdigest()[:24]
-        about: dict[str, Any] = {"run": run, "round": task.round, "model": self.ledger.sketch(task.x), "moved": 0.0}
-        if not self.policy.max_move or not self.own:
-            return about
-        before = self.ledger.last("rounds", run=run)
-        if before is not None and before.about is not None:
-            start, rounds = before.about["model"], abs(task.round - before.about["round"])
-            most = self.policy.max_move * before.about["moved"] * min(max(rounds, 1), MOST_ROUNDS)
-            about["moved"] = before.about["moved"]
-        else:
-            first = FlatModel(here.job.build_model(here.job.seed)).vector
-            start, most = self.ledger.sketch(first), FIRST_TOLERANCE * float(torch.linalg.vector_norm(first))
-            if task.round:
-                steps = here.job.local.epochs * math.ceil(len(here.client.train) / here.job.local.batch_size)
-                bound = here.method.bound(max(task.lr, self._lr(here.job)), steps, here.job.n_classes)
-                most = math.inf if bound is None else most + self.policy.max_move * task.round * bound
-        distance = math.dist(start, about["model"])
-        if not distance <= most:
-            raise PolicyError(
-                "policy-model",
-                f"site policy: the model of round {task.round} is {distance:.3g} away from "
-                f"{'the last one trained here' if before else 'the one the seed gives'}, at most {most:.3g} may be; "
-                "see policy.max_move",
-            )
-        return about
-
-    @staticmethod
-    def _lr(job: Job) -> float:
-        """The largest learning rate that the job itself names."""
-        return 1.0 if job.local.lr == "auto" else job.local.lr
-
     def _with_noise(self, here: Prepared, task: Task, update: Update) -> Update:
         """The update as it may leave. Its noise is drawn from the site's secret and what it covers: the same update
         gets the same noise, so that asking again averages nothing, and a release that is entered once costs once."""
@@ -319,25 +281,9 @@ class Site:
         bounds = [
             run_bound(here.method, task, update.client, i, n, here.job.n_classes) for i, n in enumerate(update.steps)
         ]
-        secret = self._charge_releases(update, noise, bounds)
+        secret = self.guard.charge_releases(update, noise, bounds)
         n_classes, n_params = here.job.n_classes, here.model.n_params
         return add_noise(update, task, here.method, noise, secret, n_classes, n_params)
-
-    def _charge_releases(self, update: Update, noise: float, bounds: Sequence[float | None]) -> bytes:
-        """Enter what an update costs, unless it was entered before; the secret to draw its noise by."""
-        keys = {
-            self.ledger.sign("release", row_digest(row), repr((noise, b)))
-            for row, b in zip(update.delta, bounds, strict=True)
-        }
-        new = self.ledger.unknown("releases", keys)
-        spent = self.ledger.releases()
-        self.policy.check_epsilon({**spent, noise: spent.get(noise, 0) + len(new)})
-        for each in new:
-            self.ledger.charge("releases", each, 0, noise=noise)
-        return self.ledger.secret
-
-    def _charge_split(self, seed: int, client: int) -> None:
-        self.ledger.charge("splits", f"{seed}/{client}", self.policy.max_seeds_per_day)
 
     @staticmethod
     def _compressed(here: Prepared, task: Task, update: Update, states: list[Tensors], left: Tensor | None) -> Parcel:
@@ -367,7 +313,7 @@ class Site:
             matrix = confusion(vector)
             counts[s] = class_counts(matrix)
             if here.job.reveal == "totals":
-                counts[s, 0, 0] += self._blur(matrix, "validation")
+                counts[s, 0, 0] += self.guard.blur(matrix, "validation")
         if here.job.reveal == "totals":
             counts = counts.sum(-1, keepdims=True)
         return self._counted(here, parcel, {"counts": counts})
@@ -391,7 +337,7 @@ class Site:
         for split in parcel.meta["splits"]:
             matrix = confusion_on(here.model, Split.of(here.client, splits[split]))(x)
             if here.job.reveal == "totals":
-                matrix = np.array([np.diag(matrix).sum() + self._blur(matrix, split), matrix.sum()])
+                matrix = np.array([np.diag(matrix).sum() + self.guard.blur(matrix, split), matrix.sum()])
             out[split] = matrix
         return self._counted(here, parcel, out)
 
@@ -439,24 +385,13 @@ class Site:
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
         return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], what)})
 
-    def _blur(self, matrix: np.ndarray, split: str) -> int:
-        """What is added to how many samples a model gets right, where it has one answer for (nearly) all and so counts
-        a class. matrix: (C, C). One draw for each answer and split, for good: asking in other ways averages nothing."""
-        answers = matrix.sum(0)
-        least = min(self.policy.min_cell, max(int(answers.sum()) // 10, 1)) if self.own else 0
-        if answers.sum() - answers.max(initial=0) >= least:
-            return 0
-        drawn = secure_normal(self.ledger.secret, f"cell/{split}/{int(answers.argmax())}", 1)[0]
-        right = int(np.trace(matrix))
-        return int(np.clip(right + round(least * drawn), 0, answers.sum())) - right
-
     def _prepare(self, parcel: Parcel) -> Prepared:
         job, index = Job.from_json(parcel.meta["job"]), int(parcel.meta["client"])
         now = self._prepared
         if now is not None and now.job == job and now.client.index == index:
             return now
         self.policy.check_job(job)
-        self._charge_split(job.seed, index)
+        self.guard.charge_split(job.seed, index)
         client, test = self.data.client(index, job), self.data.test(index, job)
         counts = client.counts
         if job.encoding is not None:
@@ -481,15 +416,6 @@ class Site:
             raise CodedError(
                 "malformed", f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)"
             )
-
-
-def check_rates(counts: np.ndarray, task: Task) -> None:
-    """Raise unless an epoch at the rates of a task has a sane length: a rate of 20 would repeat a rare row for ever."""
-    rates, there = task.probes["rate"], counts[counts > 0].astype(np.float64)
-    with np.errstate(over="ignore"):
-        longest = float((there * (there.max(initial=1) / there) ** np.abs(rates).max()).sum())
-    if not ((rates >= 0) & np.isfinite(rates)).all() or not longest <= LONGEST_EPOCH * len(there) * there.sum():
-        raise CodedError("policy-training", f"the server asks for resampling rates up to {float(np.max(rates)):g}")
 
 
 def code_of(error: Exception) -> str:

@@ -6,11 +6,10 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fedtail.simulate.batched.layers import Window
+from fedtail.simulate.batched.layers import Window, add_into
 
 
 class FunctionalKernel:
@@ -37,8 +36,16 @@ class FunctionalKernel:
     def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
         return vmap(lambda v, given: self.logits(v, given, self.answering))(x, inputs).transpose(1, 2)
 
-    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
+    def backward(
+        self,
+        saved: Any,
+        d: Tensor,
+        windows: Sequence[Window],
+        masks: Tensor | None,
+        into: Tensor,
+        keep: float | Tensor,
+    ) -> None:
         d = d.transpose(1, 2)
-        if masks is None:
-            return saved(d)[0].unsqueeze(1)
-        return torch.stack([saved(d * masks[:, h].unsqueeze(-1))[0] for h in range(len(windows))], dim=1)
+        for h in range(into.shape[1]):
+            grads = saved(d if masks is None else d * masks[:, h].unsqueeze(-1))[0]
+            add_into(into[:, h], grads, keep.squeeze(1) if isinstance(keep, Tensor) else keep)

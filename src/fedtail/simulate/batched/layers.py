@@ -12,12 +12,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+
+
+LARGE = 16384
+"""Entries of a weight from which on its gradient is added up in place, model by model: one pass less over memory. For
+smaller ones the calls would take longer than the pass."""
 
 
 class Window(NamedTuple):
@@ -29,16 +35,98 @@ class Window(NamedTuple):
     """(n, 1, high - low) weight of each sample, 0 outside the group; None if the gradient is weighted already."""
 
 
-class Sums(NamedTuple):
-    """A parameter gradient that is still a sum over samples: (n, features, B)."""
+class Gradients:
+    """Takes the gradients of a backward pass, layer by layer, into (n, H, d): it becomes keep * into + gradients.
 
-    terms: Tensor
+    A step of a larger model has few passes over its memory to spare. With the models themselves as ``into`` (and -lr
+    in the signal) a step of SGD is its matrix products alone; with the momentum, gradients need no memory.
+    """
+
+    def __init__(
+        self,
+        into: Tensor,
+        keep: float | Tensor,
+        windows: Sequence[Window],
+        masks: Tensor | None,
+        shapes: Sequence[Shape],
+    ) -> None:
+        """keep: 0 if ``into`` has no contents; a tensor (n, 1, 1) if models differ."""
+        self.into, self.keep, self.windows, self.masks = into, keep, windows, masks
+        ends = list(accumulate(math.prod(s) for s in shapes))
+        self.spans = list(zip([0, *ends], ends, strict=False))
+        self._sums: dict[int, Tensor] = {}
+        self._products: dict[int, list[Tensor]] = {}
+
+    def product(self, i: int, d: Tensor, a: Tensor) -> None:
+        """Parameter i, per group: sum_s w_s d_s a_s^T. d: (n, out, B); a: (n, in, B)."""
+        for h, (low, high, mask) in enumerate(self.windows):
+            part, inputs = d, a
+            if high - low < d.shape[-1]:
+                part, inputs = d[..., low:high], a[..., low:high]
+            if mask is not None:
+                part = part * mask
+            begin, end = self.spans[i]
+            if torch.compiler.is_compiling():  # a compiler fuses what a captured step computes in place
+                self._products.setdefault(i, []).append(torch.bmm(part, inputs.transpose(1, 2)))
+                continue
+            place = self.into[:, h, begin:end].view(len(d), d.shape[1], a.shape[1])
+            if len(d) == 1 or end - begin >= LARGE:
+                beta = self.keep
+                if isinstance(beta, Tensor):
+                    place.mul_(beta)
+                    beta = 1.0
+                place.baddbmm_(part, inputs.transpose(1, 2), beta=beta)
+            else:
+                add_into(place, torch.bmm(part, inputs.transpose(1, 2)), self.keep)
+
+    def sums(self, i: int, terms: Tensor) -> None:
+        """Parameter i, per group: the sum over samples of (n, features, B)."""
+        self._sums[i] = terms
+
+    def finish(self) -> None:
+        """All sums over samples in one go, written at once where parameters follow each other."""
+        given, n = sorted(self._sums), len(self.into)
+        if given:
+            rows = torch.cat([self._sums[i] for i in given], 1)
+            if self.masks is None and _no_constants(rows):
+                sums = rows.sum(-1).unsqueeze(1)
+            elif self.masks is None:
+                sums = torch.bmm(_constant(n, 1, rows.shape[-1], 1.0, rows.device), rows.transpose(1, 2))
+            else:
+                sums = torch.bmm(self.masks, rows.transpose(1, 2))
+        if self._products:
+            self._join(given, sums if given else None)
+            return
+        column = 0
+        for _, run in groupby(enumerate(given), key=lambda pair: pair[1] - pair[0]):
+            mine = [i for _, i in run]
+            begin, end = self.spans[mine[0]][0], self.spans[mine[-1]][1]
+            add_into(self.into[..., begin:end], sums[..., column : column + end - begin], self.keep)
+            column += end - begin
+
+    def _join(self, given: Sequence[int], sums: Tensor | None) -> None:
+        """``finish`` without writes into parts of the result."""
+        rows = []
+        for h in range(self.into.shape[1]):
+            column = 0
+            for i, (begin, end) in enumerate(self.spans):
+                if i in self._products:
+                    rows.append(self._products[i][h].flatten(1))
+                else:
+                    assert sums is not None
+                    rows.append(sums[:, h, column : column + end - begin])
+                    column += end - begin
+        add_into(self.into, torch.cat(rows, 1).view(self.into.shape), self.keep)
 
 
-PerGroup = list[Tensor]
-"""H tensors (n, features...): a parameter gradient, group by group."""
-
-Piece = PerGroup | Sums
+def add_into(place: Tensor, value: Tensor, keep: float | Tensor) -> None:
+    """place <- keep * place + value."""
+    if isinstance(keep, Tensor):
+        place.mul_(keep).add_(value)
+    elif keep == 1.0:
+        place.add_(value)
+    else:
+        place.copy_(torch.add(value, place, alpha=keep) if keep else value)
 
 
 class Layer(Protocol):
@@ -56,10 +144,9 @@ class Layer(Protocol):
 
     def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]: ...
 
-    def backward(
-        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
-    ) -> tuple[Tensor, list[Piece]]:
-        """Gradient of the input (anything, if ``first``), and of the parameters."""
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        """Gradient of the input (anything, if ``first``); those of the parameters go to ``out``, from number ``at`` on.
+        The parameters may change by that."""
         ...
 
 
@@ -82,26 +169,12 @@ class Linear:
         z = torch.baddbmm(p[1].unsqueeze(-1), p[0], a) if self.bias else torch.bmm(p[0], a)
         return z, a
 
-    def backward(
-        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
-    ) -> tuple[Tensor, list[Piece]]:
-        pieces: list[Piece] = [weight_gradients(d, saved, windows)]
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        inner = d if first else torch.bmm(p[0].transpose(1, 2), d)
+        out.product(at, d, saved)
         if self.bias:
-            pieces.append(Sums(d))
-        return d if first else torch.bmm(p[0].transpose(1, 2), d), pieces
-
-
-def weight_gradients(d: Tensor, a: Tensor, windows: Sequence[Window]) -> PerGroup:
-    """Per group sum_i w_i d_i a_i^T. d: (n, out, B); a: (n, in, B); gives H tensors (n, out, in)."""
-    grads = []
-    for low, high, mask in windows:
-        part, inputs = d, a
-        if high - low < d.shape[-1]:
-            part, inputs = d[..., low:high], a[..., low:high]
-        if mask is not None:
-            part = part * mask
-        grads.append(torch.bmm(part, inputs.transpose(1, 2)))
-    return grads
+            out.sums(at + 1, d)
+        return inner
 
 
 @dataclass(frozen=True)
@@ -119,7 +192,7 @@ class GroupNorm:
     def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
         z = a if self.groups == 1 and a.ndim == 3 else a.reshape(a.shape[0] * self.groups, -1, a.shape[-1])
         z = z - _mean(z)
-        scale = _mean(z * z).add_(self.eps).rsqrt_()
+        scale = _mean(z * z, self.eps).rsqrt_()
         z.mul_(scale)
         normal = z if z.shape == a.shape else z.view(a.shape)
         if not self.affine:
@@ -127,23 +200,21 @@ class GroupNorm:
         y = normal * _column(p[0], a)
         return y.add_(_column(p[1], a)), (normal, scale)
 
-    def backward(
-        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
-    ) -> tuple[Tensor, list[Piece]]:
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
         normal, scale = saved
         product = d * normal
-        pieces: list[Piece] = []
         flat = (d.shape[0] * self.groups, -1, d.shape[-1])
         if self.affine:
-            pieces = [Sums(_channel_sums(product)), Sums(_channel_sums(d))]
+            out.sums(at, _channel_sums(product))
+            out.sums(at + 1, _channel_sums(d))
             row = self._row(p[0], flat[0])  # sums of gamma d, of gamma d times normal: products with gamma
             total, slope = torch.bmm(row, d.reshape(flat)), torch.bmm(row, product.reshape(flat))
-            out, size = (d * _column(p[0], d)).view(flat), math.prod(self.out) / self.groups
+            inner, size = (d * _column(p[0], d)).view(flat), math.prod(self.out) / self.groups
         else:
-            out, size = d.reshape(flat).clone(), 1.0
-            total, slope = _mean(out), _mean(product.reshape(flat))
-        out.sub_(total, alpha=1.0 / size).addcmul_(normal.view(flat), slope, value=-1.0 / size).mul_(scale)
-        return out.view(d.shape), pieces
+            inner, size = d.reshape(flat).clone(), 1.0
+            total, slope = _mean(inner), _mean(product.reshape(flat))
+        inner.sub_(total, alpha=1.0 / size).addcmul_(normal.view(flat), slope, value=-1.0 / size).mul_(scale)
+        return inner.view(d.shape)
 
     def _row(self, gamma: Tensor, rows: int) -> Tensor:
         """(n G, 1, R): gamma of each of a group's R values."""
@@ -158,16 +229,23 @@ def _column(p: Tensor, like: Tensor) -> Tensor:
     return p.unsqueeze(-1) if like.ndim == 3 else p.view(p.shape + (1,) * (like.ndim - 2))
 
 
-def _mean(z: Tensor) -> Tensor:
-    """(m, 1, B) mean over features of (m, features, B). As a product it takes half the time of ``Tensor.mean``."""
-    if torch.compiler.is_compiling() or z.is_cuda:  # a recorded graph must not read memory that a cache may drop
-        return z.mean(1, keepdim=True)
-    return torch.bmm(_averaging(z.shape[0], z.shape[1], z.device), z)
+def _mean(z: Tensor, plus: float = 0.0) -> Tensor:
+    """(m, 1, B) mean over features of (m, features, B), and a constant. As a product it takes half the time of
+    ``Tensor.mean``."""
+    if _no_constants(z):
+        return z.mean(1, keepdim=True) + plus
+    average = _constant(z.shape[0], 1, z.shape[1], 1.0 / z.shape[1], z.device)
+    return torch.baddbmm(_constant(1, 1, 1, plus, z.device), average, z) if plus else torch.bmm(average, z)
+
+
+def _no_constants(z: Tensor) -> bool:
+    """A compiler makes its own, and a recorded graph must not read memory that a cache may drop."""
+    return torch.compiler.is_compiling() or z.is_cuda
 
 
 @lru_cache(maxsize=256)
-def _averaging(rows: int, width: int, device: torch.device) -> Tensor:
-    return torch.full((rows, 1, width), 1.0 / width, device=device)
+def _constant(n: int, rows: int, width: int, value: float, device: torch.device) -> Tensor:
+    return torch.full((n, rows, width), value, device=device)
 
 
 def _channel_sums(d: Tensor) -> Tensor:
@@ -186,10 +264,8 @@ class ReLU:
         y = a.relu_() if self.inplace else a.relu()
         return y, y
 
-    def backward(
-        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
-    ) -> tuple[Tensor, list[Piece]]:
-        return _relu_backward(d, saved, 0), []
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        return _relu_backward(d, saved, 0)
 
 
 _relu_backward = torch.ops.aten.threshold_backward.default
@@ -209,10 +285,8 @@ class Reshape:
     def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
         return a.reshape(a.shape[0], *self.out, a.shape[-1]), None
 
-    def backward(
-        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
-    ) -> tuple[Tensor, list[Piece]]:
-        return d.reshape(d.shape[0], *self.given, d.shape[-1]), []
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        return d.reshape(d.shape[0], *self.given, d.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -236,14 +310,12 @@ class Branch:
             saved.append(kept)
         return a + z, saved
 
-    def backward(
-        self, p: Sequence[Tensor], saved: Any, d: Tensor, windows: Sequence[Window], first: bool
-    ) -> tuple[Tensor, list[Piece]]:
-        inner, pieces = d, list[Piece]()
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        inner, at = d, at + len(self.shapes)
         for layer, mine, kept in reversed(list(zip(self.layers, self._own(p), saved, strict=True))):
-            inner, more = layer.backward(mine, kept, inner, windows, False)
-            pieces[:0] = more
-        return d + inner, pieces
+            at -= len(mine)
+            inner = layer.backward(mine, kept, inner, out, at, False)
+        return d + inner
 
     def _own(self, p: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """The parameters of each layer."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtail.models.residual import Residual
-from fedtail.simulate.batched.layers import Branch, GroupNorm, Layer, Linear, Piece, ReLU, Reshape, Shape, Sums, Window
+from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
 
 
 @dataclass(frozen=True)
@@ -73,55 +72,24 @@ class Network:
             z, _ = layer.forward(p, z)
         return z
 
-    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
-        """(n, H, d) group gradients from the gradient of the logits, (n, C, B)."""
+    def backward(
+        self,
+        saved: Any,
+        d: Tensor,
+        windows: Sequence[Window],
+        masks: Tensor | None,
+        into: Tensor,
+        keep: float | Tensor,
+    ) -> None:
+        """See ``Kernel``."""
         params, kept = saved
+        out = Gradients(into, keep, windows, masks, [s for layer in self.layers for s in layer.shapes])
         first = next(i for i, layer in enumerate(self.layers) if layer.shapes)
-        pieces: list[Piece] = []
+        at = len(out.spans)
         for i in range(len(self.layers) - 1, first - 1, -1):
-            d, mine = self.layers[i].backward(params[i], kept[i], d, windows, i == first)
-            pieces[:0] = mine
-        return self._gather(pieces, masks)
-
-    def _gather(self, pieces: Sequence[Piece], masks: Tensor | None) -> Tensor:
-        """(n, H, d) from the parameters' gradients; all sums over samples are taken in one go."""
-        terms = [p.terms for p in pieces if isinstance(p, Sums)]
-        if terms:
-            rows = torch.cat(terms, 1)
-            sums = rows.sum(-1).unsqueeze(1) if masks is None else torch.bmm(masks, rows.transpose(1, 2))
-        if torch.compiler.is_compiling():  # a compiler fuses what a captured step computes in place
-            return _joined(pieces, sums if terms else None, masks)
-        like = terms[0] if terms else next(p[0] for p in pieces if not isinstance(p, Sums))
-        grads = like.new_empty(len(like), 1 if masks is None else masks.shape[1], self.n_params)
-        end = column = 0
-        for is_sum, run in groupby(pieces, key=lambda p: isinstance(p, Sums)):
-            mine: list[Any] = list(run)
-            if is_sum:  # parameters that follow each other are written at once
-                width = sum(p.terms.shape[1] for p in mine)
-                grads[..., end : end + width].copy_(sums[..., column : column + width])
-                end, column = end + width, column + width
-                continue
-            for piece in mine:
-                width = math.prod(piece[0].shape[1:])
-                for h, grad in enumerate(piece):
-                    grads[:, h, end : end + width].view(grad.shape).copy_(grad)
-                end += width
-        return grads
-
-
-def _joined(pieces: Sequence[Piece], sums: Tensor | None, masks: Tensor | None) -> Tensor:
-    """``_gather`` without writes into a given place."""
-    rows = []
-    for h in range(1 if masks is None else masks.shape[1]):
-        column = 0
-        for piece in pieces:
-            if isinstance(piece, Sums):
-                assert sums is not None
-                rows.append(sums[:, h, column : column + piece.terms.shape[1]])
-                column += piece.terms.shape[1]
-            else:
-                rows.append(piece[h].flatten(1))
-    return torch.cat(rows, 1).view(rows[0].shape[0], -1, sum(r.shape[1] for r in rows[: len(pieces)]))
+            at -= len(params[i])
+            d = self.layers[i].backward(params[i], kept[i], d, out, at, i == first)
+        out.finish()
 
 
 def _samples_last(inputs: Tensor, flat: bool) -> Tensor:

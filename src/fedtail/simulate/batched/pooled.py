@@ -13,7 +13,7 @@ from fedtail.core.candidates import Candidates
 from fedtail.methods.base import cross_entropy
 from fedtail.rounds.evaluation import Split
 from fedtail.simulate.batched.network import Network
-from fedtail.simulate.batched.step import Kernel
+from fedtail.simulate.batched.step import AnyKernel
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ CANDIDATES, CANDIDATE_CHUNK = 32, 256
 class Spread(Protocol):
     """Gives pieces to workers, each with a kernel of its own; see ``Workers.map``."""
 
-    def __call__(self, work: Callable[[Kernel, T], R], pieces: Sequence[T], operations: float) -> list[R]: ...
+    def __call__(self, work: Callable[[AnyKernel, T], R], pieces: Sequence[T], operations: float) -> list[R]: ...
 
 
 class Pooled:
@@ -44,7 +44,7 @@ class Pooled:
         """``work`` of the (m, C, b) logits of models (m, d) on the same samples, and their labels (b,), by chunk."""
 
         @torch.no_grad()
-        def one(kernel: Kernel, part: slice) -> R:
+        def one(kernel: AnyKernel, part: slice) -> R:
             inputs, y = split.batch(part)
             return work(kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y)
 
@@ -71,7 +71,7 @@ class Pooled:
         patterns = torch.as_tensor(candidates.patterns, dtype=candidates.base.dtype)
 
         @torch.no_grad()
-        def one(kernel: Kernel, part: slice) -> np.ndarray:
+        def one(kernel: AnyKernel, part: slice) -> np.ndarray:
             counts, (inputs, y) = [], split.batch(part)
             for i in range(0, len(candidates), CANDIDATES):
                 on = patterns[i : i + CANDIDATES]

@@ -9,6 +9,7 @@ workers share (``workers``). What the path does not take goes to the reference p
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,13 +29,14 @@ from fedtail.methods.base import Method
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
-from fedtail.simulate.batched.choice import choose_kernel
+from fedtail.simulate.batched.choice import choose_cpu_kernel
+from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.cohort import Cohort, aligned, pack_cohort
 from fedtail.simulate.batched.compiling import compiled, pays
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.pooled import Pooled
 from fedtail.simulate.batched.runner import CAPTURE_AFTER, Program, Runner, Step
-from fedtail.simulate.batched.step import Kernel, Signature, input_names, make_step
+from fedtail.simulate.batched.step import AnyKernel, Signature, input_names, make_step
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.simulate.workers import Workers, by_caller, one_by_one
 
@@ -49,6 +51,8 @@ cache."""
 SHARD_FLOPS = 1.1e8
 """Operations of a step that fill a core: some milliseconds, of which overhead is a tenth. A shard has as many runs as
 that takes, by the model and the data alone, so that a run's bits are those of any number of workers."""
+SHARD_VALUES = 2**26
+"""Most parameters, and most values of a batch, of the runs of a shard whose chunks workers share."""
 KEPT_RUNNERS = 16
 """Most sizes of a step to keep memory for, for each worker; the one unused for longest goes first."""
 KEPT_PROGRAMS = 64
@@ -72,10 +76,10 @@ class BatchedSimulator(ReferenceSimulator):
         """``capture_after``: calls of a step from which on it is captured."""
         super().__init__(federation, module, method, settings, reason=reason)
         self.threads, self.capture_after = settings.engine.threads, capture_after
-        kernel, why = choose_kernel(self.model, federation, method)
+        kernel, why = choose_cpu_kernel(self.model, federation, method)
         if kernel is None:
             raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
-        self.kernels: list[Kernel] = [kernel]
+        self.kernels: list[AnyKernel] = [kernel]
         """One for each worker that has been at work: a module cannot answer for two models at once."""
         self.n_groups = method.group_count(federation.n_classes)
         self._labels = federation.pool.y.numpy()
@@ -89,6 +93,12 @@ class BatchedSimulator(ReferenceSimulator):
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
         self.shard = max(1, min(MAX_ROWS, int(SHARD_FLOPS / max(3.0 * min(batch, longest) * self.sample_flops, 1.0))))
         """Most runs in one step of this model."""
+        if isinstance(
+            kernel, ChunkedKernel
+        ):  # workers share chunks, so all runs go side by side, as far as memory goes
+            values = max(self.model.n_params, min(batch, longest) * math.prod(federation.input_shape))
+            self._compiles, self.shard = False, max(1, min(MAX_ROWS, SHARD_VALUES // values))
+            self.capture_after, kernel.spread = math.inf, self.pool.map
         if self._compiles and not isinstance(kernel, Network):
             self.pool = Workers(1, self.threads)  # a module that is being compiled is not to be called
         self.pooled = Pooled(self._spread, self.sample_flops)
@@ -101,7 +111,7 @@ class BatchedSimulator(ReferenceSimulator):
         return Workers(self.settings.engine.workers, self.settings.engine.threads)
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> AnyKernel:
         return self.kernels[0]
 
     def _work(self, work: Callable[[int, T], R], pieces: Sequence[T], operations: float) -> list[R]:
@@ -110,7 +120,7 @@ class BatchedSimulator(ReferenceSimulator):
             self.kernels.append(self.kernel if isinstance(self.kernel, Network) else copy.deepcopy(self.kernel))
         return self.pool.map(work, pieces, operations)
 
-    def _spread(self, work: Callable[[Kernel, T], R], pieces: Sequence[T], operations: float) -> list[R]:
+    def _spread(self, work: Callable[[AnyKernel, T], R], pieces: Sequence[T], operations: float) -> list[R]:
         return self._work(lambda worker, piece: work(self.kernels[worker], piece), pieces, operations)
 
     def _each(self, work: Callable[[T], R], pieces: Sequence[T], samples: int) -> list[R]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedtail.core.momentum import Scalar, like
 from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
+from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.layers import Window
 
 
@@ -29,12 +30,24 @@ class Kernel(Protocol):
         """The logits of models that are not being trained."""
         ...
 
-    def backward(self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None) -> Tensor:
-        """(n, H, d) group gradients from the logits' gradient d (n, C, B).
+    def backward(
+        self,
+        saved: Any,
+        d: Tensor,
+        windows: Sequence[Window],
+        masks: Tensor | None,
+        into: Tensor,
+        keep: float | Tensor,
+    ) -> None:
+        """``into`` (n, H, d) becomes keep * into + group gradients, from the logits' gradient d (n, C, B).
 
         One group: ``d`` is weighted already, ``masks`` is None. More: masks (n, H, B) weigh each group's samples.
+        ``keep`` is 0 where ``into`` has no contents, or (n, 1, 1). ``into`` may be the models themselves.
         """
         ...
+
+
+AnyKernel = Kernel | ChunkedKernel
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ def input_names(signature: Signature) -> list[str]:
     ]
 
 
-def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[..., list[Tensor]]:
+def make_step(kernel: AnyKernel, method: Method, signature: Signature) -> Callable[..., list[Tensor]]:
     """The step as a function of the tensors ``input_names`` lists; changes models and state in place.
 
     Returns [(n, B) loss of each sample].
@@ -77,7 +90,7 @@ def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[
 
     def step(*tensors: Tensor) -> list[Tensor]:
         given = dict(zip(names, tensors, strict=True))
-        x, x0, y = given["x"], given["x0"].expand_as(given["x"]), given["y"]
+        x, x0 = given["x"], given["x0"].expand_as(given["x"])
         const = {k: given[f"const.{k}"] for k in signature.const}
         state = {k: given[f"state.{k}"] for k in signature.state}
         lr = given["lr"]
@@ -87,31 +100,103 @@ def make_step(kernel: Kernel, method: Method, signature: Signature) -> Callable[
             **{k: given[f"hyper.{k}"] for k in signature.searched},
         }
 
-        logits, saved = kernel.forward(x, given["inputs"])
-        teacher = None
-        if method.needs_teacher:
-            teacher = kernel.answers(x0, given["inputs"]).transpose(1, 2)
-        batch = Batch(y, given["weight"], teacher)
-        share = given["share"]
-        if n_groups == 1:
-            losses, d, new = logit_gradient(method, logits, batch, const, state, share)
-            grads = kernel.backward(saved, d, [Window(0, y.shape[-1], None)], None)
+        decay, beta = hyper["weight_decay"], hyper["beta"] if method.averaged else lr
+        decays = isinstance(decay, Tensor) or decay != 0.0
+        # gradients go where they end up, if they are only added there: into the models or into the momentum
+        plain = n_groups == 1 and not method.own_direction
+        factor: float | Tensor = 1.0
+        keep: float | Tensor = 0.0
+        if plain:
+            into, factor = x.unsqueeze(1), -lr
+            keep = (1.0 - lr * like(decay, x)).unsqueeze(-1) if decays else 1.0
+        elif not isinstance(beta, Tensor):
+            into, factor, keep = state[method.averaged], 1.0 - beta, beta
         else:
-            losses, d, new = logit_gradient(method, logits, batch, const, state, None)
-            masks = group_masks(given["member"], share, n_groups, signature.scale)
-            windows = [Window(a, b, masks[:, h : h + 1, a:b]) for h, (a, b) in enumerate(signature.windows)]
-            grads = kernel.backward(saved, d, windows, masks)
-        direction, new = method.direction(LocalStep(grads, x, x0, const, new, hyper))
-        decay = hyper["weight_decay"]
-        if isinstance(decay, Tensor) or decay:
-            direction = direction + like(decay, x) * x
-        x.addcmul_(direction, lr, value=-1.0)
+            into = x.new_empty(len(x), n_groups, x.shape[-1])
+        if n_groups == 1:
+            weights = _scaled(given["share"], factor).unsqueeze(1)
+        else:
+            weights = _scaled(group_masks(given["member"], given["share"], n_groups, signature.scale), factor)
+        if isinstance(kernel, ChunkedKernel):
+            losses, new = _by_chunks(kernel, method, given, const, state, weights, into, keep)
+        else:
+            losses, new = _at_once(kernel, method, signature.windows, given, const, state, weights, into, keep)
+        if not plain:
+            if not isinstance(beta, Tensor):
+                direction = method.from_average(into, hyper)
+            else:
+                direction, new = method.direction(LocalStep(into, x, x0, const, new, hyper))
+            if decays:
+                direction = direction + like(decay, x) * x
+            x.addcmul_(direction, lr, value=-1.0)
         for key, value in state.items():
             if new[key] is not value:
                 value.copy_(new[key])  # a captured step computes the new state in place
         return [losses]
 
     return step
+
+
+def _scaled(weights: Tensor, factor: float | Tensor) -> Tensor:
+    return weights * factor if isinstance(factor, Tensor) or factor != 1.0 else weights
+
+
+def _at_once(
+    kernel: Kernel,
+    method: Method,
+    spans: Sequence[tuple[int, int]],
+    given: Tensors,
+    const: Tensors,
+    state: Tensors,
+    weights: Tensor,
+    into: Tensor,
+    keep: float | Tensor,
+) -> tuple[Tensor, Tensors]:
+    """``into`` becomes keep * into + group gradients; (n, B) losses and new state. weights: (n, H, B)."""
+    x, inputs = given["x"], given["inputs"]
+    logits, saved = kernel.forward(x, inputs)
+    teacher = kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.needs_teacher else None
+    batch = Batch(given["y"], given["weight"], teacher)
+    if len(spans) == 1:
+        losses, d, new = logit_gradient(method, logits, batch, const, state, weights.squeeze(1))
+        kernel.backward(saved, d, [Window(0, d.shape[-1], None)], None, into, keep)
+    else:
+        losses, d, new = logit_gradient(method, logits, batch, const, state, None)
+        windows = [Window(a, b, weights[:, h : h + 1, a:b]) for h, (a, b) in enumerate(spans)]
+        kernel.backward(saved, d, windows, weights, into, keep)
+    return losses, new
+
+
+def _by_chunks(
+    kernel: ChunkedKernel,
+    method: Method,
+    given: Tensors,
+    const: Tensors,
+    state: Tensors,
+    weights: Tensor,
+    into: Tensor,
+    keep: float | Tensor,
+) -> tuple[Tensor, Tensors]:
+    """``_at_once``, some samples at a time. A loss that needs the whole batch gets all logits first."""
+    x, inputs, y, new = given["x"], given["inputs"], given["y"], state
+    whole = method.stateful_loss or method.whole_batch or method.needs_teacher or method.needs_views
+    if whole:
+        teacher = kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.needs_teacher else None
+        batch = Batch(y, given["weight"], teacher)
+        all_losses, all_d, new = logit_gradient(
+            method, kernel.answers(x, inputs, training=True), batch, const, state, None
+        )
+
+    def pull(i: int, columns: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        mine = slice(i, i + 1)
+        if whole:
+            return all_losses[mine, columns], all_d[mine, :, columns]
+        batch = Batch(y[mine, columns], given["weight"][mine, columns])
+        own, carried = ({k: v[mine] for k, v in tensors.items()} for tensors in (const, state))
+        return logit_gradient(method, logits, batch, own, carried, None)[:2]
+
+    member = torch.where(given["weight"] > 0, given["member"], -1)
+    return kernel.gradients(x, inputs, member, weights, pull, into, keep), new
 
 
 def logit_gradient(
