@@ -109,8 +109,7 @@ class Rates(Named):
 
     name: str = "uniform"
     """Rate strategy, one rate for all clients, or a file that `fedtail tune` wrote. ``rates.rate`` is the rate of
-    ``uniform``, or ``auto``, the default for your own data: a race finds it on the clients' private validation
-    splits."""
+    ``uniform``, or ``auto``: a race finds it on the clients' private validation splits."""
 
 
 ADAM_LR = 1e-3
