@@ -1,9 +1,9 @@
 """Every core: threads that share the pieces of a round.
 
-Threads and not processes: torch lets go of the interpreter while it computes, a captured step holds it for about a
-twentieth of its time, and so data, methods and models of the user's own, client states and updates stay where they are.
-What a piece of work computes depends on the piece alone, never on the worker, and results come in the order of the
-pieces. That makes the bits of a run those of any number of workers.
+Threads and not processes: a captured step is one call that computes without the interpreter's lock (``script``), so
+threads lose nothing to processes, and data, methods and models of the user's own, client states and updates stay where
+they are. What a piece of work computes depends on the piece alone, never on the worker, and results come in the order
+of the pieces. That makes the bits of a run those of any number of workers.
 """
 
 from __future__ import annotations
