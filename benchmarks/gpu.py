@@ -286,6 +286,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[32, 64, 128])
     parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
     parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
+    parser.add_argument("--library", action="store_true", help="batches without our own convolution and step kernels")
     parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])
     parser.add_argument("--device", default="cuda")
@@ -313,7 +314,7 @@ def main() -> None:
     print(f"ResNet-18-GN on {name}, {args.clients} clients, FedCGNM with 2 groups, {flops / 1e9:.2f} GFLOP per image")
     for batch in args.batch:
         for lanes in args.lanes:
-            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes)
+            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes, kernels=not args.library)
             keep(f"graph_{batch}" + (f"_lanes{lanes}" if lanes else ""), got)
             line(
                 f"graph path, batch {batch}", got["images_per_second"],

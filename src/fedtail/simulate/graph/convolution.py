@@ -1,6 +1,4 @@
-"""The backward passes of convolutions that libraries are slow at for few samples.
-
-Weight gradients, of all class groups in one launch, written where the update reads them:
+"""Weight gradients of a convolution, of all class groups in one launch, written where the update reads them.
 
     dW_h[o, r, s, i] = sum over the group's samples and output pixels of dy[.., o] x[.. + (r, s), i]
 
@@ -8,16 +6,12 @@ For each position (r, s) of the filter this is a product of two matrices with on
 once per group, chooses small tiles for so few samples, and its results are copied afterwards. Here a program takes a
 tile of (o, i) for one position, one group and one part of its pixels; parts are added in a fixed order, so that the
 bits are always the same. A first layer of few channels takes all positions in one tile.
-
-Input gradients of layers with stride 2: a quarter of the pixels sees the same positions of the filter, so each quarter
-is a plain product over those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -104,41 +98,6 @@ if triton is not None:
         used = ((tap < KH * KW) & (i < REAL))[None, :]
         tl.store(out + (group * PARTS + part) * (CO * KH * KW * REAL) + at, total, mask=used)
 
-    @triton.jit(do_not_specialize=["samples"])
-    def _halved_kernel(  # type: ignore[no-untyped-def]
-        dy, w, dx, samples,
-        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-        KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    ):  # fmt: skip
-        """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels, odd rows and columns."""
-        m = tl.program_id(0) * BM + tl.arange(0, BM)
-        c = tl.program_id(1) * BN + tl.arange(0, BN)
-        odd_row = tl.program_id(2) // 2
-        odd_column = tl.program_id(2) % 2
-        n = m // (HI // 2 * (WI // 2))
-        u = m // (WI // 2) % (HI // 2)
-        v = m % (WI // 2)
-        ok = n < samples
-        first_row = (odd_row + PAD_H) % 2
-        first_column = (odd_column + PAD_W) % 2
-        columns = (KW - first_column + 1) // 2
-        taps = (KH - first_row + 1) // 2 * columns
-        total = tl.zeros([BM, BN], tl.float32)
-        for t in range(0, taps * (CO // BK)):  # noqa: PIE808
-            tap = t // (CO // BK)
-            k = t % (CO // BK) * BK + tl.arange(0, BK)
-            r = first_row + tap // columns * 2
-            s = first_column + tap % columns * 2
-            row = u + ((odd_row + PAD_H - r) >> 1)
-            column = v + ((odd_column + PAD_W - s) >> 1)
-            inside = ok & (row >= 0) & (row < HO) & (column >= 0) & (column < WO)
-            d = tl.load(dy + ((n * HO + row) * WO + column)[:, None] * CO + k[None, :], mask=inside[:, None], other=0.0)
-            f = tl.load(w + (k[:, None] * (KH * KW) + r * KW + s) * CI + c[None, :])
-            total = tl.dot(d, f, total)
-        at = ((n * HI + u * 2 + odd_row) * WI + v * 2 + odd_column)[:, None] * CI + c[None, :]
-        tl.store(dx + at, total, mask=ok[:, None])
-
     @triton.jit(do_not_specialize=["apart"])
     def _sum_kernel(parts, out, apart, N: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
         """out (H, N): the sum of parts (H, PARTS, N)."""
@@ -179,22 +138,21 @@ class Plan:
         return 8 if self.outputs * self.inputs > 8192 else 4
 
 
-MEASURED: dict[tuple[int, int, int], Plan | None] = {}
-"""By inputs, outputs and height of the filter, for layers of ResNets: what kept an H200 busiest with five at once; None
-where the library did."""
+PLANS = {
+    (NARROW, 64, 3): Plan(64, 128, 64, 3, 132),
+    (64, 64, 3): Plan(64, 64, 64, 3, 132),
+    (128, 128, 3): Plan(128, 128, 64, 3, 132),
+    (256, 256, 3): Plan(64, 64, 64, 4, 264),
+    (512, 512, 3): Plan(128, 64, 64, 4, 264),
+}
+"""By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
+library did, four at once with 21 and 11 samples, and its best plan."""
 
 
-@cache
 def plan_of(shape: Shape) -> Plan | None:
-    """None where the kernels do not take the layer."""
+    """None where the library takes the layer."""
     inputs, outputs, kh, kw, *_ = shape.layer
-    if (inputs, outputs, kh) in MEASURED:
-        return MEASURED[inputs, outputs, kh]
-    if inputs == NARROW:
-        wide = 1 << (kh * kw * inputs - 1).bit_length()
-        return Plan(64, wide) if outputs % 64 == 0 and wide <= 128 else None
-    tile = [next((b for b in (128, 64) if n % b == 0), 0) for n in (outputs, inputs)]
-    return Plan(*tile) if all(tile) else None
+    return PLANS.get((inputs, outputs, kh)) if kh == kw else None
 
 
 def kernel_shape(layer: nn.Conv1d | nn.Conv2d, x: Tensor, dy: Tensor) -> Shape | None:
@@ -244,27 +202,6 @@ def weight_gradients(
         _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, **common)
     if parts > 1:
         _sum_kernel[(triton.cdiv(size, 1024), len(sizes))](out, places[0], apart, N=size, PARTS=parts, B=1024)
-
-
-def halves(shape: Shape) -> bool:
-    """Whether ``halved_inputs`` takes the layer."""
-    inputs, outputs, _, _, stride, *_ = shape.layer
-    even = all(side % 2 == 0 for side in shape.space[:2])
-    return stride == 2 and even and inputs % 64 == 0 and outputs % 64 == 0
-
-
-def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    """The input gradient of a layer with stride 2; all channels-last."""
-    inputs, outputs, kh, kw, _, up, side = shape.layer
-    hi, wi, ho, wo = shape.space
-    n = dy.shape[0]
-    dx = torch.empty(n, inputs, hi, wi, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-    rows, bm = n * (hi // 2) * (wi // 2), 128 if inputs == 64 else 64
-    _halved_kernel[(triton.cdiv(rows, bm), inputs // 64, 4)](
-        dy, w, dx, n, HI=hi, WI=wi, HO=ho, WO=wo, CI=inputs, CO=outputs, KH=kh, KW=kw, PAD_H=up, PAD_W=side,
-        BM=bm, BN=64, BK=64, num_warps=4, num_stages=4,
-    )  # fmt: skip
-    return dx
 
 
 def _apart(places: Sequence[Tensor]) -> int:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import halved_inputs, halves, kernel_shape, plan_of, weight_gradients
+from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
 Weights = list[dict[str, Tensor]]
@@ -83,8 +83,8 @@ class _Conv(torch.autograd.Function):
                 dw = dw.squeeze(2)
             return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
 
-        shape = kernel_shape(layer, x, dy)
-        plan = plan_of(shape) if shape is not None and ctx.places else None
+        shape = kernel_shape(layer, x, dy) if ctx.aside.kernels and ctx.places else None
+        plan = None if shape is None else plan_of(shape)
         if shape is not None and plan is not None:
             work = partial(weight_gradients, sizes=ctx.sizes, shape=shape, plan=plan, places=ctx.places)
             ctx.aside(work, x, dy)
@@ -92,12 +92,8 @@ class _Conv(torch.autograd.Function):
         else:
             parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
             grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        dx = None
-        if ctx.needs_input_grad[0]:
-            if shape is not None and halves(shape):
-                dx = halved_inputs(dy, w, shape)
-            else:
-                dx = back(dy, x, [True, False, False])[0]
+        dx = back(dy, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None
+        if dx is not None:
             dx = dx[:, : layer.in_channels]
             dx = dx.squeeze(2) if ctx.flat else dx
         return dx, None, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
@@ -179,7 +175,7 @@ class _Lstm(torch.autograd.Function):
         h = len(sizes)
         w_in, w = weights[0], weights[h]
         b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
-        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, recurrent.has_kernel(w.shape[1], x.device)
+        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.kernels and recurrent.has_kernel(w.shape[1], x.device)
         saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
         ctx.save_for_backward(x, w_in, w, *saved)
         return saved.y

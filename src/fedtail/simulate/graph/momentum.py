@@ -46,7 +46,7 @@ if triton is not None:
 
     @triton.jit
     def _step_kernel(  # type: ignore[no-untyped-def]
-        momentum, params, shadow, squares, lr, decay, delta, size,
+        momentum, x, shadow, squares, lr, decay, delta, size,
         H: tl.constexpr, BLOCK: tl.constexpr, B: tl.constexpr, BLOCKS: tl.constexpr, SHADOW: tl.constexpr,
     ):  # fmt: skip
         block = tl.program_id(0).to(tl.int64)
@@ -65,11 +65,11 @@ if triton is not None:
             for g in tl.static_range(H):
                 factor = tl.sum(tl.where(h == g, factors, 0.0), 0)
                 total += tl.load(momentum + g * size + at, mask=inside, other=0.0) * factor
-            x = tl.load(params + at, mask=inside, other=0.0)
-            x -= rate * (total + shrink * x)
-            tl.store(params + at, x, mask=inside)
+            before = tl.load(x + at, mask=inside, other=0.0)
+            after = before - rate * (total + shrink * before)
+            tl.store(x + at, after, mask=inside)
             if SHADOW:
-                tl.store(shadow + at, x, mask=inside)
+                tl.store(shadow + at, after, mask=inside)
 
 
 def has_kernel(params: Tensor, grads: object) -> bool:
