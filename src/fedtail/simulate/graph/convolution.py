@@ -31,11 +31,28 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["first", "second", "apart"])
     def _product_kernel(  # type: ignore[no-untyped-def]
-        x, dy, out, first, second, apart,
-        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-        KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-        BO: tl.constexpr, BI: tl.constexpr, BP: tl.constexpr, PARTS: tl.constexpr,
-    ):  # fmt: skip
+        x,
+        dy,
+        out,
+        first,
+        second,
+        apart,
+        HI: tl.constexpr,
+        WI: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        CI: tl.constexpr,
+        CO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        STRIDE: tl.constexpr,
+        PAD_H: tl.constexpr,
+        PAD_W: tl.constexpr,
+        BO: tl.constexpr,
+        BI: tl.constexpr,
+        BP: tl.constexpr,
+        PARTS: tl.constexpr,
+    ):
         """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other."""
         tile = tl.program_id(0)
         part = tl.program_id(1)
@@ -65,11 +82,28 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["first", "second"])
     def _narrow_kernel(  # type: ignore[no-untyped-def]
-        x, dy, out, first, second,
-        HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
-        REAL: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD_H: tl.constexpr,
-        PAD_W: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PARTS: tl.constexpr,
-    ):  # fmt: skip
+        x,
+        dy,
+        out,
+        first,
+        second,
+        HI: tl.constexpr,
+        WI: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        CI: tl.constexpr,
+        CO: tl.constexpr,
+        REAL: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        STRIDE: tl.constexpr,
+        PAD_H: tl.constexpr,
+        PAD_W: tl.constexpr,
+        BO: tl.constexpr,
+        BN: tl.constexpr,
+        BP: tl.constexpr,
+        PARTS: tl.constexpr,
+    ):
         """out: (H, parts, CO, KH, KW, REAL); of the inputs' CI channels the first REAL are not filling."""
         o = tl.program_id(0) * BO + tl.arange(0, BO)
         part = tl.program_id(1)
@@ -139,11 +173,11 @@ class Plan:
 
 
 PLANS = {
-    (NARROW, 64, 3): Plan(64, 128, 64, 3, 132),
-    (64, 64, 3): Plan(64, 64, 64, 3, 132),
-    (128, 128, 3): Plan(128, 128, 64, 3, 132),
-    (256, 256, 3): Plan(64, 64, 64, 4, 264),
-    (512, 512, 3): Plan(128, 64, 64, 4, 264),
+    (NARROW, 64, 3): Plan(outputs=64, inputs=128, pixels=64, stages=3, programs=132),
+    (64, 64, 3): Plan(outputs=64, inputs=64, pixels=64, stages=3, programs=132),
+    (128, 128, 3): Plan(outputs=128, inputs=128, pixels=64, stages=3, programs=132),
+    (256, 256, 3): Plan(outputs=64, inputs=64, pixels=64, stages=4, programs=264),
+    (512, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
 }
 """By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
 library did, four at once with 21 and 11 samples, and its best plan."""
@@ -190,10 +224,23 @@ def weight_gradients(
     out = places[0] if parts == 1 else torch.empty(len(sizes), parts, size, device=x.device)
     second = sizes[1] if len(sizes) > 1 else 0
     common = {
-        "HI": hi, "WI": wi, "HO": ho, "WO": wo, "CI": inputs, "CO": outputs, "KH": kh, "KW": kw, "STRIDE": stride,
-        "PAD_H": up, "PAD_W": side, "BO": bo, "BP": plan.pixels, "PARTS": parts,
-        "num_stages": plan.stages, "num_warps": plan.warps,
-    }  # fmt: skip
+        "HI": hi,
+        "WI": wi,
+        "HO": ho,
+        "WO": wo,
+        "CI": inputs,
+        "CO": outputs,
+        "KH": kh,
+        "KW": kw,
+        "STRIDE": stride,
+        "PAD_H": up,
+        "PAD_W": side,
+        "BO": bo,
+        "BP": plan.pixels,
+        "PARTS": parts,
+        "num_stages": plan.stages,
+        "num_warps": plan.warps,
+    }
     grid = (count, parts, len(sizes))
     if narrow:
         _narrow_kernel[grid](x, dy, out, sizes[0], second, REAL=real, BN=bi, **common)
