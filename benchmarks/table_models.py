@@ -180,7 +180,7 @@ def federated(
         sites = partition(pooled, clients=10, alpha=0.5, seed=seed) if pooled.sites is None else partition(pooled)
         sites = replace(sites, own="table")
         module = build_model(kind, sites.input_shape, sites.n_classes, seed=seed, **options) if kind else None
-        strategy = None if rate == "default" else "auto" if rate == "auto" else float(rate)
+        strategy = "auto" if rate == "auto" else float(rate)
         result = fit(sites, module, method, strategy, seed=seed, diagnostics=(), **settings)
         told = {k: result.summary.get(k) for k in ("found", "rounds", "selected_round")}
         return {**{k: result.test[k] for k in SHOWN}, "validation": result.validation.get("macro_f1"), **told}

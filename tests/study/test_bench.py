@@ -162,3 +162,17 @@ def test_compare_goes_on_until_it_is_decided(tmp_path: Path) -> None:
     assert told["first"] == "fedavg" and told["methods"]["fedprox"]["seeds"] > 2
     refused = CliRunner().invoke(app, ["compare", "--methods", "fedavg", "--until", "decided"])
     assert "name two or more" in str(refused.exception)
+
+
+def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    more = replace(SMALL.sets[0], name="more", settings={**SMALL.sets[0].settings, "data.n_max": 100})
+    suite, method = replace(SMALL, trials=2, sets=(SMALL.sets[0], more)), f"{file}:Mine"
+    run = runner(tmp_path, 1)
+    first = bench_method(suite, method, suite.sets[:1], 1, tmp_path, run)
+    both = bench_method(suite, method, suite.sets[1:], 1, tmp_path, run)
+    assert set(both.chosen) == {"blobs", "more"} and first.rows[0] in both.rows
+    assert read_submission(tmp_path / "submissions" / "mine").values("macro_f1") == both.values("macro_f1")
+    file.write_text(MINE.replace("0.05", "0.04"))
+    assert set(bench_method(suite, method, suite.sets[1:], 1, tmp_path, run).chosen) == {"more"}

@@ -40,7 +40,6 @@ class Pooled:
 
 OWN_DATA: dict[str, Any] = {
     "local.lr": "auto",
-    "rates.rate": "auto",
     "run.metric": "macro_f1",
     "run.select": "best",
     "run.patience": 15,
@@ -54,7 +53,6 @@ FROM_SCRATCH: dict[str, Any] = {
     "model.channels": [16, 32, 64],
     "local.optimizer": "adam",
     "local.lr": 1e-3,
-    "rates.rate": 0.6,
     "local.batch_size": 16,
     "run.select": "last",
     "run.patience": 0,

@@ -25,8 +25,6 @@ MOVED = {
     "data.group": "data.cluster",
 }
 """Keys of version 0.1 that have another name now."""
-RACED = ("local.lr", "rates.rate")
-"""Settings that a race can find."""
 GONE = {"engine.name": "simulator"}
 """Keys of version 0.1 that could only have this value."""
 
@@ -69,11 +67,9 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
         wanted |= FROM_SCRATCH
     if not validates or not config.run.validate_every:
-        wanted = {k: v for k, v in wanted.items() if k not in (*RACED, "run.select", "run.patience")}
+        wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
-        wanted = {k: v for k, v in wanted.items() if k not in RACED}
-    if config.rates.name != "uniform":
-        wanted.pop("rates.rate", None)
+        wanted.pop("local.lr", None)
     return {key: value for key, value in wanted.items() if key not in said}
 
 

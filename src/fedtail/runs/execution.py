@@ -43,7 +43,7 @@ def fit(
     federation: Federation,
     model: nn.Module | str | None = None,
     method: Method | str = "fedcgnm",
-    rates: RateStrategy | str | float | Sequence[float] | None = None,
+    rates: RateStrategy | str | float | Sequence[float] = 0.6,
     *,
     on_round: RoundHook | Sequence[RoundHook] | None = None,
     on_progress: ProgressHook | None = None,
@@ -58,7 +58,7 @@ def fit(
             features.
         method: a ``Method`` or its name.
         rates: a strategy (a new one for every run: a search remembers), its name, one rate for all clients, ``auto``
-            (a race finds it), or one for each; by default 0.6, and for data of your own ``auto``.
+            (a race finds it), or one for each.
         on_round: a callback, or several, called after every round with the state, the round's record and its seconds.
             One that returns True ends the run, and the model so far is the result.
         on_progress: called a few times a second, from the first client on, with how far the run is and how long it
@@ -80,7 +80,7 @@ def fit(
     built = METHODS.build(method) if isinstance(method, str) else method
     if not isinstance(built, Method):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
-    strategy = _strategy(rates if rates is not None else chosen.rates.options.get("rate", 0.6), federation.n_clients)
+    strategy = _strategy(rates, federation.n_clients)
     chosen = chosen.model_copy(
         update={
             "data": Data(name=federation.name, clients=federation.n_clients),
@@ -115,7 +115,6 @@ def _suggested(
     validates = any(len(rows) for rows in federation.validation)
     if model is not None:
         chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": "own"})})
-    own |= set() if rates is None else {"rates.rate"}
     found = suggestions(federation.own, chosen, keys | own, validates=validates)
     if getattr(rates, "searches", "rate") == "lr":
         found.pop("local.lr", None)

@@ -35,7 +35,7 @@ from fedtail.settings import Settings
 SPACE: dict[str, tuple[Any, ...]] = {
     "method.name": ("fedcgnm", "fedavg", "logit_adjustment"),
     "local.lr": (0.03, 0.1, 0.3, 1.0),
-    "rates.rate": (0.0, 0.4, 0.8),
+    "rates.rate": (0.0, 0.6, 1.0),
     "method.weight_decay": (0.0, 1e-4, 1e-3),
 }
 """What is raced, where the caller has not said it."""

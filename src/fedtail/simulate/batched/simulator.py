@@ -12,7 +12,7 @@ import copy
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,6 +56,17 @@ SHARD_VALUES = 2**26
 KEPT_RUNNERS = 16
 """Most sizes of a step to keep memory for, for each worker; the one unused for longest goes first."""
 KEPT_PROGRAMS = 64
+
+
+@dataclass(frozen=True)
+class End:
+    """What a run ends with."""
+
+    x: Tensor
+    loss: np.ndarray
+    """Step by step."""
+    const: Tensors
+    state: Tensors
 
 
 class BatchedSimulator(ReferenceSimulator):
@@ -133,30 +144,23 @@ class BatchedSimulator(ReferenceSimulator):
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         with one_by_one(self.threads), torch.no_grad():
             operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
+            if len(task.clients) * task.n_probes <= self.shard:
+                operations = 0.0  # one shard for one worker, and what is around it is as small
             runs = self._runs(task, operations)
-            try:
-                const, state = _stack([r.const for r in runs]), _stack([r.state for r in runs])
-            except (RuntimeError, KeyError):
+            if not _alike(runs):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
                 with torch.enable_grad():
                     return super().train(task)
-            x, ends = torch.empty(len(runs), self.model.n_params), state
             steps, advance = max(sum(r.local.steps for r in runs), 1), by_caller(task.advance)
             counted = replace(task, advance=lambda n: advance(n / steps))
             parts = _parts(len(runs), self.shard)
             packed = self._work(lambda _, p: pack_cohort(runs[p], self._labels, self.n_groups), parts, operations)
-            shards = aligned(packed) if len(packed) > 1 else packed
-            self._prepare(shards, task, const, state)
+            shards = aligned(packed) if len(packed) > 1 else packed  # the longest runs first
+            self._prepare(shards, task)
             self.padding = {} if isinstance(self.kernel, ChunkedKernel) else _padding(shards)
-
-            def one(worker: int, i: int) -> list[np.ndarray]:
-                part = parts[i]
-                mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
-                return self._steps(worker, shards[i], counted, *mine, x[part], {k: v[part] for k, v in ends.items()})
-
-            losses = self._work(one, range(len(parts)), operations)  # the longest runs first
-            return self._collect(task, runs, x, [each for shard in losses for each in shard], const, ends)
+            ends = self._work(lambda worker, shard: self._steps(worker, shard, counted), shards, operations)
+            return self._collect(task, runs, [end for shard in ends for end in shard], operations)
 
     def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
@@ -169,11 +173,11 @@ class BatchedSimulator(ReferenceSimulator):
         each = self._work(prepared, range(len(task.clients)), operations)
         return sorted((run for runs in each for run in runs), key=lambda r: -r.local.steps)
 
-    def _prepare(self, shards: Sequence[Cohort], task: Task, const: Tensors, state: Tensors) -> None:
+    def _prepare(self, shards: Sequence[Cohort], task: Task) -> None:
         """Record or compile the steps of a round that will be called often enough, before anybody is at work."""
         coming: Counter[Size] = Counter()
         for shard in shards:
-            signature, n_runs = self._signature(shard, task, const, state), len(shard.runs)
+            signature, n_runs = self._signature(shard, task), len(shard.runs)
             coming.update((signature, size) for size in _sizes(shard.active, n_runs))
         for size, calls in coming.items():
             program = self._program(size)
@@ -181,7 +185,7 @@ class BatchedSimulator(ReferenceSimulator):
             step, fast = self._step(size[0], 0)
             if program.settled or (fast is None and program.calls < self.capture_after):
                 continue
-            runner = self._runner(0, size, const, state)
+            runner = self._runner(0, size, shards[0].runs[0])
             if fast is None:
                 program.record(step, runner.tensors)
             else:
@@ -194,12 +198,12 @@ class BatchedSimulator(ReferenceSimulator):
             self._programs.popitem(last=False)
         return program
 
-    def _steps(
-        self, worker: int, cohort: Cohort, task: Task, const: Tensors, state: Tensors, x: Tensor, ends: Tensors
-    ) -> list[np.ndarray]:
-        """Train a cohort: writes final models (n, d) and method states, returns each run's losses step by step."""
+    def _steps(self, worker: int, cohort: Cohort, task: Task) -> list[End]:
+        """Train a cohort."""
         n_runs, start = len(cohort.runs), task.x[: self.model.n_params]
-        signature = self._signature(cohort, task, const, state)
+        const, state = _stack([r.const for r in cohort.runs]), _stack([r.state for r in cohort.runs])
+        x = torch.empty(n_runs, self.model.n_params)
+        signature = self._signature(cohort, task)
         rows = {
             "x0": start.unsqueeze(0),
             "lr": torch.tensor([r.hyper["lr"] for r in cohort.runs]).unsqueeze(1),
@@ -207,13 +211,13 @@ class BatchedSimulator(ReferenceSimulator):
             **{f"const.{k}": v for k, v in const.items()},
         }
         carried = {"x": start.expand(n_runs, -1), **{f"state.{k}": v for k, v in state.items()}}
-        places = {"x": x, **{f"state.{k}": v for k, v in ends.items()}}
+        places = {"x": x, **{f"state.{k}": v for k, v in state.items()}}
         loss = torch.zeros(len(cohort), n_runs, signature.columns)
         runner: Runner | None = None
         feed: Iterator[Tensor] = iter(())
         for s, (n, size) in enumerate(zip(cohort.active.tolist(), _sizes(cohort.active, n_runs), strict=True)):
             if runner is None or size < runner.rows:
-                runner = self._runner(worker, (signature, size), const, state)
+                runner = self._runner(worker, (signature, size), cohort.runs[0])
                 runner.follow()
                 _set(runner.inputs, {**rows, **carried})
                 carried = {k: runner.inputs[k] for k in carried}
@@ -226,7 +230,10 @@ class BatchedSimulator(ReferenceSimulator):
                 for k, final in places.items():
                     final[left:n] = carried[k][left:n]
         means = loss.mul_(cohort.shares[:, :, 0]).sum(-1)
-        return [means[: r.local.steps, i].numpy() for i, r in enumerate(cohort.runs)]
+        return [
+            End(x[i], means[: r.local.steps, i].numpy(), _row(const, i), _row(state, i))
+            for i, r in enumerate(cohort.runs)
+        ]
 
     def _feed(self, runner: Runner, cohort: Cohort, start: int, loss: Tensor) -> Iterator[Tensor]:
         """Before each step from ``start`` on, its batches go into the runner's tensors; yields where losses go."""
@@ -252,7 +259,7 @@ class BatchedSimulator(ReferenceSimulator):
             shares.copy_(share)
             yield place
 
-    def _signature(self, cohort: Cohort, task: Task, const: Tensors, state: Tensors) -> Signature:
+    def _signature(self, cohort: Cohort, task: Task) -> Signature:
         searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
         fixed = tuple((k, v) for k, v in self.method.hyper().items() if k not in searched)
         return Signature(
@@ -261,11 +268,11 @@ class BatchedSimulator(ReferenceSimulator):
             scale=self.settings.local.scale,
             hyper=fixed,
             searched=searched,
-            const=tuple(const),
-            state=tuple(state),
+            const=tuple(cohort.runs[0].const),
+            state=tuple(cohort.runs[0].state),
         )
 
-    def _runner(self, worker: int, size: Size, const: Tensors, state: Tensors) -> Runner:
+    def _runner(self, worker: int, size: Size, run: PreparedRun) -> Runner:
         kept = self._runners.setdefault(worker, OrderedDict())
         if size in kept:
             kept.move_to_end(size)
@@ -286,8 +293,8 @@ class BatchedSimulator(ReferenceSimulator):
             "share": packed["shares"][:, 0],
             "weight": packed["shares"][:, 1],
             **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
-            **{f"const.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in const.items()},
-            **{f"state.{k}": v[:1].expand(rows, *v.shape[1:]).clone() for k, v in state.items()},
+            **{f"const.{k}": v.expand(rows, *v.shape).clone() for k, v in run.const.items()},
+            **{f"state.{k}": v.expand(rows, *v.shape).clone() for k, v in run.state.items()},
         }
         names = input_names(signature)
         step, fast = self._step(signature, worker)
@@ -310,34 +317,32 @@ class BatchedSimulator(ReferenceSimulator):
         return self._steps_made[key]
 
     def _collect(
-        self, task: Task, runs: list[PreparedRun], x: Tensor, loss: list[np.ndarray], const: Tensors, state: Tensors
+        self, task: Task, runs: Sequence[PreparedRun], ends: Sequence[End], operations: float
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
-        order = [place[row, p] for row in range(len(task.clients)) for p in range(task.n_probes)]
-        delta = x.sub_(task.x) if order == list(range(len(x))) else x.sub_(task.x)[order]
-        delta = delta.view(len(task.clients), task.n_probes, -1)
 
-        def one(row: int) -> tuple[Update, list[Tensors]] | Refusal:
+        def one(worker: int, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k, mine = task.clients[row], [place[row, p] for p in range(task.n_probes)]
-            reason, failed = diverged([loss[i] for i in mine], task, delta[row])
+            delta = torch.stack([ends[i].x for i in mine]).sub_(task.x)
+            reason, failed = diverged([ends[i].loss for i in mine], task, delta)
             if reason is not None:
                 return Refusal(k, task.round, reason)
             client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(
                 *(
-                    self.method.finish(runs[i].local, delta[row, p], _row(const, i), _row(state, i), before)
+                    self.method.finish(runs[i].local, delta[p], ends[i].const, ends[i].state, before)
                     for p, i in enumerate(mine)
                 ),
                 strict=True,
             )
             if failed:
-                delta[row, failed] = 0.0
-            steps, means = zip(*((len(loss[i]), float(loss[i].mean(dtype=np.float64))) for i in mine), strict=True)
-            reports = self._reports(task, client, delta[row], failed)
-            return client_update(client, delta[row], steps, means, reports, unmoved(extras, failed)), list(kept)
+                delta[failed] = 0.0
+            losses = [ends[i].loss for i in mine]
+            steps, means = zip(*((len(loss), float(loss.mean(dtype=np.float64))) for loss in losses), strict=True)
+            reports = self._reports(task, client, delta, failed)
+            return client_update(client, delta, steps, means, reports, unmoved(extras, failed)), list(kept)
 
-        told = int(sum(self.sizes[k] for k in task.clients)) * task.n_probes if task.reports else 0
-        return self._settle(self._each(one, range(len(task.clients)), told))
+        return self._settle(self._work(one, range(len(task.clients)), operations))
 
     def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
         trained, held = Split.of(client, client.train), Split.of(client, client.validation)
@@ -398,6 +403,15 @@ class BatchedSimulator(ReferenceSimulator):
             **({"notes": notes} if notes else {}),
             **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
         }
+
+
+def _alike(runs: Sequence[PreparedRun]) -> bool:
+    """Whether the method's tensors are of the same shapes in all runs, so that they can be stacked."""
+
+    def shapes(run: PreparedRun) -> list[dict[str, torch.Size]]:
+        return [{k: v.shape for k, v in tensors.items()} for tensors in (run.const, run.state)]
+
+    return all(shapes(run) == shapes(runs[0]) for run in runs)
 
 
 def _stack(each: list[Tensors]) -> Tensors:

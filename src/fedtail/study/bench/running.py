@@ -71,6 +71,7 @@ def bench_method(
     built = METHODS.build(method)
     folder = out / "submissions" / slug(built.name if not is_own(method) else method.rpartition(":")[2])
     done = Submission(method=method, title=built.title, version=suite.version)
+    keep_other_sets(done, folder, [one.name for one in sets])
     if is_own(method) and (file := Path(method.rpartition(":")[0])).suffix == ".py":
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +93,22 @@ def bench_method(
             done.hardware = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8")).get("hardware", {})
     write_submission(folder, done)
     return done
+
+
+def keep_other_sets(done: Submission, folder: Path, new: Sequence[str]) -> None:
+    """Take over what the method's submission says of sets that are not run now: the suite may be run set by set.
+
+    Nothing of another version, or of a method whose file has changed since."""
+    if not (folder / FILE).is_file():
+        return
+    before = read_submission(folder)
+    file = Path(done.method.rpartition(":")[0])
+    changed = before.source and file.read_bytes() != (folder / before.source).read_bytes()
+    if before.version != done.version or before.method != done.method or changed:
+        return
+    done.chosen = {name: value for name, value in before.chosen.items() if name not in new}
+    done.trials = {name: value for name, value in before.trials.items() if name not in new}
+    done.rows = [row for row in before.rows if row.set not in new]
 
 
 def tune(suite: Suite, one: Set, base: Mapping[str, Any], method: str, run: Run) -> list[Trial]:
