@@ -14,7 +14,7 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.problem import assemble
 from fedtail.settings import Settings
-from workload import BATCH, LR, Workload
+from workload import BATCH, Workload
 
 WARM = 3
 """Rounds before the clock starts; steps are captured in the first."""
@@ -35,7 +35,7 @@ class Job:
         if path != "reference":
             self.problem.engine.capture_after = 0.0
         self.plan: dict[str, Any] = {
-            "lr": LR, "schedule": "constant", "participation": participation,
+            "lr": work.lr, "schedule": "constant", "participation": participation,
             "evaluate_every": rounds + 1, "validate_every": validate_every, "diagnostics": (),
         }  # fmt: skip
         self.state: State = self.problem.begin()

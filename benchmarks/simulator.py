@@ -3,13 +3,13 @@
     python benchmarks/simulator.py [--peers] [--sizes 4k 24k 220k 2M] [--cores one|all] [--images] [--padding]
 
 The work: rows like the Adult table's, an MLP with GroupNorm and 4k, 24k, 220k or 2M parameters, batch 64, one local
-epoch, SGD at 0.1; 32,561 rows, for the two large ones 8,192 and 4,096. A round is all of ``train_rounds`` (sampling,
-batches, training, checks, aggregation) without evaluation. Times are the least of several repeats, taken in turns, so
-that a busy machine disturbs both sides alike. ``--peers`` sets up Flower, pfl-research and fedjax, each in a virtual
-environment of its own under .cache/peers, and gives them the same rows, clients, initial model, batches, epochs and
-rounds; all must end at the same training loss. ``--cores all`` gives every core to everybody: to the loop as torch's
-threads, to us as workers, to the others as what they have for it. ``--images`` times a small CNN on 64-pixel images at
-five clients on the reference path and in chunks; ``--padding`` counts what unequal clients cost.
+epoch, SGD at 0.1 (2M: 0.02); 32,561 rows, for the two large ones 8,192 and 4,096. A round is all of ``train_rounds``
+(sampling, batches, training, checks, aggregation) without evaluation. Times are the least of several repeats, taken in
+turns, so that a busy machine disturbs both sides alike. ``--peers`` sets up Flower, pfl-research and fedjax, each in a
+virtual environment of its own under .cache/peers, and gives them the same rows, clients, initial model, batches,
+epochs and rounds; all must end at the same training loss. ``--cores all`` gives every core to everybody: to the loop
+as torch's threads, to us as workers, to the others as what they have for it. ``--images`` times a small CNN on
+64-pixel images at five clients on the reference path and in chunks; ``--padding`` counts what unequal clients cost.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from fedtail.core.records import Task
 from fedtail.cores import usable_cores
@@ -40,7 +41,7 @@ from fedtail.simulate import simulator
 from job import WARM, Job, in_turns
 from other_simulators import against_peers
 from workers import table
-from workload import BATCH, FEATURES, SIZE_ROWS, SIZES, Workload, make_workload, sequential_round
+from workload import BATCH, FEATURES, NUMERIC, SIZE_ROWS, SIZES, Workload, fastest, make_workload, sequential_round
 
 
 def against_loop(work: Workload, clients: int, repeats: int, cores: int) -> dict[str, Any]:
@@ -165,6 +166,22 @@ def padding() -> dict[str, float]:
     return dict(engine.padding)
 
 
+def limits(units: int = 512, repeats: int = 300) -> dict[str, float]:
+    """What one core multiplies at best, and a first layer of one-hot columns: dense products against index sums."""
+    w, a, z = torch.randn(256, units), torch.randn(units, BATCH), torch.empty(256, BATCH)
+    rows = torch.from_numpy(make_workload(BATCH).x)
+    on = rows[:, NUMERIC:].nonzero()[:, 1].view(BATCH, -1) + NUMERIC  # one column of each category
+    first, d, grads = torch.randn(FEATURES, units), torch.randn(BATCH, units), torch.zeros(FEATURES, units)
+    spread = d.repeat_interleave(on.shape[1], 0)
+    return {
+        "gigaflops": 2 * 256 * units * BATCH / fastest(lambda: torch.mm(w, a, out=z), repeats) / 1e9,
+        "dense product, us": fastest(lambda: rows @ first, repeats) * 1e6,
+        "index sums, us": fastest(lambda: F.embedding_bag(on, first, mode="sum"), repeats) * 1e6,
+        "dense gradient, us": fastest(lambda: torch.mm(rows.T, d, out=grads), repeats) * 1e6,
+        "index gradient, us": fastest(lambda: grads.index_add_(0, on.view(-1), spread), repeats) * 1e6,
+    }
+
+
 def _resident() -> int:
     """Bytes this process holds now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -202,6 +219,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[5, 20])
     parser.add_argument("--cores", choices=["one", "all"], default="one")
     parser.add_argument("--images", action="store_true", help="a small CNN on 64-pixel images too")
+    parser.add_argument("--limits", action="store_true", help="matrix products of one core, and one-hot columns")
     parser.add_argument("--padding", action="store_true", help="count padding at 51 unequal sites")
     parser.add_argument("--rounds", type=int, default=12, help="repeats of each measurement, 3 or more")
     parser.add_argument("--registered", type=int, default=10_000, help="clients of the scale measurement; 0 skips it")
@@ -220,6 +238,9 @@ def main() -> None:
         result["registered"] = r = many_registered(args.registered)
         print(f"{r['registered']:,} registered, {r['sampled']} sampled, against {r['sampled']} in all:")
         print(f"   round time {r['round time ratio']:.2f}, memory {r['memory / data']:.2f} of the data")
+    if args.limits:
+        result["limits"] = limits()
+        print("limits: " + ", ".join(f"{k} {v:.0f}" for k, v in result["limits"].items()))
     if args.padding:
         result["padding"] = padding()
         print(f"padding at 51 sites: {' and '.join(f'{v:.1%} more {k}' for k, v in result['padding'].items())}")

@@ -17,11 +17,13 @@ from fedtail.models import build_model
 
 ROWS, NUMERIC, CATEGORIES = 32_561, 6, (7, 16, 7, 14, 6, 5, 2, 41)
 FEATURES = NUMERIC + sum(CATEGORIES)
-CLASSES, BATCH, LR = 2, 64, 0.1
+CLASSES, BATCH = 2, 64
 SIZES = {"4k": (32, 16, 8), "24k": (128, 64, 32), "220k": (512, 256, 128), "2M": (1664, 832, 416)}
 """Hidden layers by the parameters they come to; the first are the paper's."""
 SIZE_ROWS = {"4k": ROWS, "24k": ROWS, "220k": 8192, "2M": 4096}
 """Fewer rows where a step takes long: a round of any size takes about as long."""
+SIZE_LR = {"4k": 0.1, "24k": 0.1, "220k": 0.1, "2M": 0.02}
+"""At 0.1 the largest one's loss goes up and down in its first rounds, and could not tell whether work is the same."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Workload:
     order: np.ndarray
     start: np.ndarray
     hidden: tuple[int, ...] = SIZES["4k"]
+
+    @property
+    def lr(self) -> float:
+        return next(SIZE_LR[size] for size, hidden in SIZES.items() if hidden == self.hidden)
 
     def parts(self, clients: int) -> list[np.ndarray]:
         return np.array_split(self.order, clients)
@@ -62,7 +68,7 @@ class Workload:
             return float(F.cross_entropy(module(torch.from_numpy(self.x)), torch.from_numpy(self.y)))
 
     def save(self, path: Path) -> None:
-        np.savez(path, x=self.x, y=self.y, order=self.order, start=self.start, hidden=np.array(self.hidden))
+        np.savez(path, x=self.x, y=self.y, order=self.order, start=self.start, hidden=np.array(self.hidden), lr=self.lr)
 
 
 def make_workload(rows: int = ROWS, hidden: tuple[int, ...] = SIZES["4k"], seed: int = 0) -> Workload:
@@ -86,7 +92,7 @@ def sequential_round(work: Workload, module: nn.Module, x: Tensor, clients: int,
     for part in work.parts(clients):
         with torch.no_grad():
             nn.utils.vector_to_parameters(x.clone(), module.parameters())  # parameters become views of it
-        optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+        optimizer = torch.optim.SGD(module.parameters(), lr=work.lr)
         order = torch.from_numpy(rng.permutation(part))
         for i in range(0, len(order), BATCH):
             batch = order[i : i + BATCH]

@@ -60,7 +60,7 @@ def loss(params, batch):
 
 algorithm = fedjax.algorithms.fed_avg.federated_averaging(
     lambda params, batch, rng: jax.grad(loss)(params, batch),
-    fedjax.optimizers.sgd(0.1),
+    fedjax.optimizers.sgd(float(data["lr"])),
     fedjax.optimizers.sgd(1.0),
     fedjax.ShuffleRepeatBatchHParams(batch_size=64, num_epochs=1, drop_remainder=False),
 )

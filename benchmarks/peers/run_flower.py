@@ -30,6 +30,7 @@ def problem():
             parts=np.array_split(data["order"], CLIENTS),
             start=torch.from_numpy(data["start"]),
             hidden=data["hidden"].tolist(),
+            lr=float(data["lr"]),
         )
     return LOADED
 
@@ -51,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
     module = mlp(data["x"].shape[1], data["hidden"])
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     part = data["parts"][int(context.node_config["partition-id"])]
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=data["lr"])
     order = torch.from_numpy(np.random.default_rng().permutation(part))
     for i in range(0, len(order), 64):
         batch = order[i : i + 64]

@@ -77,7 +77,7 @@ FederatedAveraging().run(
     ),
     SimulatedBackend(users, users, postprocessors=[WeightByDatapoints()]),
     model,
-    NNTrainHyperParams(local_batch_size=64, local_num_epochs=1, local_learning_rate=0.1),
+    NNTrainHyperParams(local_batch_size=64, local_num_epochs=1, local_learning_rate=float(data["lr"])),
     NNEvalHyperParams(local_batch_size=1024),
     callbacks=[clock],
 )

@@ -186,8 +186,9 @@ class Held(Update):
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
     """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
     total = x.to(torch.float64, copy=True)
+    term = torch.empty_like(total)  # one for all: fresh memory of a large model takes longer than the sum
     for a, u, c in zip(weights, updates, choice, strict=True):
-        total += u.delta[int(c)].double().mul_(float(a))
+        total += term.copy_(u.delta[int(c)]).mul_(float(a))
     return total.to(x.dtype)
 
 

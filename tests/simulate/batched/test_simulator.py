@@ -47,6 +47,8 @@ def make_module(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "mlp":
         return build_model("mlp", (12,), CLASSES, hidden=(16, 8), norm_groups=2)
+    if kind == "wide":  # has a weight of over ``layers.LARGE`` entries, whose gradients are added up in place
+        return build_model("mlp", (12,), CLASSES, hidden=(160, 128))
     if kind == "residual_mlp":
         return build_model("residual_mlp", (12,), CLASSES, width=8, norm_groups=2)
     if kind == "cnn":
@@ -159,6 +161,18 @@ def test_every_number_of_groups_and_both_scales_equal_the_reference(
     method = METHODS.build("fedcgnm", n_groups=n_groups, weight_decay=1e-3)
     reference, fast = both(kind, method, Settings.of(epochs=2, batch_size=16, scale=scale))
     assert_same_round(reference, fast, make_task(method, reference))
+
+
+@pytest.mark.parametrize("capture_after", [math.inf, 0.0])
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "fedcgn", "fedprox"])
+def test_gradients_that_are_added_up_in_place_equal_the_reference(name: str, capture_after: float) -> None:
+    method = METHODS.build(name, weight_decay=1e-2)
+    reference, fast = both("wide", method, Settings.of(batch_size=16, epochs=2), capture_after)
+    task = make_task(method, reference)
+    assert_same_round(reference, fast, task)
+    decay = np.linspace(0.0, 0.1, 10).reshape(5, 2)
+    assert_same_round(reference, fast, make_task(method, reference, weight_decay=decay))
+    assert fast.info()["steps"] == ("eager" if capture_after else "replay") and "notes" not in fast.info()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "focal", "scaffold"])

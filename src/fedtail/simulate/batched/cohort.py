@@ -72,13 +72,13 @@ def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) 
 def aligned(cohorts: Sequence[Cohort]) -> list[Cohort]:
     """The cohorts of a round with windows in common, and wide ones: then few sizes of a step serve all rounds.
 
-    Narrow windows save products, but differ from round to round, and a step is traced anew for each. Two groups fill
-    most of a batch anyway; the windows of more are rounded to quarters of it.
+    Narrow windows save products, but differ from round to round, and a step is traced anew for each: they are rounded
+    to quarters of a batch.
     """
     common: dict[int, tuple[tuple[int, int], ...]] = {}
     for cohort in cohorts:
         columns = cohort.index.shape[-1]
-        grain = columns if len(cohort.windows) <= 2 else max(columns // 4, GRAIN)
+        grain = columns if len(cohort.windows) == 1 else max(columns // 4, GRAIN)
         wide = tuple((low // grain * grain, min(-(-high // grain) * grain, columns)) for low, high in cohort.windows)
         common[columns] = tuple(map(_union, common.get(columns, wide), wide))
     return [replace(cohort, windows=common[cohort.index.shape[-1]]) for cohort in cohorts]

@@ -323,7 +323,8 @@ class BatchedSimulator(ReferenceSimulator):
 
         def one(worker: int, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k, mine = task.clients[row], [place[row, p] for p in range(task.n_probes)]
-            delta = torch.stack([ends[i].x for i in mine]).sub_(task.x)
+            delta = ends[mine[0]].x.unsqueeze(0) if len(mine) == 1 else torch.stack([ends[i].x for i in mine])
+            delta.sub_(task.x)
             reason, failed = diverged([ends[i].loss for i in mine], task, delta)
             if reason is not None:
                 return Refusal(k, task.round, reason)
