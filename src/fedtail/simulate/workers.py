@@ -1,9 +1,9 @@
 """Every core: threads that share the pieces of a round.
 
-Threads and not processes: torch lets go of the interpreter while it computes, a captured step holds it for about a
-twentieth of its time, and so data, methods and models of the user's own, client states and updates stay where they are.
-What a piece of work computes depends on the piece alone, never on the worker, and results come in the order of the
-pieces. That makes the bits of a run those of any number of workers.
+Threads and not processes: a captured step is one call that computes without the interpreter's lock (``script``), so
+threads lose nothing to processes, and data, methods and models of the user's own, client states and updates stay where
+they are. What a piece of work computes depends on the piece alone, never on the worker, and results come in the order
+of the pieces. That makes the bits of a run those of any number of workers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from fedtail.cores import usable_cores
 T = TypeVar("T")
 R = TypeVar("R")
 
-PAYS = 2e8
-"""Operations below which handing work to another thread costs more than it gains: some milliseconds of one core."""
+PAYS, PIECE_PAYS = 2e8, 3e7
+"""Operations of all pieces, and of one, below which other threads cost more than they gain: some milliseconds of a
+core, and pieces that are mostly Python, which one thread runs at a time."""
 
 
 def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -41,22 +42,23 @@ def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
 class Workers:
     """So many threads, the caller's among them, that take pieces of work as they become free.
 
-    ``auto`` has one for every core, and uses them where the work is worth it; a number is used as it is.
+    ``auto`` has one for every core, up to ``most``, used them where work is worth it; a number is taken as it is.
     """
 
-    def __init__(self, asked: int | Literal["auto"], threads: int = 1) -> None:
-        self.n = max(1, usable_cores() // threads) if asked == "auto" else asked
+    def __init__(self, asked: int | Literal["auto"], threads: int = 1, most: float = math.inf) -> None:
+        self.n = int(max(1, min(usable_cores() // threads, most))) if asked == "auto" else asked
         self.threads = threads
         """torch's threads in each: more change the bits of sums."""
         self.most = 1
         """Workers that were at work at once, so far."""
-        self._pays = PAYS if asked == "auto" else 0.0
+        self._auto = asked == "auto"
         self._pool: ThreadPoolExecutor | None = None
         self._here = threading.local()
 
     def used(self, pieces: int, operations: float = math.inf) -> int:
         """Workers that so many pieces of so many operations in all are given to."""
-        if getattr(self._here, "worker", None) is not None or operations < self._pays:
+        too_small = self._auto and operations < max(PAYS, pieces * PIECE_PAYS)
+        if too_small or getattr(self._here, "worker", None) is not None:
             return 1
         return max(1, min(self.n, pieces))
 

@@ -1,0 +1,52 @@
+"""A tape written as TorchScript does what the tape does; what cannot be written stays as it is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedtail.methods import METHODS
+from fedtail.settings import Settings
+from fedtail.simulate.batched.script import scripted
+from fedtail.simulate.batched.simulator import BatchedSimulator
+from tests.simulate.batched.test_simulator import make_federation, make_module, make_task
+
+
+def test_calls_are_put_together_around_what_cannot_be_written() -> None:
+    a, b, seen = torch.ones(3), torch.zeros(3), []
+    calls = [
+        partial(torch.mul, a, 2.5, out=b),
+        partial(Tensor.add_, b, a, alpha=-1),
+        partial(seen.append, 1),
+        partial(torch.ops.aten.sum.IntList_out, b, [0], False, out=a[:1].view([])),
+        partial(torch.clamp, b, float("-inf"), 1.0, out=b),  # infinity is left to Python
+    ]
+    scripts: dict[str, Any] = {}
+    few = scripted(calls, scripts)
+    assert len(few) == 4 and len(scripts) == 2
+    assert scripted(calls, scripts) and len(scripts) == 2  # the same source is compiled once
+    for call in few:
+        call()
+    assert seen == [1] and a.tolist() == [4.5, 1.0, 1.0] and b.tolist() == [1.0] * 3
+
+
+def test_where_torchscript_fails_the_tape_is_replayed_and_the_reason_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str) -> None:
+        raise RuntimeError("not in this version\nat all")
+
+    method, found = METHODS.build("fedcgnm"), []
+    for broken in (False, True):
+        if broken:
+            monkeypatch.setattr(torch.jit, "CompilationUnit", refuse)
+        engine = BatchedSimulator(
+            make_federation("mlp"), make_module("mlp"), method, Settings.of(batch_size=8), capture_after=0
+        )
+        updates, _ = engine.train(make_task(method, engine))
+        found.append(torch.cat([u.delta for u in updates]))
+        assert engine.info()["steps"] == "replay"
+        assert engine.info().get("notes") == (["not scripted: RuntimeError: not in this version"] if broken else None)
+    assert torch.equal(*found)
