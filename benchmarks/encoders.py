@@ -72,7 +72,7 @@ def image_sets(out: Path) -> dict[str, list[str]]:
     pixels = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     sorted_folder(pixels, rows[:, 0], {0: 900, 1: 350, 2: 150, 3: 30}, out / "cifar")
     folders = {name: ["data.name=images", f"data.path={out / name}"] for name in ("photos", "digits", "cifar")}
-    return {"elpv": ["data.name=elpv"], **folders}
+    return {**folders, "elpv": ["data.name=elpv"]}
 
 
 def heads(seeds: list[int]) -> None:
@@ -81,7 +81,7 @@ def heads(seeds: list[int]) -> None:
     from fedtail.runs.execution import run
 
     raced = ["local.lr=auto", "run.metric=macro_f1", "run.select=best", "run.patience=15"]
-    ways = {"usual": [], "raced": raced, "mlp": ["model.head=mlp"], "rate 1": ["rates.rate=1"]}
+    ways = {"usual": [], "raced": raced, "mlp": ["model.head=mlp"], "rate-1": ["rates.rate=1"]}
     with tempfile.TemporaryDirectory() as folder:
         for name, data in image_sets(Path(folder) / "data").items():
             for way, more in ways.items():
