@@ -136,7 +136,7 @@ def whole_rounds(data: Federation, rates: str, batch: int, device: str, width: i
     return float(np.median(np.diff(marks)[2:]))
 
 
-def shared(data: Federation, runs: int, batch: int, device: str, width: int, rounds: int = 3) -> tuple[float, Any]:
+def shared(data: Federation, runs: int, batch: int, device: str, width: int, rounds: int = 2) -> tuple[float, Any]:
     """Seconds in which ``runs`` runs of different seeds that share the GPU do so many rounds each, with a test of the
     model after each, once their shapes are recorded; and the updates of the first run's last round."""
     turns, ready, marks, last = Turns(), threading.Barrier(runs), list[tuple[float, float]](), dict[int, Any]()
@@ -194,7 +194,7 @@ def on_table(what: str, clients: int, device: str, *, fast: bool, shrink: int = 
     settings = Settings.of(batch_size=64, device=device, path="auto" if fast else "reference")
     engine = simulator(data, build_model(name, (features,), classes), METHODS.build("fedcgnm"), settings)
     first, (updates, _) = timed(lambda: engine.train(task(engine)), device)
-    seconds = [timed(lambda r=r: engine.train(task(engine, r)), device)[0] for r in range(4 if fast else 1)]
+    seconds = [timed(lambda r=r: engine.train(task(engine, r)), device)[0] for r in range(4)] if fast else [first]
     test = min(timed(lambda: engine.confusion(engine.model.vector, "test"), device)[0] for _ in range(2))
     typical, n = float(np.median(seconds)), images(updates, data, RATE)
     out = {
@@ -286,6 +286,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[32, 64, 128])
     parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
     parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
+    parser.add_argument("--library", action="store_true", help="batches without our own convolution and step kernels")
     parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])
     parser.add_argument("--device", default="cuda")
@@ -301,14 +302,20 @@ def main() -> None:
     flops = flops_per_image(args.width)
     result: dict[str, Any] = {"device": name, "torch": torch.__version__, "gflop_per_image": flops / 1e9}
 
+    def keep(what: str, value: Any) -> Any:
+        result[what] = value
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
+        return value
+
     def line(what: str, rate: float, note: str = "") -> None:
         print(f"{what:44} {rate:10,.0f} images/s {rate * flops / 1e12:8.1f} TFLOP/s  {note}", flush=True)
 
     print(f"ResNet-18-GN on {name}, {args.clients} clients, FedCGNM with 2 groups, {flops / 1e9:.2f} GFLOP per image")
     for batch in args.batch:
         for lanes in args.lanes:
-            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes)
-            result[f"graph_{batch}" + (f"_lanes{lanes}" if lanes else "")] = got
+            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes, kernels=not args.library)
+            keep(f"graph_{batch}" + (f"_lanes{lanes}" if lanes else ""), got)
             line(
                 f"graph path, batch {batch}", got["images_per_second"],
                 f"round {got['round_seconds']:.2f} s, first {got['first_round_seconds']:.1f} s, {got['lanes']} lanes, "
@@ -318,47 +325,46 @@ def main() -> None:
             if args.profile:
                 profile(engine)
             engine.close()
+    for batch in args.ceiling:
+        line(
+            f"ceiling: one compiled model, batch {batch}",
+            keep(f"ceiling_{batch}", ceiling(batch, args.device, args.width)),
+        )
     if args.runs > 1:
-        batch = args.batch[0]
-        one, alone = shared(data, 1, batch, args.device, args.width)
-        many, same = shared(data, args.runs, batch, args.device, args.width)
+        few, batch = federation(args.clients, 4 * args.shrink), args.batch[0]
+        one, alone = shared(few, 1, batch, args.device, args.width)
+        many, same = shared(few, args.runs, batch, args.device, args.width)
         equal = all(torch.equal(a, b) for a, b in zip(alone, same, strict=True))
-        result["shared"] = {"runs": args.runs, "batch": batch, "one": one, "together": many, "same_bits": equal}
+        keep("shared", {"runs": args.runs, "batch": batch, "one": one, "together": many, "same_bits": equal})
         print(
             f"{args.runs} runs that share the GPU, batch {batch}: {many / one:.2f} times one ({many:.2f} and {one:.2f} "
             f"s), same bits {equal}", flush=True,
         )  # fmt: skip
     for what in TABLES if args.tables else ():
         for clients in (5, 50):
-            fast = on_table(what, clients, args.device, fast=True, shrink=args.shrink)
-            plain = on_table(what, clients, args.device, fast=False, shrink=args.shrink) if clients == 5 else None
-            result[f"{what}, K={clients}"] = {"fast": fast, "eager": plain}
-            beside = "" if plain is None else f", eager loop {plain['round_seconds']:.2f} s"
+            fast = keep(f"{what}, K={clients}", on_table(what, clients, args.device, fast=True, shrink=args.shrink))
             print(
                 f"{what}, K = {clients}: round {fast['round_seconds'] * 1e3:.0f} ms ({fast['steps']} steps), "
-                f"first {fast['first_round_seconds']:.1f} s, {fast['samples_per_second']:,.0f} samples/s{beside}",
-                flush=True,
-            )
-    result["eager"] = eager(data, args.batch[0], args.device, args.width)
-    line(f"eager loop, batch {args.batch[0]}", result["eager"])
-    if args.rounds:
-        for rates in ("uniform", "fedhoo"):
-            result[f"round_{rates}"] = whole_rounds(data, rates, args.batch[0], args.device, args.width, args.rounds)
-            print(f"round of the loop, {rates:8} {result[f'round_{rates}']:.3f} s", flush=True)
-        print(f"FedHOO / uniform: {result['round_fedhoo'] / result['round_uniform']:.2f} (at most 2.5)", flush=True)
-    for batch in args.ceiling:
-        result[f"ceiling_{batch}"] = ceiling(batch, args.device, args.width)
-        line(f"ceiling: one compiled model, batch {batch}", result[f"ceiling_{batch}"])
+                f"first {fast['first_round_seconds']:.1f} s, {fast['samples_per_second']:,.0f} samples/s", flush=True,
+            )  # fmt: skip
+    if args.tables:
+        what = next(iter(TABLES))
+        slow = keep(f"{what}, eager", on_table(what, 5, args.device, fast=False, shrink=args.shrink))
+        print(f"{what}, K = 5, eager loop: round {slow['round_seconds'] * 1e3:.0f} ms", flush=True)
+    line(f"eager loop, batch {args.batch[0]}", keep("eager", eager(data, args.batch[0], args.device, args.width)))
     top = max((result[f"ceiling_{b}"] for b in args.ceiling), default=None)
     for batch in args.batch:
         rate = max(v["images_per_second"] for k, v in result.items() if k.startswith(f"graph_{batch}"))
         share = "" if top is None else f", {rate / top:.0%} of the ceiling"
-        print(f"batch {batch}: {rate / result['eager']:.1f} times the eager loop{share}")
+        print(f"batch {batch}: {rate / result['eager']:.1f} times the eager loop{share}", flush=True)
+    if args.rounds:
+        for rates in ("uniform", "fedhoo"):
+            seconds = whole_rounds(data, rates, args.batch[0], args.device, args.width, args.rounds)
+            print(f"round of the loop, {rates:8} {keep(f'round_{rates}', seconds):.3f} s", flush=True)
+        print(f"FedHOO / uniform: {result['round_fedhoo'] / result['round_uniform']:.2f} (at most 2.5)", flush=True)
     if not args.skip_agreement:
-        result["agreement"] = agreement(data, args.width, args.device)
+        keep("agreement", agreement(data, args.width, args.device))
         print("relative difference from the reference after a local epoch:", result["agreement"], flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":

@@ -205,11 +205,12 @@ class Engine(Section):
     """How the simulator runs clients."""
 
     path: Literal["auto", "reference", "batched", "graph"] = "auto"
-    """``reference``, ``batched`` (CPU) or ``graph`` (GPU); ``auto`` is the fastest that takes the run."""
+    """``reference``, ``batched`` (all clients in one step: small models, on a CPU or a GPU) or ``graph`` (convolutional
+    and recurrent models on a GPU); ``auto`` is the fastest that takes the run."""
     device: str = "cpu"
     """Device: cpu, cuda, cuda:1 ..."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on CUDA, fp32 on the CPU."""
+    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, else fp32."""
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
     """Cores that train and evaluate clients at once, each with one of torch's threads; the bits do not depend on it.
     ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, where the

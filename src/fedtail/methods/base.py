@@ -148,6 +148,9 @@ class Method:
     """Why its steps must be taken as they are, where ``local.optimizer`` may not change them; empty if it may."""
     own_loss: ClassVar[bool] = False
     """``loss`` is not plain cross-entropy, whose gradient engines have written out. Set by itself."""
+    group_momentum: ClassVar[bool] = False
+    """``direction`` is ``core.momentum.cgnm_direction`` of the state's ``momentum``, for which an engine may have a
+    kernel. Counts for the class whose direction it is."""
     own_finish: ClassVar[bool] = False
     """``finish`` does something, so the state of the last step must be kept for it. Set by itself."""
     own_direction: ClassVar[bool] = False
@@ -166,6 +169,7 @@ class Method:
         cls.title = cls.__dict__.get("title", cls.__name__)
         cls.own_loss = cls.loss is not Method.loss
         cls.own_finish = cls.finish is not Method.finish
+        cls.group_momentum = _defining(cls, "direction").__dict__.get("group_momentum", False)
         cls.own_direction = cls.direction is not Method.direction
         if "averaged" not in cls.__dict__ and _defining(cls, "direction") is not _defining(cls, "averaged"):
             cls.averaged = ""

@@ -33,6 +33,7 @@ class FedCGNM(Method):
     title = "FedCGNM"
     paper = "Park et al., Class-Grouped Normalized Momentum and Faster Hyperparameter Exploration, ICML 2026"
     tunable = ("weight_decay", "beta", "delta")
+    group_momentum = True
     averaged = "momentum"
 
     n_groups: int | None = 2

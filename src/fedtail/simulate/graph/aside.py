@@ -29,6 +29,12 @@ class Aside:
         self._begun: set[torch.cuda.Stream] = set()
         self._held: list[Any] = []
         """What the work reads: memory must not go to others before it is done."""
+        self.kernels = True
+        """Whether weight gradients and LSTM layers may be computed by our own kernels."""
+        self.checked = False
+        """Whether that is known; see ``step.agree``."""
+        self.places: list[dict[str, Tensor]] = []
+        """Where weight gradients of each group are wanted, by name; empty if anywhere."""
 
     def __call__(self, work: Callable[..., T], *reads: Tensor) -> T:
         if not self.streams:

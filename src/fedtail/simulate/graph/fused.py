@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
 Weights = list[dict[str, Tensor]]
@@ -43,8 +44,10 @@ class _Conv(torch.autograd.Function):
     """Images, and sequences as images of one row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Conv, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
+    def forward(
+        ctx: Any, x: Tensor, layer: Conv, aside: Aside, places: list[Tensor], sizes: tuple[int, ...], *weights: Tensor
+    ) -> Tensor:
+        ctx.layer, ctx.aside, ctx.places, ctx.sizes, h = layer, aside, places, sizes, len(sizes)
         w, bias = weights[0], weights[h] if layer.bias is not None else None
         ctx.flat = x.ndim == 3
         if ctx.flat:
@@ -80,13 +83,20 @@ class _Conv(torch.autograd.Function):
                 dw = dw.squeeze(2)
             return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
 
-        parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
-        grads = [ctx.aside(of_group, d, v) for d, v in parts]
+        shape = kernel_shape(layer, x, dy) if ctx.aside.kernels and ctx.places else None
+        plan = None if shape is None else plan_of(shape)
+        if shape is not None and plan is not None:
+            work = partial(weight_gradients, sizes=ctx.sizes, shape=shape, plan=plan, places=ctx.places)
+            ctx.aside(work, x, dy)
+            grads = [[place] for place in ctx.places]
+        else:
+            parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
+            grads = [ctx.aside(of_group, d, v) for d, v in parts]
         dx = back(dy, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None
         if dx is not None:
             dx = dx[:, : layer.in_channels]
             dx = dx.squeeze(2) if ctx.flat else dx
-        return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
+        return dx, None, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
 def _geometry(layer: Conv) -> tuple[list[int], list[int], list[int]]:
@@ -165,7 +175,7 @@ class _Lstm(torch.autograd.Function):
         h = len(sizes)
         w_in, w = weights[0], weights[h]
         b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
-        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, recurrent.has_kernel(w.shape[1], x.device)
+        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.kernels and recurrent.has_kernel(w.shape[1], x.device)
         saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
         ctx.save_for_backward(x, w_in, w, *saved)
         return saved.y
@@ -251,7 +261,8 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         if isinstance(layer, nn.LSTM):
             return _Lstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
         if isinstance(layer, Conv):
-            return _Conv.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
+            places = [p[f"{name}.weight"] for p in beside.places]
+            return _Conv.apply(args[0], layer, beside, places, sizes, *_pick(weights, name, layer.bias is not None))
         if isinstance(layer, nn.Linear):
             return _Linear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         return layer(*args, **kwargs)

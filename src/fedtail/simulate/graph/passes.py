@@ -57,7 +57,7 @@ class Schedule:
 
 def default_grain(batch_size: int) -> int:
     """Sizes are multiples of this: at most 1/32 of a batch, so that filling stays near 2 %."""
-    return max(2, batch_size // 32)
+    return max(1, batch_size // 32)
 
 
 def padded(n: int, grain: int) -> int:

@@ -50,9 +50,18 @@ if triton is not None:
 
     @triton.jit
     def _forward_kernel(  # type: ignore[no-untyped-def]
-        gates, w, b, y, cells, acts, rows,
-        STEPS: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
+        gates,
+        w,
+        b,
+        y,
+        cells,
+        acts,
+        rows,
+        STEPS: tl.constexpr,
+        H: tl.constexpr,
+        BN: tl.constexpr,
+        PRECISION: tl.constexpr,
+    ):
         n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None]
         k = tl.arange(0, H)[None, :]
         inside = n < rows
@@ -75,9 +84,17 @@ if triton is not None:
 
     @triton.jit
     def _backward_kernel(  # type: ignore[no-untyped-def]
-        dy, w, cells, acts, dgates, rows,
-        STEPS: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
+        dy,
+        w,
+        cells,
+        acts,
+        dgates,
+        rows,
+        STEPS: tl.constexpr,
+        H: tl.constexpr,
+        BN: tl.constexpr,
+        PRECISION: tl.constexpr,
+    ):
         n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None]
         k = tl.arange(0, H)[None, :]
         inside = n < rows
@@ -135,9 +152,20 @@ def lstm_forward(gates: Tensor, w: Tensor, b: Tensor, *, kernel: bool) -> Saved:
             acts=torch.empty(n, steps, width, device=gates.device),
         )
         _forward_kernel[(triton.cdiv(n, ROWS),)](
-            gates, w, b, saved.y, saved.cells, saved.acts, n, STEPS=steps, H=hidden, BN=ROWS, PRECISION=_precision(w),
+            gates,
+            w,
+            b,
+            saved.y,
+            saved.cells,
+            saved.acts,
+            n,
+            STEPS=steps,
+            H=hidden,
+            BN=ROWS,
+            PRECISION=_precision(w),
             num_warps=8,
-        )  # fmt: skip
+            num_stages=1,
+        )
         return saved
     h, c = gates.new_zeros(n, hidden), b.new_zeros(n, hidden)
     ys, cells, acts = [], [], []
@@ -159,9 +187,19 @@ def lstm_backward(dy: Tensor, w: Tensor, saved: Saved, *, kernel: bool) -> Tenso
     if kernel:
         out = dy.new_empty(n, steps, 4 * hidden)
         _backward_kernel[(triton.cdiv(n, ROWS),)](
-            dy.contiguous(), w, saved.cells, saved.acts, out, n, STEPS=steps, H=hidden, BN=ROWS,
-            PRECISION=_precision(w), num_warps=8,
-        )  # fmt: skip
+            dy.contiguous(),
+            w,
+            saved.cells,
+            saved.acts,
+            out,
+            n,
+            STEPS=steps,
+            H=hidden,
+            BN=ROWS,
+            PRECISION=_precision(w),
+            num_warps=8,
+            num_stages=1,
+        )
         return out
     parts = []
     dh, dc = torch.zeros_like(saved.cells[:, 0]), torch.zeros_like(saved.cells[:, 0])

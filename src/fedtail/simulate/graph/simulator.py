@@ -76,8 +76,10 @@ class GraphSimulator(ClientStates, Scoring):
         *,
         fused: bool | None = None,
         lanes: int | None = None,
+        kernels: bool = True,
     ) -> None:
-        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``."""
+        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``;
+        ``kernels``: whether our own take weight gradients, LSTM layers and momentum steps, or libraries do."""
         super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
@@ -102,7 +104,8 @@ class GraphSimulator(ClientStates, Scoring):
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
         self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
-        self._update = update_function(method, self.numerics.compile)
+        self._update = update_function(method, self.numerics.compile, kernels)
+        self.network.aside.kernels, self.network.aside.checked = kernels, not kernels
         self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
@@ -299,6 +302,7 @@ class GraphSimulator(ClientStates, Scoring):
             "device": str(self.device),
             "precision": self.numerics.precision,
             "fused": self.numerics.fused,
+            "kernels": self.network.aside.kernels,
             "mode": self.mode,
             "lanes": max((len(v) for v in self._lanes.values()), default=0),
             "recorded_passes": self.recorded,

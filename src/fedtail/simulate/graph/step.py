@@ -5,6 +5,7 @@ Both are functions of few records of tensors, so that a lane can record them wit
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,8 +16,12 @@ from torch import Tensor, nn
 from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
 from fedtail.models.flat import has_batchnorm
+from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.graph.momentum import has_kernel, momentum_step
 from fedtail.simulate.graph.network import DeviceModel, Weights
 
+AGREES = 0.05
+"""Relative difference of gradients in bfloat16 that is rounding; a kernel that is wrong is off by 1."""
 COMPILER: dict[str, Any] = {"force_layout_optimization": True, "shape_padding": False}
 """Keep channels-last with a symbolic batch size, and do not tie the code to ranges of it."""
 
@@ -116,21 +121,49 @@ def sample_losses(model: DeviceModel, method: Method) -> Losses:
 
 
 def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
-    named = model.layout.named
+    named, aside = model.layout.named, model.aside
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
+        if local.params.is_cuda and not aside.checked:
+            aside.kernels = agree(lambda: once(resident, local, given, sizes)[0].float(), aside)
+            aside.checked = True
+        return once(resident, local, given, sizes)
+
+    def once(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
         own = local.weights
         weights = [{n: w.detach().requires_grad_() for n, w in named(own).items()} for _ in sizes]
+        flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
+        places = [named(row) for row in flat]
+        aside.places = places if len(sizes) <= 2 else []
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]
         grads = torch.autograd.grad((out * given.scales).sum(), leaves)
-        model.aside.join()
-        flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
+        aside.join()
+        pairs = zip([place for group in places for place in group.values()], grads, strict=True)
+        left = [(place, grad) for place, grad in pairs if place.data_ptr() != grad.data_ptr()]
         # one balanced kernel; concatenation is bound by the largest of the many pieces
-        torch._foreach_copy_([w for row in flat for w in named(row).values()], grads)
+        torch._foreach_copy_([place for place, _ in left], [grad for _, grad in left])
         return flat, (out.detach() * given.shares).sum(), state
 
     return gradients
+
+
+def agree(gradients: Callable[[], Tensor], aside: Aside) -> bool:
+    """Whether our kernels run on this GPU and give the library's gradients (H, d): tried once, on the first pass."""
+    try:
+        mine = gradients()
+        float(mine[0, 0])  # waits
+    except Exception as error:  # too little shared memory, a compiler that does not know the GPU ...
+        aside.join()
+        warnings.warn(f"kernels are left to the libraries: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    aside.kernels = False
+    theirs = gradients()
+    apart = (mine - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-30)
+    if bool((apart <= AGREES).all()):
+        return True
+    warnings.warn(f"kernels are left to the libraries: gradients differ by {apart.tolist()}", stacklevel=2)
+    return False
 
 
 def plain_gradients(losses: Losses, width: int, compiled: bool) -> Gradients:
@@ -181,7 +214,9 @@ def symbolic_rows(given: PassInput) -> None:
 
 
 @lru_cache(maxsize=64)
-def update_function(method: Method, compile: bool) -> Callable[[Local, Tensor, Sequence[Tensor] | Tensor], None]:
+def update_function(
+    method: Method, compile: bool, kernels: bool = True
+) -> Callable[[Local, Tensor, Sequence[Tensor] | Tensor], None]:
     """x <- x - lr (direction + weight_decay x), in place, with the step state and the compute copy of x.
 
     The same function for the same method, so that many runs in one process compile it once.
@@ -198,10 +233,50 @@ def update_function(method: Method, compile: bool) -> Callable[[Local, Tensor, S
         if local.shadow is not None:
             local.shadow.copy_(params)
 
-    if not compile:
-        return update
     # one code object serves all methods; past its limit of variants the compiler would silently give up on it
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
         if hasattr(torch._dynamo.config, limit):
             setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), 1024))
-    return torch.compile(update, dynamic=False)
+    plain = torch.compile(update, dynamic=False) if compile else update
+
+    if not method.group_momentum or not kernels:
+        return plain
+    trusted: list[bool] = []
+
+    def by_kernel(local: Local, start: Tensor, grads: Sequence[Tensor] | Tensor) -> None:
+        if not isinstance(grads, Tensor) or not has_kernel(local.params, grads) or trusted == [False]:
+            plain(local, start, grads)
+            return
+        if not trusted:
+            trusted.append(same_step(local, grads, lambda other: plain(other, start, grads)))
+            by_kernel(local, start, grads)
+            return
+        momentum_step(local.params, local.shadow, local.state["momentum"], grads, local.hyper)
+
+    return by_kernel
+
+
+def same_step(local: Local, grads: Tensor, plain: Callable[[Local], None]) -> bool:
+    """Whether the kernels of a momentum step run on this GPU and do what ``plain`` does: tried once, on copies."""
+    mine, theirs = (
+        local._replace(
+            params=local.params.clone(),
+            shadow=None if local.shadow is None else local.shadow.clone(),
+            state={k: v.clone() for k, v in local.state.items()},
+        )
+        for _ in range(2)
+    )
+    try:
+        momentum_step(mine.params, mine.shadow, mine.state["momentum"], grads, mine.hyper)
+        float(mine.params[0])  # waits
+    except Exception as error:  # a compiler that does not know the GPU, say
+        warnings.warn(f"steps are left to the compiler: {type(error).__name__}: {error}", stacklevel=2)
+        return False
+    plain(theirs)
+    moved = (theirs.params - local.params).norm().clamp_min(1e-30)
+    apart = float((mine.params - theirs.params).norm() / moved)
+    kept = float((mine.state["momentum"] - theirs.state["momentum"]).abs().max())
+    if apart <= 1e-3 and kept <= 1e-3 * float(theirs.state["momentum"].abs().max() + 1e-30):
+        return True
+    warnings.warn(f"steps are left to the compiler: they differ by {apart:.1e} and {kept:.1e}", stacklevel=2)
+    return False

@@ -1,0 +1,137 @@
+"""Kernels for a step's weight gradients and momentum against plain torch; they run under TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from fedtail.core.momentum import cgnm_direction
+from fedtail.methods import METHODS
+from fedtail.methods.optimizers import with_optimizer
+from fedtail.simulate.graph import convolution, fused, momentum, step
+from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
+from fedtail.simulate.graph.momentum import momentum_step
+from fedtail.simulate.graph.numerics import Layout, Numerics
+from fedtail.simulate.graph.step import Local, agree
+
+interpreted = pytest.mark.skipif(
+    convolution.triton is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs Triton and TRITON_INTERPRET=1",
+)
+
+
+@interpreted
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 0), (5,)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "stride"), [(64, 64, 3, 1), (64, 128, 3, 2), (64, 64, 1, 2), (3, 64, 3, 1)]
+)
+def test_weight_gradients_of_every_group_go_where_they_are_wanted(
+    sizes: tuple[int, ...], inputs: int, outputs: int, kernel: int, stride: int
+) -> None:
+    torch.manual_seed(0)
+    pad, size = kernel // 2, inputs * outputs * kernel**2
+    x = torch.randn(sum(sizes), inputs, 8, 8).contiguous(memory_format=torch.channels_last)
+    w = torch.zeros(outputs, inputs, kernel, kernel)
+    dy = torch.randn_like(nn.functional.conv2d(x, w, None, stride, pad)).contiguous(memory_format=torch.channels_last)
+    flat = torch.full((len(sizes), size + 7), 9.0)
+    places = [row[3 : 3 + size].view(outputs, kernel, kernel, inputs).permute(0, 3, 1, 2) for row in flat]
+    given = x if inputs > NARROW else nn.functional.pad(x, (0, 0, 0, 0, 0, NARROW - inputs), value=7.0)
+    given = given.contiguous(memory_format=torch.channels_last)
+    shape = Shape((given.shape[1], outputs, kernel, kernel, stride, pad, pad), (8, 8, dy.shape[2], dy.shape[3]))
+    plan = plan_of(shape) or Plan(64, 64)
+    weight_gradients(given, dy, sizes=sizes, shape=shape, plan=plan, places=places)
+    for place, x_h, dy_h in zip(places, x.split(sizes), dy.split(sizes), strict=True):
+        expected = nn.grad.conv2d_weight(x_h, w.shape, dy_h, stride, pad) if len(x_h) else w
+        torch.testing.assert_close(place, expected, rtol=1e-4, atol=1e-4)
+    assert (flat[:, :3] == 9).all() and (flat[:, 3 + size :] == 9).all()
+
+
+@interpreted
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("beta", "delta"), [(0.5, 0.1), (0.9, 0.0)])
+def test_a_momentum_step_in_kernels_is_the_step(groups: int, beta: float, delta: float, monkeypatch) -> None:
+    monkeypatch.setattr(momentum, "BLOCK", 64)
+    monkeypatch.setattr(momentum, "AT_ONCE", 32)
+    torch.manual_seed(0)
+    m, g, x = torch.randn(groups, 300), torch.randn(groups, 300), torch.randn(300)
+    if groups > 1:
+        m[1], g[1] = 0.0, 0.0  # an absent group
+    hyper = {k: torch.tensor(v) for k, v in {"beta": beta, "delta": delta, "lr": 0.3, "weight_decay": 0.01}.items()}
+    direction, expected = cgnm_direction(m, g, beta, delta)
+    moved, shadow = x.clone(), torch.zeros(300, dtype=torch.bfloat16)
+    momentum_step(moved, shadow, m, g, hyper)
+    torch.testing.assert_close(m, expected)
+    torch.testing.assert_close(moved, x - 0.3 * (direction + 0.01 * x))
+    torch.testing.assert_close(shadow, moved.to(torch.bfloat16))
+
+
+def test_only_methods_whose_direction_is_group_momentum_say_so() -> None:
+    class Own(type(METHODS.build("fedcgnm"))):
+        def direction(self, step):
+            return super().direction(step)
+
+    assert METHODS.build("fedcgnm").group_momentum and not METHODS.build("fedavg").group_momentum
+    assert not with_optimizer(METHODS.build("fedcgnm"), "adam").group_momentum and not Own.group_momentum
+
+
+@interpreted
+def test_a_network_takes_its_weight_gradients_from_the_kernel_in_their_place(monkeypatch) -> None:
+    def any_shape(layer: nn.Conv2d, x: torch.Tensor, dy: torch.Tensor) -> Shape:
+        assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, dy))
+        return Shape((64, 64, 3, 3, 1, 1, 1), (*x.shape[2:], *dy.shape[2:]))
+
+    monkeypatch.setattr(fused, "kernel_shape", any_shape)
+    torch.manual_seed(0)
+    one, two = (nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(2))
+    module = nn.Sequential(one, nn.ReLU(), two)
+    layout = Layout(module, Numerics.choose(module, torch.device("cpu")))
+    own = layout.inward(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    sizes, aside = (3, 2), Aside()
+    flat = torch.full((2, layout.n_params), 9.0)
+    aside.places = [layout.named(row) for row in flat]
+    weights = [{n: w.detach().requires_grad_() for n, w in layout.named(own).items()} for _ in sizes]
+    x = torch.randn(5, 64, 4, 4).contiguous(memory_format=torch.channels_last)
+    out = fused.fused_network(module, aside)(weights, x, sizes)
+    grads = torch.autograd.grad(out.square().sum(), [w for group in weights for w in group.values()])
+    places = [place for group in aside.places for place in group.values()]
+    assert all(g.data_ptr() == p.data_ptr() for g, p in zip(grads, places, strict=True))
+    for h, rows in enumerate(x.split(sizes)):
+        expected = torch.autograd.grad(module(rows).square().sum(), list(module.parameters()))
+        for mine, theirs in zip(grads[2 * h : 2 * h + 2], expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_kernels_that_fail_or_are_wrong_are_left_to_the_libraries() -> None:
+    def gradients(aside: Aside, wrong: float | None):
+        def run() -> torch.Tensor:
+            if aside.kernels and wrong is None:
+                raise RuntimeError("out of resource: shared memory")
+            return torch.ones(2, 3) * (1 + (wrong or 0.0) * aside.kernels)
+
+        return run
+
+    assert agree(gradients(aside := Aside(), 0.01), aside)
+    for wrong, said in ((None, "shared memory"), (0.5, "differ by"), (float("nan"), "differ by")):
+        with pytest.warns(UserWarning, match=said):
+            assert not agree(gradients(aside := Aside(), wrong), aside)
+
+
+def test_momentum_kernels_that_are_wrong_are_left_to_the_compiler(monkeypatch) -> None:
+    hyper = {k: torch.tensor(v) for k, v in {"beta": 0.5, "delta": 0.1, "lr": 0.3, "weight_decay": 0.0}.items()}
+    grads, x = torch.randn(2, 9), torch.randn(9)
+    local = Local(
+        params=x.clone(), rest=x[:0], shadow=None, groups=x[:0].long(), const={}, hyper=hyper,
+        state={"momentum": torch.zeros(2, 9)},
+    )  # fmt: skip
+    monkeypatch.setattr(step, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(step, "momentum_step", lambda params, *_: params.zero_())
+    update = step.update_function.__wrapped__(METHODS.build("fedcgnm"), False)
+    with pytest.warns(UserWarning, match="left to the compiler"):
+        update(local, x, grads)
+    direction, momentum_after = cgnm_direction(torch.zeros(2, 9), grads, 0.5, 0.1)
+    torch.testing.assert_close(local.params, x - 0.3 * direction)
+    torch.testing.assert_close(local.state["momentum"], momentum_after)
