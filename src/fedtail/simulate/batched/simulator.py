@@ -149,7 +149,7 @@ class BatchedSimulator(ReferenceSimulator):
             operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
             if len(task.clients) * task.n_probes <= self.shard:
                 operations = 0.0  # one shard for one worker, and what is around it is as small
-            runs = self._runs(task, operations)
+            runs = self._runs(task)
             if not _alike(runs):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
@@ -158,22 +158,19 @@ class BatchedSimulator(ReferenceSimulator):
             steps, advance = max(sum(r.local.steps for r in runs), 1), by_caller(task.advance)
             counted = replace(task, advance=lambda n: advance(n / steps))
             parts = _parts(len(runs), self.shard)
-            packed = self._work(lambda _, p: pack_cohort(runs[p], self._labels, self.n_groups), parts, operations)
+            packed = [pack_cohort(runs[part], self._labels, self.n_groups) for part in parts]  # short calls of numpy
             shards = aligned(packed) if len(packed) > 1 else packed  # the longest runs first
             self._prepare(shards, task)
             ends = self._work(lambda worker, shard: self._steps(worker, shard, counted), shards, operations)
             return self._collect(task, runs, [end for shard in ends for end in shard], operations)
 
-    def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
+    def _runs(self, task: Task) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
-
-        def prepared(worker: int, row: int) -> list[PreparedRun]:
-            client = self.federation.client(task.clients[row])
-            before = self.client_states.get(client.index, {})
-            return prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-
-        each = self._work(prepared, range(len(task.clients)), operations)
-        return sorted((run for runs in each for run in runs), key=lambda r: -r.local.steps)
+        runs: list[PreparedRun] = []
+        for row, k in enumerate(task.clients):
+            client, before = self.federation.client(k), self.client_states.get(k, {})
+            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+        return sorted(runs, key=lambda r: -r.local.steps)
 
     def _prepare(self, shards: Sequence[Cohort], task: Task) -> None:
         """Record or compile the steps of a round that will be called often enough, before anybody is at work."""
