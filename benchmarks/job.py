@@ -25,12 +25,12 @@ class Job:
 
     def __init__(
         self, work: Workload, federation: Federation, method: str, *, rates: str = "uniform", path: str = "auto",
-        participation: float = 1.0, rounds: int = 10**6, validate_every: int = 0, **options: Any,
+        workers: int = 1, participation: float = 1.0, rounds: int = 10**6, validate_every: int = 0, **options: Any,
     ) -> None:  # fmt: skip
         strategy = RATES.build(rates, federation.n_clients, **options)
         self.problem: Problem = assemble(
             federation, work.module(), METHODS.build(method), strategy,
-            Settings.of(batch_size=BATCH, path=path, compile="off"),
+            Settings.of(batch_size=BATCH, path=path, compile="off", workers=workers),
         )  # fmt: skip
         if path != "reference":
             self.problem.engine.capture_after = 0.0

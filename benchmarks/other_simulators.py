@@ -35,10 +35,18 @@ def peer_environment(name: str) -> Path:
     return python
 
 
-def run_peer(name: str, problem: Path, clients: int, rounds: int) -> dict[str, Any]:
-    """A peer's seconds per round (least, without the first two) and its final loss."""
+def run_peer(name: str, problem: Path, clients: int, rounds: int, cores: int) -> dict[str, Any]:
+    """A peer's seconds per round (least, without the first two) and its final loss.
+
+    With several cores each does what it offers: Flower and pfl-research run clients in as many processes, jax computes
+    with as many threads.
+    """
     python = peer_environment(name)
-    command = [str(python), str(HERE / "peers" / f"run_{name}.py"), str(problem), str(clients), str(rounds)]
+    start = [str(python)]
+    if name == "pfl" and cores > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores}"]
+    script = str(HERE / "peers" / f"run_{name}.py")
+    command = [*start, script, str(problem), str(clients), str(rounds), str(cores)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "RAY_DEDUP_LOGS": "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -52,9 +60,9 @@ def run_peer(name: str, problem: Path, clients: int, rounds: int) -> dict[str, A
     }
 
 
-def against_peers(work: Workload, clients: int, rounds: int) -> dict[str, Any]:
+def against_peers(work: Workload, clients: int, rounds: int, cores: int) -> dict[str, Any]:
     """Peers before and after us, so that drifts of the machine show."""
-    ours = Job(work, work.federation(clients), "fedavg", rate=0.0)
+    ours = Job(work, work.federation(clients), "fedavg", rate=0.0, workers=cores)
     seconds = []
     for _ in range(rounds - 1):
         began = time.perf_counter()
@@ -66,7 +74,7 @@ def against_peers(work: Workload, clients: int, rounds: int) -> dict[str, Any]:
         work.save(problem)
         for name in PEERS:
             try:
-                out[name] = run_peer(name, problem, clients, rounds)
+                out[name] = run_peer(name, problem, clients, rounds, cores)
             except (subprocess.SubprocessError, OSError) as error:
                 out[name] = {"error": str(error)[:500]}
     for _ in range(rounds):

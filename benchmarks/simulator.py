@@ -1,12 +1,15 @@
 """The CPU simulator against a plain PyTorch loop, against itself, and against other simulators; ratios of one run.
 
-    python benchmarks/simulator.py [--peers] [--rounds 12] [--out simulator.json]
+    python benchmarks/simulator.py [--peers] [--sizes 4k 24k 220k 2M] [--cores one|all] [--images] [--padding]
 
-The work: 32,561 rows, the MLP 104-32-16-8-2 with GroupNorm, batch 64, one local epoch, SGD at 0.1, one thread. A round
-is all of ``train_rounds`` (sampling, batches, training, checks, aggregation) without evaluation. Times are the
-least of several repeats, taken in turns, so that a busy machine disturbs both sides alike. ``--peers`` sets up Flower,
-pfl-research and fedjax, each in a virtual environment of its own under .cache/peers, and gives them the same rows,
-clients, initial model, batches, epochs and rounds; all must end at the same training loss.
+The work: rows like the Adult table's, an MLP with GroupNorm and 4k, 24k, 220k or 2M parameters, batch 64, one local
+epoch, SGD at 0.1; 32,561 rows, for the two large ones 8,192 and 4,096. A round is all of ``train_rounds`` (sampling,
+batches, training, checks, aggregation) without evaluation. Times are the least of several repeats, taken in turns, so
+that a busy machine disturbs both sides alike. ``--peers`` sets up Flower, pfl-research and fedjax, each in a virtual
+environment of its own under .cache/peers, and gives them the same rows, clients, initial model, batches, epochs and
+rounds; all must end at the same training loss. ``--cores all`` gives every core to everybody: to the loop as torch's
+threads, to us as workers, to the others as what they have for it. ``--images`` times a small CNN on 64-pixel images at
+five clients on the reference path and in chunks; ``--padding`` counts what unequal clients cost.
 """
 
 from __future__ import annotations
@@ -20,38 +23,54 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedtail.core.records import Task
+from fedtail.cores import usable_cores
+from fedtail.data.federation import Federation, Transform
+from fedtail.methods import METHODS
+from fedtail.models import build_model
+from fedtail.settings import Settings
+from fedtail.simulate import simulator
 from job import WARM, Job, in_turns
 from other_simulators import against_peers
-from workload import Workload, make_workload, sequential_round
+from workers import table
+from workload import BATCH, FEATURES, SIZE_ROWS, SIZES, Workload, make_workload, sequential_round
 
 
-def against_loop(work: Workload, clients: int, repeats: int) -> dict[str, Any]:
+def against_loop(work: Workload, clients: int, repeats: int, cores: int) -> dict[str, Any]:
     """Our rounds in units of the plain sequential loop's, and FedCGNM's and FedHOO's in units of simpler ones."""
     federation, module = work.federation(clients), work.module()
     held = work.federation(clients, validation=0.1)
     rng, x = np.random.default_rng(0), torch.from_numpy(work.start)
-    ours = Job(work, federation, "fedavg", rate=0.0)
-    grouped = Job(work, federation, "fedcgnm", rate=0.0)
-    plain = Job(work, federation, "fedavg", rate=0.0, path="reference")
+    ours = Job(work, federation, "fedavg", rate=0.0, workers=cores)
+    grouped = Job(work, federation, "fedcgnm", rate=0.0, workers=cores)
+    plain = Job(work, federation, "fedcgnm", rate=0.0, path="reference", workers=cores)
+
+    def loop() -> None:
+        torch.set_num_threads(cores)
+        sequential_round(work, module, x, clients, rng)
+        torch.set_num_threads(1)
+
     jobs: dict[str, Callable[[], object]] = {
-        "sequential": lambda: sequential_round(work, module, x, clients, rng),
-        "reference": plain.round, "fedavg": ours.round, "fedcgnm": grouped.round,
+        "sequential": loop, "reference": plain.round, "fedavg": ours.round, "fedcgnm": grouped.round
     }  # fmt: skip
-    if clients <= 6:
-        uniform = Job(work, held, "fedcgnm", rate=0.6)
-        hoo = Job(work, held, "fedcgnm", rates="fedhoo", max_rounds=10**6, stable_rounds=10**6)
+    if clients <= 6 and work.hidden == SIZES["4k"]:
+        uniform = Job(work, held, "fedcgnm", rate=0.6, workers=cores)
+        hoo = Job(work, held, "fedcgnm", rates="fedhoo", max_rounds=10**6, stable_rounds=10**6, workers=cores)
         jobs |= {"fedcgnm_uniform": uniform.round, "fedcgnm_fedhoo": hoo.round}
     t = in_turns(jobs, repeats)
+    flops = 2 * (3 * len(work.start) - FEATURES * work.hidden[0]) * len(work.y)  # inputs have no gradient
     out = {
-        "clients": clients, "seconds": t, "first_round_seconds": {"fedavg": ours.first, "fedcgnm": grouped.first},
+        "clients": clients, "gigaflops": flops / t["fedavg"] / 1e9, "seconds": t,
+        "first_round_seconds": {"fedavg": ours.first, "fedcgnm": grouped.first},
         "fedavg / sequential": t["fedavg"] / t["sequential"],
-        "fedavg / our reference path": t["fedavg"] / t["reference"],
+        "fedcgnm / fedcgnm on the reference path": t["fedcgnm"] / t["reference"],
         "fedcgnm / fedavg": t["fedcgnm"] / t["fedavg"],
         "engine": ours.problem.engine.info(),
     }  # fmt: skip
@@ -108,6 +127,44 @@ def registered_child(folder: Path, registered: int, sampled: int, repeats: int =
     }  # fmt: skip
 
 
+def images(repeats: int, cores: int, size: int = 64, clients: int = 5, each: int = 128) -> dict[str, Any]:
+    """A small CNN with FedCGNM: the reference path with one worker, and chunks with one and with every core."""
+    rng = np.random.default_rng(0)
+    tail = 0.7 ** np.arange(10) / (0.7 ** np.arange(10)).sum()
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.integers(0, 256, size=(n, 3, size, size), dtype=np.uint8), rng.choice(10, size=n, p=tail)
+
+    federation = Federation.from_arrays(
+        [draw(each) for _ in range(clients)], draw(each), classes=list("abcdefghij"),
+        transform=Transform(1 / 255, (0.5,) * 3, (0.2,) * 3),
+    )  # fmt: skip
+    jobs: dict[str, Callable[[], object]] = {}
+    for name, path, workers in (("reference", "reference", 1), ("one", "batched", 1), ("all", "batched", cores)):
+        settings = Settings.of(batch_size=32, path=path, workers=workers)
+        module = build_model("small_cnn", (3, size, size), 10)
+        engine = simulator(federation, module, METHODS.build("fedcgnm"), settings)
+        task = Task(0, engine.model.vector.clone(), tuple(range(clients)), {"rate": np.zeros((clients, 1))}, 0.05)
+        jobs[name] = partial(engine.train, task)
+    t = in_turns(jobs, repeats)
+    return {
+        "seconds": t, "images_per_second": {k: clients * each / v for k, v in t.items()}, "cores": cores,
+        "one core, times the reference path": t["reference"] / t["one"],
+        "every core, times the reference path": t["reference"] / t["all"],
+    }  # fmt: skip
+
+
+def padding() -> dict[str, float]:
+    """What FedCGNM computes for nothing at 51 sites of very unequal size: samples of steps, and of groups' products."""
+    federation = table(80_000, 51)
+    module = build_model("mlp", (281,), 8, hidden=(256, 128, 64))
+    settings = Settings.of(batch_size=BATCH, path="batched", workers=1)
+    engine = simulator(federation, module, METHODS.build("fedcgnm"), settings)
+    k = federation.n_clients
+    engine.train(Task(0, engine.model.vector.clone(), tuple(range(k)), {"rate": np.full((k, 1), 0.6)}, 0.1))
+    return dict(engine.padding)
+
+
 def _resident() -> int:
     """Bytes this process holds now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -119,10 +176,34 @@ def _peak() -> int:
     return int(line.split()[1]) * 1024
 
 
+def tell_loop(what: str, r: dict[str, Any], losses: tuple[float, float]) -> None:
+    r["losses"], t = losses, r["seconds"]
+    ours = f"ours {t['fedavg'] * 1e3:.1f} ms per round, {r['gigaflops']:.0f} GFLOP/s"
+    print(f"{what}: sequential loop {t['sequential'] * 1e3:.0f} ms, {ours}")
+    for name in (n for n in r if "/" in n):
+        print(f"   {name:40s} {r[name]:.3f}")
+    print(f"   first round, in which steps are captured: {r['first_round_seconds']['fedavg']:.1f} s")
+    print(f"   loss after 4 rounds: {losses[0]:.4f} sequential, {losses[1]:.4f} ours", flush=True)
+
+
+def tell_peers(what: str, peers: dict[str, Any]) -> None:
+    for name, value in peers.items():
+        if "error" in value:
+            print(f"{what} {name:8s} not measured: {value['error'].splitlines()[-1]}")
+            continue
+        slower = f"{value['times slower']:.1f} times slower" if "times slower" in value else ""
+        print(f"{what} {name:8s} {value['seconds'] * 1e3:8.1f} ms, loss {value['loss']:.4f}  {slower}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true", help="set up and time Flower, pfl-research and fedjax too")
-    parser.add_argument("--rounds", type=int, default=12, help="repeats of each measurement")
+    parser.add_argument("--sizes", nargs="+", choices=[*SIZES], help="default: 4k, with --peers all")
+    parser.add_argument("--clients", nargs="+", type=int, default=[5, 20])
+    parser.add_argument("--cores", choices=["one", "all"], default="one")
+    parser.add_argument("--images", action="store_true", help="a small CNN on 64-pixel images too")
+    parser.add_argument("--padding", action="store_true", help="count padding at 51 unequal sites")
+    parser.add_argument("--rounds", type=int, default=12, help="repeats of each measurement, 3 or more")
     parser.add_argument("--registered", type=int, default=10_000, help="clients of the scale measurement; 0 skips it")
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -139,24 +220,24 @@ def main() -> None:
         result["registered"] = r = many_registered(args.registered)
         print(f"{r['registered']:,} registered, {r['sampled']} sampled, against {r['sampled']} in all:")
         print(f"   round time {r['round time ratio']:.2f}, memory {r['memory / data']:.2f} of the data")
-    work = make_workload()
-    for clients in (5, 20):
-        result[f"K={clients}"] = r = against_loop(work, clients, args.rounds)
-        r["losses"] = losses = same_loss(work, clients, 4)
-        t = r["seconds"]
-        print(f"K={clients}: sequential loop {t['sequential'] * 1e3:.0f} ms, ours {t['fedavg'] * 1e3:.1f} ms per round")
-        for name in (n for n in r if "/" in n):
-            print(f"   {name:36s} {r[name]:.3f}")
-        print(f"   first round, in which steps are captured: {r['first_round_seconds']['fedavg']:.1f} s")
-        print(f"   loss after 4 rounds: {losses[0]:.4f} sequential, {losses[1]:.4f} ours")
-    for clients in (5, 20) if args.peers else ():
-        result[f"peers K={clients}"] = r = against_peers(work, clients, args.rounds)
-        for name, value in r.items():
-            if "error" in value:
-                print(f"K={clients} {name:8s} not measured: {value['error'].splitlines()[-1]}")
-                continue
-            slower = f"{value['times slower']:.1f} times slower" if "times slower" in value else ""
-            print(f"K={clients} {name:8s} {value['seconds'] * 1e3:8.1f} ms, loss {value['loss']:.4f}  {slower}")
+    if args.padding:
+        result["padding"] = padding()
+        print(f"padding at 51 sites: {' and '.join(f'{v:.1%} more {k}' for k, v in result['padding'].items())}")
+    if args.images:
+        result["images"] = r = images(args.rounds, usable_cores())
+        speeds = ", ".join(f"{k} {v:.0f}" for k, v in r["images_per_second"].items())
+        print(f"small_cnn, 64 pixels, 5 clients: images a second {speeds}")
+        for name in (n for n in r if "times" in n):
+            print(f"   {name:36s} {r[name]:.2f}")
+    cores = usable_cores() if args.cores == "all" else 1
+    for size in args.sizes or (SIZES if args.peers else ["4k"]):
+        work = make_workload(SIZE_ROWS[size], SIZES[size])
+        for clients in args.clients:
+            result[f"{size} K={clients}"] = r = against_loop(work, clients, args.rounds, cores)
+            tell_loop(f"{size} K={clients}", r, same_loss(work, clients, 4))
+            if args.peers:
+                r["peers"] = against_peers(work, clients, args.rounds, cores)
+                tell_peers(f"{size} K={clients}", r["peers"])
     if args.out:
         args.out.write_text(json.dumps(result, indent=1))
 

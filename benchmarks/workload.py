@@ -1,4 +1,4 @@
-"""The common problem of the CPU benchmarks: an Adult-sized table, the paper's MLP, and a plain PyTorch loop."""
+"""The common problem of the CPU benchmarks: an Adult-sized table, MLPs of four sizes, and a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from fedtail.models import build_model
 
 ROWS, NUMERIC, CATEGORIES = 32_561, 6, (7, 16, 7, 14, 6, 5, 2, 41)
 FEATURES = NUMERIC + sum(CATEGORIES)
-HIDDEN, CLASSES, BATCH, LR = (32, 16, 8), 2, 64, 0.1
+CLASSES, BATCH, LR = 2, 64, 0.1
+SIZES = {"4k": (32, 16, 8), "24k": (128, 64, 32), "220k": (512, 256, 128), "2M": (1664, 832, 416)}
+"""Hidden layers by the parameters they come to; the first are the paper's."""
+SIZE_ROWS = {"4k": ROWS, "24k": ROWS, "220k": 8192, "2M": 4096}
+"""Fewer rows where a step takes long: a round of any size takes about as long."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Rows, labels, the order in which rows are dealt to clients, and the initial model."""
+    """Rows, labels, the order in which rows are dealt to clients, the initial model and its hidden layers."""
 
     x: np.ndarray
     y: np.ndarray
     order: np.ndarray
     start: np.ndarray
+    hidden: tuple[int, ...] = SIZES["4k"]
 
     def parts(self, clients: int) -> list[np.ndarray]:
         return np.array_split(self.order, clients)
@@ -44,7 +49,7 @@ class Workload:
         return Federation(pool, tuple(train), tuple(held), pool, ("no", "yes"), names, name="adult-like")
 
     def module(self) -> nn.Module:
-        module = build_model("mlp", (FEATURES,), CLASSES, hidden=HIDDEN)
+        module = build_model("mlp", (FEATURES,), CLASSES, hidden=self.hidden)
         with torch.no_grad():
             nn.utils.vector_to_parameters(torch.tensor(self.start), module.parameters())
         return module
@@ -57,10 +62,10 @@ class Workload:
             return float(F.cross_entropy(module(torch.from_numpy(self.x)), torch.from_numpy(self.y)))
 
     def save(self, path: Path) -> None:
-        np.savez(path, x=self.x, y=self.y, order=self.order, start=self.start)
+        np.savez(path, x=self.x, y=self.y, order=self.order, start=self.start, hidden=np.array(self.hidden))
 
 
-def make_workload(rows: int = ROWS, seed: int = 0) -> Workload:
+def make_workload(rows: int = ROWS, hidden: tuple[int, ...] = SIZES["4k"], seed: int = 0) -> Workload:
     """Numeric and one-hot columns like the Adult table's, labels of a noisy linear rule, a quarter positive."""
     rng = np.random.default_rng(seed)
     columns = [rng.standard_normal((rows, NUMERIC))]
@@ -69,9 +74,9 @@ def make_workload(rows: int = ROWS, seed: int = 0) -> Workload:
     x = np.concatenate(columns, axis=1).astype(np.float32)
     score = x @ rng.standard_normal(FEATURES) + rng.standard_normal(rows)
     y = (score > np.quantile(score, 0.76)).astype(np.int64)
-    module = build_model("mlp", (FEATURES,), CLASSES, hidden=HIDDEN, seed=seed)
+    module = build_model("mlp", (FEATURES,), CLASSES, hidden=hidden, seed=seed)
     start = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
-    return Workload(x, y, rng.permutation(rows), start)
+    return Workload(x, y, rng.permutation(rows), start, hidden)
 
 
 def sequential_round(work: Workload, module: nn.Module, x: Tensor, clients: int, rng: np.random.Generator) -> Tensor:

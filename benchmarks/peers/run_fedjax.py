@@ -1,4 +1,4 @@
-"""The common workload on fedjax. Run in its own environment: run_fedjax.py PROBLEM.npz K ROUNDS."""
+"""The common workload on fedjax. Run in its own environment: run_fedjax.py PROBLEM.npz K ROUNDS CORES."""
 
 import json
 import os
@@ -6,9 +6,14 @@ import sys
 import time
 from itertools import pairwise
 
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+cores = int(sys.argv[4])
+if cores == 1:
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+else:  # its own way to use several devices, pmap, does not run on the jax of today
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads={cores}"
 
-import jax
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
 
 for name in ("tree_map", "tree_leaves", "tree_structure", "tree_unflatten"):  # fedjax 0.0.17 uses names jax has moved
     if not hasattr(jax, name):
@@ -16,13 +21,12 @@ for name in ("tree_map", "tree_leaves", "tree_structure", "tree_unflatten"):  # 
 
 import fedjax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
 
 path, clients, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 data = np.load(path)
 x, y = data["x"], data["y"]
 parts = np.array_split(data["order"], clients)
-widths = [x.shape[1], 32, 16, 8, 2]
+widths = [x.shape[1], *data["hidden"].tolist(), 2]
 
 
 def unflatten(v):

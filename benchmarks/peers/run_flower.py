@@ -1,8 +1,9 @@
-"""The common workload on Flower's Ray simulation. Run in its own environment: run_flower.py PROBLEM.npz K ROUNDS."""
+"""The common workload on Flower's Ray simulation, in its own environment: run_flower.py PROBLEM.npz K ROUNDS CORES."""
 
 import json
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from flwr.simulation import run_simulation
 from torch import nn
 from torch.nn import functional as F
 
-PATH, CLIENTS, ROUNDS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+PATH, CLIENTS, ROUNDS, CORES = sys.argv[1], *map(int, sys.argv[2:5])
 LOADED = {}
 
 
@@ -28,15 +29,16 @@ def problem():
             y=torch.from_numpy(data["y"]),
             parts=np.array_split(data["order"], CLIENTS),
             start=torch.from_numpy(data["start"]),
+            hidden=data["hidden"].tolist(),
         )
     return LOADED
 
 
-def mlp(width):
+def mlp(width, hidden):
     layers = []
-    for a, b in ((width, 32), (32, 16), (16, 8)):
+    for a, b in pairwise((width, *hidden)):
         layers += [nn.Linear(a, b), nn.GroupNorm(1, b), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(8, 2))
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], 2))
 
 
 client_app = ClientApp()
@@ -46,7 +48,7 @@ server_app = ServerApp()
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     data = problem()
-    module = mlp(data["x"].shape[1])
+    module = mlp(data["x"].shape[1], data["hidden"])
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     part = data["parts"][int(context.node_config["partition-id"])]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -65,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     data = problem()
-    module = mlp(data["x"].shape[1])
+    module = mlp(data["x"].shape[1], data["hidden"])
     with torch.no_grad():
         nn.utils.vector_to_parameters(data["start"], module.parameters())
     clock = []
@@ -92,5 +94,5 @@ run_simulation(
     server_app=server_app,
     client_app=client_app,
     num_supernodes=CLIENTS,
-    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
+    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": CORES}},
 )

@@ -1,8 +1,13 @@
-"""The common workload on pfl-research. Run in its own environment: run_pfl.py PROBLEM.npz K ROUNDS."""
+"""The common workload on pfl-research. Run in its own environment: run_pfl.py PROBLEM.npz K ROUNDS CORES.
+
+With several cores torchrun starts it once for each.
+"""
 
 import json
+import os
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -31,9 +36,10 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         layers = []
-        for a, b in ((x.shape[1], 32), (32, 16), (16, 8)):
+        hidden = data["hidden"].tolist()
+        for a, b in pairwise((x.shape[1], *hidden)):
             layers += [nn.Linear(a, b), nn.GroupNorm(1, b), nn.ReLU()]
-        self.net = nn.Sequential(*layers, nn.Linear(8, 2))
+        self.net = nn.Sequential(*layers, nn.Linear(hidden[-1], 2))
 
     def forward(self, inputs):
         return self.net(inputs)
@@ -77,4 +83,5 @@ FederatedAveraging().run(
 )
 with torch.no_grad():
     loss = float(F.cross_entropy(net(x), y))
-print("RESULT " + json.dumps({"seconds": np.diff(clock.times).tolist(), "loss": loss}), flush=True)
+if int(os.environ.get("RANK", "0")) == 0:
+    print("RESULT " + json.dumps({"seconds": np.diff(clock.times).tolist(), "loss": loss}), flush=True)

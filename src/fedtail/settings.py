@@ -217,6 +217,9 @@ class Engine(Section):
     four, where the work is worth it. On a GPU, 1."""
     threads: int = Field(1, ge=1)
     """torch's threads of a worker on the batched path. More change the bits, and seldom pay for models this small."""
+    kernels: Literal["library", "own"] = "library"
+    """On a GPU, who computes weight gradients, LSTM layers and FedCGNM's step: libraries and the compiler, or our own
+    Triton kernels, which a run checks against them before it uses them. Not timed in whole runs yet."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedtail.core.privacy import noisy_limit
 from fedtail.core.records import DIVERGED, Refusal, Task, Update, clients_of
@@ -66,7 +67,7 @@ def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, 
     ]:
         if tuple(shape) != runs:
             return f"update has {name!r} of shape {tuple(shape)}, expected {runs}"
-    if not all(bool(torch.isfinite(values).all()) for values in (u.delta, *u.extras.values())):
+    if not all(_finite(values) for values in (u.delta, *u.extras.values())):
         return "update is not finite"
     for name, value in u.reports.items():
         known = value[~np.isnan(value.astype(np.float64))]
@@ -75,7 +76,16 @@ def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, 
             return f"report {name!r} is outside [{low:g}, {high:g}]"
     for i, (delta, steps) in enumerate(zip(u.delta, u.steps, strict=True)):
         bound = run_bound(method, task, u.client, i, steps, n_classes)
-        norm = float(torch.linalg.vector_norm(delta[:n_params].double()))
-        if bound is not None and norm > noisy_limit(bound, noise, n_params):
+        if bound is None:
+            continue
+        norm = float(torch.linalg.vector_norm(delta[:n_params], dtype=torch.float64))
+        if norm > noisy_limit(bound, noise, n_params):
             return f"update norm {norm:.4g} exceeds the method's bound {bound:.4g}"
     return None
+
+
+def _finite(values: Tensor) -> bool:
+    """In one pass, without memory of the model's size: squares of float32 add up in float64 without overflow."""
+    if values.dtype == torch.float32:
+        values = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return bool(torch.isfinite(values).all())

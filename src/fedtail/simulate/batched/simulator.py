@@ -117,6 +117,8 @@ class BatchedSimulator(ReferenceSimulator):
         if self._compiles and not isinstance(kernel, Network):
             self.pool = Workers(1, self.threads)  # a module that is being compiled is not to be called
         self.pooled = Pooled(self._spread, self.sample_flops)
+        self.padding: dict[str, float] = {}
+        """Of the last round, see ``_padding``."""
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
@@ -161,6 +163,7 @@ class BatchedSimulator(ReferenceSimulator):
             packed = [pack_cohort(runs[part], self._labels, self.n_groups) for part in parts]  # short calls of numpy
             shards = aligned(packed) if len(packed) > 1 else packed  # the longest runs first
             self._prepare(shards, task)
+            self.padding = {} if isinstance(self.kernel, ChunkedKernel) else _padding(shards)
             ends = self._work(lambda worker, shard: self._steps(worker, shard, counted), shards, operations)
             return self._collect(task, runs, [end for shard in ends for end in shard], operations)
 
@@ -394,6 +397,7 @@ class BatchedSimulator(ReferenceSimulator):
             "threads": self.threads,
             "kernel": type(self.kernel).__name__,
             "shard": self.shard,
+            **({"padding": round(self.padding["samples"], 4)} if self.padding else {}),
             "steps": "+".join(sorted({r.mode for r in runners})) or "none yet",
             **({"notes": notes} if notes else {}),
             **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
@@ -442,6 +446,18 @@ def _stretches(active: np.ndarray) -> list[tuple[int, int, int]]:
 def _sizes(active: np.ndarray, n_runs: int) -> list[int]:
     """The rows that each step is run with."""
     return [_ladder(n, n_runs) for n in active.tolist()]
+
+
+def _padding(shards: Sequence[Cohort]) -> dict[str, float]:
+    """What is computed for nothing, in units of what is not: samples in steps (those of runs that are over, and of
+    short batches), and samples in the products of groups, whose windows hold more than the group."""
+    real = max(sum(int(run.plan.sizes.sum()) for shard in shards for run in shard.runs), 1)
+    slots = products = 0
+    for shard in shards:
+        rows = sum(_sizes(shard.active, len(shard.runs)))
+        slots += rows * shard.index.shape[-1]
+        products += rows * sum(high - low for low, high in shard.windows)
+    return {"samples": slots / real - 1.0, "products": products / real - 1.0}
 
 
 def _ladder(n: int, most: int) -> int:
