@@ -2,6 +2,7 @@
 
 python benchmarks/encoders.py photos OUT            1,260 photos of ELPV, six sites, classes 900 to 30
 python benchmarks/encoders.py defaults              `fedtail run --images` on them, with and without the encoder
+python benchmarks/encoders.py heads --seeds 0,1,2,3   heads at the usual learning rate, and raced, on four image sets
 python benchmarks/encoders.py elpv --rounds 50      `fedtail run --dataset elpv`, encoded and from scratch
 python benchmarks/encoders.py chips --rounds 50     the same on 8,000 synthetic chips, 5 % defects
 
@@ -47,6 +48,56 @@ def photo_folder(elpv: Path, out: Path, side: int = 96, seed: int = 0) -> dict[s
     return counts
 
 
+def sorted_folder(x: np.ndarray, y: np.ndarray, counts: dict[int, int], out: Path, seed: int = 0) -> None:
+    """``out/<site>/<class>/*.png`` of arrays of pixels, so many of each class."""
+    rng = np.random.default_rng(seed)
+    for label, n in counts.items():
+        chosen, shares = rng.permutation(np.flatnonzero(y == label))[:n], rng.dirichlet(np.full(SITES, 3.0))
+        for i in chosen:
+            folder = out / f"site{rng.choice(SITES, p=shares)}" / f"c{label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x[i]).save(folder / f"{i}.png")
+
+
+def image_sets(out: Path) -> dict[str, list[str]]:
+    """Four image sets as overrides of a run: ELPV, photos of it, and two that no default was chosen on."""
+    from sklearn.datasets import load_digits
+
+    root, digits = Path(os.environ["FEDTAIL_DATA"]), load_digits()
+    photo_folder(root / "elpv", out / "photos")
+    grey = (digits.images * 255 / 16).astype(np.uint8).repeat(4, 1).repeat(4, 2)
+    sorted_folder(grey, digits.target, {c: int(170 * (6 / 170) ** (c / 9)) for c in range(10)}, out / "digits")
+    parts = [np.fromfile(f, dtype=np.uint8) for f in sorted((root / "cifar-10-batches-bin").glob("data_batch*.bin"))]
+    rows = np.concatenate(parts).reshape(-1, 3073)
+    pixels = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    sorted_folder(pixels, rows[:, 0], {0: 900, 1: 350, 2: 150, 3: 30}, out / "cifar")
+    folders = {name: ["data.name=images", f"data.path={out / name}"] for name in ("photos", "digits", "cifar")}
+    return {**folders, "elpv": ["data.name=elpv"]}
+
+
+def heads(seeds: list[int]) -> None:
+    """Macro F1 and tail recall of a head on the frozen encoder, mean over seeds."""
+    from fedtail.runs.config import load_config
+    from fedtail.runs.execution import run
+
+    raced = ["local.lr=auto", "run.metric=macro_f1", "run.select=best", "run.patience=15"]
+    ways = {"usual": [], "raced": raced, "mlp": ["model.head=mlp"], "rate-1": ["rates.rate=1"]}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in image_sets(Path(folder) / "data").items():
+            for way, more in ways.items():
+                each = [
+                    (f"run.seed={seed}", f"run.folder={folder}/runs", f"run.name={name}{way}{seed}") for seed in seeds
+                ]
+                tests = [run(load_config(None, [*data, *more, *own])).test for own in each]
+                shown = {key: [round(t[key], 3) for t in tests] for key in ("macro_f1", "tail")}
+                print(
+                    f"{name:7} {way:7}",
+                    {key: round(float(np.mean(v)), 3) for key, v in shown.items()},
+                    shown,
+                    flush=True,
+                )
+
+
 def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
     """One ``fedtail run``: macro F1, its floor and the tail's recall, seconds in all (and of processors, which other
     work on the machine leaves alone) and of a round, bytes a client sends in a round."""
@@ -76,13 +127,17 @@ def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["photos", "defaults", "elpv", "chips"])
+    parser.add_argument("what", choices=["photos", "defaults", "heads", "elpv", "chips"])
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--scratch", type=int, default=1)
     parser.add_argument("--scratch-model", default="", help="overrides of the run from scratch, with commas")
     parser.add_argument("--data", default="", help="overrides of both runs, with commas")
+    parser.add_argument("--seeds", default="0,1,2,3")
     args = parser.parse_args()
+    if args.what == "heads":
+        heads([int(seed) for seed in args.seeds.split(",")])
+        return
     if args.what == "photos":
         if args.out is None:
             parser.error("photos needs a folder to write to")

@@ -101,11 +101,11 @@ def eager(data: Federation, batch: int, device: str, width: int, steps: int = 6)
 
 
 def simulated(
-    data: Federation, batch: int, device: str, width: int, rounds: int = 3, **options: Any
+    data: Federation, batch: int, device: str, width: int, rounds: int = 3, kernels: str = "library", **options: Any
 ) -> tuple[dict[str, Any], GraphSimulator]:
     """Images per second of FedCGNM rounds on the graph path once their shapes are recorded (median of ``rounds``),
     and what the first round cost."""
-    settings = Settings.of(batch_size=batch, device=device)
+    settings = Settings.of(batch_size=batch, device=device, kernels=kernels)
     engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), settings, **options)
     first, (updates, _) = timed(lambda: engine.train(task(engine)), device)
     for _ in range(2):
@@ -286,7 +286,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[32, 64, 128])
     parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
     parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
-    parser.add_argument("--library", action="store_true", help="batches without our own convolution and step kernels")
+    parser.add_argument(
+        "--kernels", choices=("library", "own"), default="library", help="engine.kernels of the batches"
+    )
     parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])
     parser.add_argument("--device", default="cuda")
@@ -314,7 +316,7 @@ def main() -> None:
     print(f"ResNet-18-GN on {name}, {args.clients} clients, FedCGNM with 2 groups, {flops / 1e9:.2f} GFLOP per image")
     for batch in args.batch:
         for lanes in args.lanes:
-            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes, kernels=not args.library)
+            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes, kernels=args.kernels)
             keep(f"graph_{batch}" + (f"_lanes{lanes}" if lanes else ""), got)
             line(
                 f"graph path, batch {batch}", got["images_per_second"],

@@ -56,7 +56,15 @@ def history(name: str, seed: int, rate: str, rounds: int, method: str) -> dict[s
     averaged = [judged(torch.stack(models[max(0, t + 1 - WINDOW) : t + 1]).mean(0)) for t in range(len(models))]
     counts = np.bincount(splits[0].labels, minlength=sites.n_classes).tolist()
     searched = sum(bool(record["searching"]) for record in result.history)
-    about = {"data": name, "seed": seed, "rate": rate, "rounds": rounds, "counts": counts, "searched": searched}
+    about = {
+        "data": name,
+        "seed": seed,
+        "rate": rate,
+        "method": method,
+        "rounds": rounds,
+        "counts": counts,
+        "searched": searched,
+    }
     return {**about, "plain": plain, "averaged": averaged}
 
 
@@ -84,7 +92,7 @@ def means(runs: Iterable[dict[str, Any]]) -> str:
     """Mean test macro F1 and tail recall over seeds, by data set and rule."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
-        found[run["data"], f"rate {run['rate']}, {run['rounds']} rounds"].append(run)
+        found[run["data"], f"{run['method']}, rate {run['rate']}, {run['rounds']} rounds"].append(run)
     rules = [(kind, rule, p) for kind in ("plain", "averaged") for rule in RULES for p in (0, PATIENCE)]
     lines = ["| keeps | stops | " + " | ".join(f"{n}, {s} ({len(r)})" for (n, s), r in found.items()) + " | mean |"]
     lines.append("|---|---|" + "---|" * (len(found) + 1))

@@ -1,9 +1,10 @@
 """Federated models for tables against pooled yardsticks: `python benchmarks/tables.py compare` prints the table.
 
-Every contender gets the same rows, others for every seed (flights: always the last two months are the test). Federated
-ones train over ten Dirichlet(0.5) sites, or over the table's own where it has some (flights: carriers, rodents: plots,
-strikes and loans: states), with the defaults for a user's own table; pooled gradient boosting and logistic regression
-see all training rows at once.
+Every contender gets the same rows, others for every seed. The test rows of ``flights`` are always the last two months,
+those of ``flights-same`` are of the same ten months as the training rows. Federated contenders train over ten
+Dirichlet(0.5) sites, or over the table's own where it has some (flights: carriers, rodents: plots, strikes and loans:
+states), with the defaults for a user's own table; pooled gradient boosting and logistic regression see all training
+rows at once.
 """
 
 from __future__ import annotations
@@ -140,11 +141,13 @@ def read_rows(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def frames(name: str, seed: int = 0) -> Frames:
-    if name == "flights":
-        table = read_flights(locate("flights"))
+    if name.startswith("flights"):
+        label, table = "outcome", read_flights(locate("flights"))
         future = table["month"] > 10
-        return table[~future].reset_index(drop=True), table[future].reset_index(drop=True), "outcome"
-    if name in ASIDE:
+        if name == "flights":
+            return table[~future].reset_index(drop=True), table[future].reset_index(drop=True), label
+        table = table[~future].reset_index(drop=True)
+    elif name in ASIDE:
         label = ASIDE[name].label
         table = pd.read_csv(data_root() / "aside" / f"{name}.csv", low_memory=False)
     elif name == "adult-10":
@@ -198,8 +201,10 @@ def as_table(name: str, seed: int, pieces: int | None) -> Pooled:
     if name == "flights" and pieces is None:
         return DATASETS.build("flights")
     train, test, label = frames(name, seed)
-    more: dict[str, Any] = {"site": "carrier", "classes": OUTCOMES, "max_levels": 128} if name == "flights" else {}
-    if name in ASIDE and ASIDE[name].site:
+    more: dict[str, Any] = {}
+    if name.startswith("flights"):
+        more = {"site": "carrier", "classes": OUTCOMES, "max_levels": 128}
+    elif name in ASIDE and ASIDE[name].site:
         more = {"site": ASIDE[name].site}
     return table_from_frame(train, label, test=test, pieces=pieces, **more)
 

@@ -213,10 +213,13 @@ class Engine(Section):
     """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, else fp32."""
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
     """Cores that train and evaluate clients at once, each with one of torch's threads; the bits do not depend on it.
-    ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, where the
-    work is worth it. On a GPU, 1."""
+    ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, at most
+    four, where the work is worth it. On a GPU, 1."""
     threads: int = Field(1, ge=1)
     """torch's threads of a worker on the batched path. More change the bits, and seldom pay for models this small."""
+    kernels: Literal["library", "own"] = "library"
+    """On a GPU, who computes weight gradients, LSTM layers and FedCGNM's step: libraries and the compiler, or our own
+    Triton kernels, which a run checks against them before it uses them. Not timed in whole runs yet."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
 

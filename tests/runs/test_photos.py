@@ -82,3 +82,15 @@ def test_the_recipe_from_scratch_gives_way_to_what_is_said(monkeypatch: pytest.M
     assert settings("engine.device=cuda")[:2] == settings("model.encoder=timm:vit")[:2] == ("auto", "sgd")
     monkeypatch.setattr(efficientnet_lite, "installed", lambda: True)
     assert settings()[:2] == ("auto", "sgd")
+
+
+def test_a_head_takes_the_usual_learning_rate_and_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda: True)
+
+    def settings(*overrides: str) -> tuple[object, str, int, str]:
+        config = load_config(None, overrides, {"data.name": "images", "data.path": "x"}, suggest=True)
+        return config.local.lr, config.run.select, config.run.patience, config.run.metric
+
+    assert settings() == (0.1, "last", 0, "macro_f1")
+    assert settings("local.optimizer=adam")[0] == 0.001
+    assert settings("model.unfreeze=1") == settings("model.name=mlp") == ("auto", "best", 15, "macro_f1")

@@ -25,8 +25,8 @@ from fedtail.study.cells import (
 )
 
 GRAPH = [
-    "data.name=digits", "data.clients=3", "model.name=small_cnn", "engine.path=graph", "run.rounds=2",
-    "local.batch_size=32",
+    "data.name=digits", "data.clients=2", "model.name=small_cnn", "engine.path=graph", "run.rounds=2",
+    "local.batch_size=64",
 ]  # fmt: skip
 KEPT = ("history.jsonl", "model.safetensors", "rates.csv", "clients.json")
 
@@ -79,7 +79,8 @@ def test_a_cell_that_ran_out_of_memory_among_others_is_run_again_alone(tmp_path:
 def test_a_caller_that_wants_no_more_ends_all_runs(tmp_path: Path) -> None:
     cells = [*seeds_of(config("run.rounds=1"), "short", [0]), *seeds_of(config("run.rounds=400"), "long", range(2))]
     before, launched = threading.active_count(), together(3)(cells, tmp_path)
-    assert next(launched).cell.label == "short-s0"
+    first = next(launched)
+    assert first.cell.label == "short-s0" and first.error is None
     launched.close()
     assert threading.active_count() == before
     assert not any((c.folder(tmp_path) / "result.json").exists() for c in cells[1:])

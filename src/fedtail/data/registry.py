@@ -60,4 +60,8 @@ FROM_SCRATCH: dict[str, Any] = {
 """And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). Adam's
 learning rate suits most images; a race in the first rounds compares networks that all answer one class still. Steps
 are noisy until the learning rate has fallen, and validation splits of a hundred images choose by luck before."""
+FROZEN: dict[str, Any] = {"run.metric": "macro_f1"}
+"""Instead of these for a head on a frozen encoder: its input has one scale whatever the images, so the usual learning
+rate suits them, and rounds take no time worth saving. A hundred validation images choose learning rates and rounds by
+luck (docs/images.md)."""
 DATASETS: Registry[Pooled] = Registry("data set", "data", group="datasets")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import METRICS
-from fedtail.data.registry import DATASETS, FROM_SCRATCH, SUGGESTED
+from fedtail.data.registry import DATASETS, FROM_SCRATCH, FROZEN, SUGGESTED
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import check_optimizer
@@ -64,8 +64,11 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     What needs private validation, or a look at several models, is left out where the config has no room for it.
     """
     wanted = dict(SUGGESTED.get(data, {}))
-    if data == "images" and config.engine.device == "cpu" and from_scratch(config.model):
-        wanted |= FROM_SCRATCH
+    if data == "images" and config.model.name == "auto":
+        if has_encoder(config.model):
+            wanted = wanted if config.model.unfreeze else dict(FROZEN)
+        elif config.engine.device == "cpu" and not config.model.options:
+            wanted |= FROM_SCRATCH
     if not validates or not config.run.validate_every:
         wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
@@ -73,10 +76,9 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     return {key: value for key, value in wanted.items() if key not in said}
 
 
-def from_scratch(model: Model) -> bool:
-    """Whether images are learnt from scratch by a model that nobody has named."""
-    encoder = default_encoder() if model.encoder == "auto" else model.encoder
-    return encoder in (None, "none") and model.name == "auto" and not model.options
+def has_encoder(model: Model) -> bool:
+    """Whether images in files are encoded by a pretrained network."""
+    return (default_encoder() if model.encoder == "auto" else model.encoder) not in (None, "none")
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -100,9 +100,11 @@ class Turns:
         One round's clients fill a GPU; those of several runs at once would only take the cache from each other. But
         the next round is launched before the last one ends, so that the device does not wait for the host.
         """
-        with self.away():
-            self._launches.take()
+        self._host.give()
+        self._launches.take()
+        self._host.take()
         try:
+            self.check()
             if self._end is not None:
                 torch.cuda.current_stream(device).wait_event(self._end)
             yield

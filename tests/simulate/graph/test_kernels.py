@@ -114,10 +114,15 @@ def test_kernels_that_fail_or_are_wrong_are_left_to_the_libraries() -> None:
 
         return run
 
-    assert agree(gradients(aside := Aside(), 0.01), aside)
+    def trying() -> Aside:
+        aside = Aside()
+        aside.kernels = True
+        return aside
+
+    assert agree(gradients(aside := trying(), 0.01), aside)
     for wrong, said in ((None, "shared memory"), (0.5, "differ by"), (float("nan"), "differ by")):
         with pytest.warns(UserWarning, match=said):
-            assert not agree(gradients(aside := Aside(), wrong), aside)
+            assert not agree(gradients(aside := trying(), wrong), aside)
 
 
 def test_momentum_kernels_that_are_wrong_are_left_to_the_compiler(monkeypatch) -> None:
@@ -129,7 +134,7 @@ def test_momentum_kernels_that_are_wrong_are_left_to_the_compiler(monkeypatch) -
     )  # fmt: skip
     monkeypatch.setattr(step, "has_kernel", lambda *_: True)
     monkeypatch.setattr(step, "momentum_step", lambda params, *_: params.zero_())
-    update = step.update_function.__wrapped__(METHODS.build("fedcgnm"), False)
+    update = step.update_function.__wrapped__(METHODS.build("fedcgnm"), False, kernels=True)
     with pytest.warns(UserWarning, match="left to the compiler"):
         update(local, x, grads)
     direction, momentum_after = cgnm_direction(torch.zeros(2, 9), grads, 0.5, 0.1)

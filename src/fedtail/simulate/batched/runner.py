@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from fedtail.simulate.batched.capture import Recording, Tape, capture, record, restore, same_bits
-from fedtail.simulate.batched.script import CALLS_TO_SETTLE, Call, Scripts, scripted
+from fedtail.simulate.batched.script import CALLS_TO_SETTLE, Call, Feed, Scripts, Stretch, looped, scripted
 
 Step = Callable[..., list[Tensor]]
 
@@ -52,20 +53,28 @@ class Program:
 class Runner:
     """A worker's static tensors for some runs, and ``run``, which takes one step on them.
 
-    ``mode`` is ``eager`` (called), ``replay`` (captured) or ``compiled`` (by torch.compile, from the start).
+    ``mode`` is ``eager`` (called), ``replay`` (captured) or ``compiled`` (by torch.compile, from the start). With
+    ``pool``, whose rows are a step's inputs as they are, ``stretch`` takes many steps of a captured step at once.
     """
 
     def __init__(
-        self, step: Step, names: Sequence[str], tensors: Sequence[Tensor], packed: dict[str, Tensor], program: Program
+        self,
+        step: Step,
+        names: Sequence[str],
+        tensors: Sequence[Tensor],
+        packed: dict[str, Tensor],
+        program: Program,
+        pool: Tensor | None = None,
     ) -> None:
         self.tensors = list(tensors)
         self.inputs = dict(zip(names, tensors, strict=True))
-        self.packed = packed
-        """Memory of which some of the inputs are views, to be filled at once."""
+        self.packed, self.pool = packed, pool
+        """``packed``: memory of which some of the inputs are views, to be filled at once."""
         self.rows = self.inputs["x"].shape[0]
         self.mode, self.program = "eager", program
         self.calls = 0
         """Operations in a captured step."""
+        self.stretch: Stretch | None = None
         self._step, self._call, self._follows = step, self._plain, False
 
     def follow(self) -> None:
@@ -92,7 +101,15 @@ class Runner:
             self.program.notes.append(f"not captured: {type(error).__name__}: {error}")
             return
         self.mode, self.calls = "replay", len(tape.calls)
-        calls, out = self._fewer(tape), tape.outputs[0]
+        before = [t.clone() for t in self.tensors]
+        calls, out = tape.calls, tape.outputs[0]
+        try:
+            self.stretch = None if self.pool is None else self._all_steps(tape, self.pool, before)
+            calls = tape.calls if self.stretch else self._fewer(tape, before)
+        except Exception as error:  # torch's compiler refuses in many ways; the tape itself is as right
+            self.program.notes.append(f"not scripted: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        finally:
+            restore(self.tensors, before)
 
         def replay() -> Tensor:
             for call in calls:
@@ -101,22 +118,43 @@ class Runner:
 
         self._call = replay
 
-    def _fewer(self, tape: Tape) -> list[Call]:
-        """The tape's calls as few, if these give the very same bits, now and when TorchScript has settled."""
-        before = [t.clone() for t in self.tensors]
+    def _fewer(self, tape: Tape, before: Sequence[Tensor]) -> list[Call]:
+        """The tape's calls as few, if these give the very same bits."""
 
-        def after(calls: Sequence[Call]) -> list[Tensor]:
-            restore(self.tensors, before)
+        def once(calls: Sequence[Call]) -> None:
             for call in calls:
                 call()
+
+        calls = scripted(tape.calls, self.program.scripts)
+        return calls if self._same(tape, before, lambda: once(tape.calls), lambda: once(calls)) else tape.calls
+
+    def _all_steps(self, tape: Tape, pool: Tensor, before: Sequence[Tensor]) -> Stretch | None:
+        """Many steps of the tape, if one gives the very same bits."""
+        flat, labels, shares = (
+            self.inputs["inputs"].view(-1, *pool.shape[1:]),
+            self.packed["labels"],
+            self.packed["shares"],
+        )
+        out = tape.outputs[0]
+        stretch = looped(tape.calls, pool, flat, labels, shares, out, self.program.scripts)
+        if stretch is None:
+            return None
+        index = torch.arange(len(flat)).remainder_(len(pool))
+        feed = Feed(index[None], labels.clone()[None], shares.clone()[None], torch.empty_like(out)[None])
+
+        def once() -> None:
+            torch.index_select(pool, 0, index, out=flat)
+            tape.replay()
+
+        return stretch if self._same(tape, before, once, lambda: stretch(feed, 0, 1)) else None
+
+    def _same(self, tape: Tape, before: Sequence[Tensor], one: Call, other: Call) -> bool:
+        """Whether two ways do the same to all tensors, from the first call on to when TorchScript has settled."""
+
+        def after(way: Call) -> list[Tensor]:
+            restore(self.tensors, before)
+            way()
             return [t.clone() for t in (*self.tensors, *tape.outputs)]
 
-        try:
-            calls, expected = scripted(tape.calls, self.program.scripts), after(tape.calls)
-            same = all(all(map(same_bits, after(calls), expected)) for _ in range(CALLS_TO_SETTLE + 1))
-        except Exception as error:  # torch's compiler refuses in many ways; the tape itself is as right
-            self.program.notes.append(f"not scripted: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-            return tape.calls
-        finally:
-            restore(self.tensors, before)
-        return calls if same else tape.calls
+        expected = after(one)
+        return all(all(map(same_bits, after(other), expected)) for _ in range(CALLS_TO_SETTLE + 1))

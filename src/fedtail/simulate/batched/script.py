@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class _Writer:
             raise _Unwritten
         known = len(self.tensors)
         try:
-            self.lines.append(_statement(call, self._value))
+            self.lines.append(_statement(call, self.value))
         except _Unwritten:
             for t in self.tensors[known:]:
                 del self.names[id(t)]
@@ -49,11 +49,15 @@ class _Writer:
             raise
 
     @property
-    def source(self) -> str:
-        arguments = ", ".join(f"t{i}: Tensor" for i in range(len(self.tensors)))
-        return "\n    ".join([f"def replay({arguments}):", *self.lines]) + "\n"
+    def arguments(self) -> str:
+        return ", ".join(f"t{i}: Tensor" for i in range(len(self.tensors)))
 
-    def _value(self, value: Any) -> str:
+    def compiled(self, scripts: Scripts, source: str) -> Callable[..., None]:
+        if source not in scripts:
+            scripts[source] = torch.jit.CompilationUnit(source).replay
+        return scripts[source]
+
+    def value(self, value: Any) -> str:
         if isinstance(value, Tensor):
             if id(value) not in self.names:
                 self.names[id(value)] = f"t{len(self.tensors)}"
@@ -62,7 +66,7 @@ class _Writer:
         if isinstance(value, bool | int | None) or (isinstance(value, float) and math.isfinite(value)):
             return repr(value)
         if isinstance(value, list | tuple) and value:
-            return f"[{', '.join(map(self._value, value))}]"
+            return f"[{', '.join(map(self.value, value))}]"
         raise _Unwritten
 
 
@@ -102,7 +106,51 @@ def _one(calls: Iterable[Call], scripts: Scripts) -> Call:
     writer = _Writer()
     for call in calls:
         writer.add(call)
-    if writer.source not in scripts:
-        scripts[writer.source] = torch.jit.CompilationUnit(writer.source).replay
-    function, tensors = scripts[writer.source], tuple(writer.tensors)
+    function = writer.compiled(scripts, "\n    ".join([f"def replay({writer.arguments}):", *writer.lines]) + "\n")
+    tensors = tuple(writer.tensors)
     return lambda: function(*tensors)
+
+
+class Feed(NamedTuple):
+    """What steps take and give, step by step."""
+
+    rows: Tensor
+    """(S, n B) of the pool."""
+    labels: Tensor
+    """(S, n, 2, B) see ``Cohort``."""
+    shares: Tensor
+    loss: Tensor
+    """(S, n, B) where losses go."""
+
+
+Stretch = Callable[[Feed, int, int], None]
+"""Takes the steps from one to another."""
+
+
+def looped(
+    calls: Sequence[Call], pool: Tensor, inputs: Tensor, labels: Tensor, shares: Tensor, out: Tensor, scripts: Scripts
+) -> Stretch | None:
+    """A whole stretch of steps as one call, each with its rows of the pool; None if a call cannot be written.
+
+    inputs: (n B, ...), labels, shares: where a step finds them; out: where it leaves its losses.
+    """
+    writer = _Writer()
+    try:
+        for call in calls:
+            writer.add(call)
+    except _Unwritten:
+        return None
+    there, x, y, weights, losses = (writer.value(t) for t in (pool, inputs, labels, shares, out))
+    lines = [
+        f"def replay(rows: Tensor, labels: Tensor, shares: Tensor, loss: Tensor, first: int, last: int, "
+        f"{writer.arguments}):",
+        "    for s in range(first, last):",
+        f"torch.index_select({there}, 0, rows[s], out={x})",
+        f"{y}.copy_(labels[s])",
+        f"{weights}.copy_(shares[s])",
+        *writer.lines,
+        f"loss[s].copy_({losses})",
+    ]
+    function = writer.compiled(scripts, "\n".join([*lines[:2], *(f"        {line}" for line in lines[2:])]) + "\n")
+    tensors = tuple(writer.tensors)
+    return lambda feed, first, last: function(*feed, first, last, *tensors)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ from fedtail.simulate.batched.compiling import compiled, pays
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.pooled import Pooled
 from fedtail.simulate.batched.runner import CAPTURE_AFTER, Program, Runner, Step
+from fedtail.simulate.batched.script import Feed
 from fedtail.simulate.batched.step import AnyKernel, Signature, input_names, make_step
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.simulate.workers import Workers, by_caller, one_by_one
@@ -56,6 +58,8 @@ SHARD_VALUES = 2**26
 KEPT_RUNNERS = 16
 """Most sizes of a step to keep memory for, for each worker; the one unused for longest goes first."""
 KEPT_PROGRAMS = 64
+STRETCH = 32
+"""Most steps that are taken in one call: whoever waits for progress, or for Ctrl-C, waits for them."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ class BatchedSimulator(ReferenceSimulator):
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()
-        self._pool_plain = plain and not draw_width(federation, method)
+        self._plain_pool = federation.pool.x if plain and not draw_width(federation, method) else None
+        """Samples that are a step's inputs as they are."""
 
     def _workers(self, module: nn.Module) -> Workers:
         return Workers(self.settings.engine.workers, self.settings.engine.threads)
@@ -146,7 +151,7 @@ class BatchedSimulator(ReferenceSimulator):
             operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
             if len(task.clients) * task.n_probes <= self.shard:
                 operations = 0.0  # one shard for one worker, and what is around it is as small
-            runs = self._runs(task, operations)
+            runs = self._runs(task)
             if not _alike(runs):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
@@ -155,23 +160,20 @@ class BatchedSimulator(ReferenceSimulator):
             steps, advance = max(sum(r.local.steps for r in runs), 1), by_caller(task.advance)
             counted = replace(task, advance=lambda n: advance(n / steps))
             parts = _parts(len(runs), self.shard)
-            packed = self._work(lambda _, p: pack_cohort(runs[p], self._labels, self.n_groups), parts, operations)
+            packed = [pack_cohort(runs[part], self._labels, self.n_groups) for part in parts]  # short calls of numpy
             shards = aligned(packed) if len(packed) > 1 else packed  # the longest runs first
             self._prepare(shards, task)
             self.padding = {} if isinstance(self.kernel, ChunkedKernel) else _padding(shards)
             ends = self._work(lambda worker, shard: self._steps(worker, shard, counted), shards, operations)
             return self._collect(task, runs, [end for shard in ends for end in shard], operations)
 
-    def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
+    def _runs(self, task: Task) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
-
-        def prepared(worker: int, row: int) -> list[PreparedRun]:
-            client = self.federation.client(task.clients[row])
-            before = self.client_states.get(client.index, {})
-            return prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-
-        each = self._work(prepared, range(len(task.clients)), operations)
-        return sorted((run for runs in each for run in runs), key=lambda r: -r.local.steps)
+        runs: list[PreparedRun] = []
+        for row, k in enumerate(task.clients):
+            client, before = self.federation.client(k), self.client_states.get(k, {})
+            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+        return sorted(runs, key=lambda r: -r.local.steps)
 
     def _prepare(self, shards: Sequence[Cohort], task: Task) -> None:
         """Record or compile the steps of a round that will be called often enough, before anybody is at work."""
@@ -214,18 +216,22 @@ class BatchedSimulator(ReferenceSimulator):
         places = {"x": x, **{f"state.{k}": v for k, v in state.items()}}
         loss = torch.zeros(len(cohort), n_runs, signature.columns)
         runner: Runner | None = None
-        feed: Iterator[Tensor] = iter(())
-        for s, (n, size) in enumerate(zip(cohort.active.tolist(), _sizes(cohort.active, n_runs), strict=True)):
+        for first, last, n in _stretches(cohort.active):
+            size = _ladder(n, n_runs)
             if runner is None or size < runner.rows:
                 runner = self._runner(worker, (signature, size), cohort.runs[0])
                 runner.follow()
                 _set(runner.inputs, {**rows, **carried})
                 carried = {k: runner.inputs[k] for k in carried}
-                feed = self._feed(runner, cohort, s, loss)
-            place = next(feed)
-            place.copy_(runner.run())
-            task.advance(n)
-            left = int(cohort.active[s + 1]) if s + 1 < len(cohort) else 0
+                feed = Feed(
+                    cohort.index[:, :size].flatten(1), cohort.labels[:, :size], cohort.shares[:, :size], loss[:, :size]
+                )
+            if runner.stretch is not None:
+                runner.stretch(feed, first, last)
+            else:
+                self._one_by_one(runner, feed, cohort, first, last)
+            task.advance(n * (last - first))
+            left = int(cohort.active[last]) if last < len(cohort) else 0
             if left < n:
                 for k, final in places.items():
                     final[left:n] = carried[k][left:n]
@@ -235,29 +241,22 @@ class BatchedSimulator(ReferenceSimulator):
             for i, r in enumerate(cohort.runs)
         ]
 
-    def _feed(self, runner: Runner, cohort: Cohort, start: int, loss: Tensor) -> Iterator[Tensor]:
-        """Before each step from ``start`` on, its batches go into the runner's tensors; yields where losses go."""
+    def _one_by_one(self, runner: Runner, feed: Feed, cohort: Cohort, first: int, last: int) -> None:
+        """The steps from one to another: their batches go into the runner's tensors, their losses where they belong."""
         rows, pool, transform = runner.rows, self.federation.pool.x, self.federation.transform
         inputs, labels, shares = runner.inputs["inputs"], runner.packed["labels"], runner.packed["shares"]
         flat = inputs.view(-1, *pool.shape[1:])
-        steps = zip(
-            cohort.index[start:, :rows].flatten(1).unbind(),
-            cohort.labels[start:, :rows].unbind(),
-            cohort.shares[start:, :rows].unbind(),
-            loss[start:, :rows].unbind(),
-            strict=True,
-        )
-        for s, (index, label, share, place) in enumerate(steps, start):
-            if self._pool_plain:
-                torch.index_select(pool, 0, index, out=flat)
+        for s in range(first, last):
+            if self._plain_pool is not None:
+                torch.index_select(pool, 0, feed.rows[s], out=flat)
             else:
-                x = transform(pool.index_select(0, index))
+                x = transform(pool.index_select(0, feed.rows[s]))
                 if cohort.draws is not None:
                     x = apply_augment(x, cohort.draws[s, :rows].flatten(0, 1))
                 inputs.copy_(x.reshape(inputs.shape))
-            labels.copy_(label)
-            shares.copy_(share)
-            yield place
+            labels.copy_(feed.labels[s])
+            shares.copy_(feed.shares[s])
+            feed.loss[s].copy_(runner.run())
 
     def _signature(self, cohort: Cohort, task: Task) -> Signature:
         searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
@@ -303,7 +302,7 @@ class BatchedSimulator(ReferenceSimulator):
             for name, t in zip(names, given, strict=True):
                 if name != "x0":
                     torch._dynamo.mark_dynamic(t, 0)
-        kept[size] = runner = Runner(step, names, given, packed, self._programs[size])
+        kept[size] = runner = Runner(step, names, given, packed, self._programs[size], self._plain_pool)
         while len(kept) > KEPT_RUNNERS:
             kept.popitem(last=False)
         return runner
@@ -433,6 +432,16 @@ def _parts(n: int, most: int) -> list[slice]:
     """0..n in equal slices of at most ``most``."""
     count = -(-n // most)
     return [slice(n * i // count, n * (i + 1) // count) for i in range(count)]
+
+
+def _stretches(active: np.ndarray) -> list[tuple[int, int, int]]:
+    """(first, last, runs) of steps in which as many runs go on, at most ``STRETCH`` of them."""
+    edges = [0, *(np.flatnonzero(np.diff(active)) + 1).tolist(), len(active)]
+    return [
+        (first, min(first + STRETCH, end), int(active[begin]))
+        for begin, end in pairwise(edges)
+        for first in range(begin, end, STRETCH)
+    ]
 
 
 def _sizes(active: np.ndarray, n_runs: int) -> list[int]:

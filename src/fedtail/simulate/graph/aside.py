@@ -29,7 +29,7 @@ class Aside:
         self._begun: set[torch.cuda.Stream] = set()
         self._held: list[Any] = []
         """What the work reads: memory must not go to others before it is done."""
-        self.kernels = True
+        self.kernels = False
         """Whether weight gradients and LSTM layers may be computed by our own kernels."""
         self.checked = False
         """Whether that is known; see ``step.agree``."""

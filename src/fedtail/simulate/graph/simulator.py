@@ -76,10 +76,8 @@ class GraphSimulator(ClientStates, Scoring):
         *,
         fused: bool | None = None,
         lanes: int | None = None,
-        kernels: bool = True,
     ) -> None:
-        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``;
-        ``kernels``: whether our own take weight gradients, LSTM layers and momentum steps, or libraries do."""
+        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``."""
         super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
@@ -103,6 +101,7 @@ class GraphSimulator(ClientStates, Scoring):
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
+        kernels = engine.kernels == "own"
         self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile, kernels)
         self.network.aside.kernels, self.network.aside.checked = kernels, not kernels

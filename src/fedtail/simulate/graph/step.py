@@ -215,7 +215,7 @@ def symbolic_rows(given: PassInput) -> None:
 
 @lru_cache(maxsize=64)
 def update_function(
-    method: Method, compile: bool, kernels: bool = True
+    method: Method, compile: bool, kernels: bool = False
 ) -> Callable[[Local, Tensor, Sequence[Tensor] | Tensor], None]:
     """x <- x - lr (direction + weight_decay x), in place, with the step state and the compute copy of x.
 
