@@ -23,7 +23,8 @@ def test_every_engine_says_how_far_a_round_is(path: str, monkeypatch: pytest.Mon
     assert {p.round for p in said} == set(range(12))
     for t in range(12):
         shares = [p.share for p in said if p.round == t]
-        assert shares == sorted(shares) and shares[0] < 0.5 and shares[-1] == pytest.approx(1.0)
+        first = 1.0 if path == "batched" else 0.5  # which takes a stretch of steps in one call
+        assert shares == sorted(shares) and shares[0] < first and shares[-1] == pytest.approx(1.0)
     assert all(p.left is not None and p.left >= 0 for p in said) and said[-1].left < said[0].left  # type: ignore[operator]
     assert "round 1/12, " in str(said[0]) and " left" in str(said[0])
 
