@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.cli.bench import runner
+from fedtail.cli.bench import runner, submissions
 from fedtail.core.significance import evidence
 from fedtail.errors import FedtailError
+from fedtail.methods import METHODS
 from fedtail.runs.config import check_config, layered
 from fedtail.study.bench.leaderboard import rank_submissions, to_markdown, write_board
 from fedtail.study.bench.running import Row, Submission, bench_method, read_submission, verify
@@ -176,3 +177,10 @@ def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed
     assert read_submission(tmp_path / "submissions" / "mine").values("macro_f1") == both.values("macro_f1")
     file.write_text(MINE.replace("0.05", "0.04"))
     assert set(bench_method(suite, method, suite.sets[1:], 1, tmp_path, run).chosen) == {"more"}
+
+
+def test_the_committed_leaderboard_is_that_of_the_committed_submissions() -> None:
+    folder = Path(__file__).parents[2] / "results" / "bench"
+    board = rank_submissions(submissions(folder))
+    assert {p.submission.method for p in board.places} == set(METHODS) and board.seeds == load_suite().seeds
+    assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())

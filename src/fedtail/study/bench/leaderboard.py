@@ -190,16 +190,41 @@ def draw_cost(board: Board, path: Path) -> None:
     """Macro F1 against seconds, one panel for each set."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     with rc_context({**STYLE, "svg.hashsalt": "fedtail"}):
-        figure = Figure(figsize=(PAGE, 2.6), layout="constrained")
+        figure = Figure(figsize=(PAGE, 3.4), layout="constrained")
         for i, one in enumerate(board.sets):
             ax = figure.add_subplot(1, len(board.sets), i + 1)
-            for p in board.places:
-                x, y = mean_spread(p, "seconds", [one])[one][0], mean_spread(p, RANKED, [one])[one][0]
-                ax.plot([x], [y], "o", color=COLOURS[1], markersize=4)
-                ax.annotate(p.title, (x, y), xytext=(3, 2), textcoords="offset points", fontsize=5.5)
+            means = {m: [mean_spread(p, m, [one])[one][0] for p in board.places] for m in ("seconds", RANKED)}
+            ax.plot(means["seconds"], means[RANKED], "o", color=COLOURS[1], markersize=4)
             ax.set(xscale="log", xlabel="seconds of a run", title=one)
+            ax.margins(0.12, 0.08)
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.xaxis.set_minor_formatter(NullFormatter())
             if i == 0:
                 ax.set_ylabel("macro F1")
+        figure.draw_without_rendering()  # places of points are known from now on
+        for one, ax in zip(board.sets, figure.axes, strict=True):
+            taken: list[tuple[float, float, float]] = []
+            for p in board.places:
+                point = mean_spread(p, "seconds", [one])[one][0], mean_spread(p, RANKED, [one])[one][0]
+                if np.isfinite(point).all():
+                    label(ax, p.title, point, taken)
         figure.savefig(path, metadata={"Date": None})
+
+
+def label(ax: Any, text: str, point: tuple[float, float], taken: list[tuple[float, float, float]]) -> None:
+    """Write beside a point, as near to its height as others leave room. ``taken``: (left, right, middle) in points."""
+    x, y = ax.transData.transform(point) * 72 / ax.figure.dpi
+    width, height = 3.1 * len(text), 6.5
+    shifts = sorted((k * height / 2 for k in range(-12, 13)), key=abs)
+    free = (
+        dy
+        for dy in shifts
+        if not any(x < right and x + width > left and abs(y + dy - at) < height for left, right, at in taken)
+    )
+    dy = next(free, 0.0)
+    taken.append((x, x + width, y + dy))
+    ax.annotate(text, point, xytext=(4, dy), textcoords="offset points", fontsize=5.5, va="center")
