@@ -184,3 +184,14 @@ def test_the_committed_leaderboard_is_that_of_the_committed_submissions() -> Non
     board = rank_submissions(submissions(folder))
     assert {p.submission.method for p in board.places} == set(METHODS) and board.seeds == load_suite().seeds
     assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())
+
+
+def test_a_method_is_ranked_among_those_that_have_its_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = replace(SMALL.sets[0], name="more", settings={**SMALL.sets[0].settings, "data.n_max": 100})
+    suite = replace(SMALL, trials=2, seeds=1, sets=(SMALL.sets[0], more))
+    monkeypatch.setattr("fedtail.cli.bench.load_suite", lambda: suite)
+    words = ["--workers", "1", "--out", str(tmp_path), "--json"]
+    assert CliRunner().invoke(app, ["bench", "--method", "fedavg", "--only", "more", *words]).exit_code == 0
+    said = CliRunner().invoke(app, ["bench", "--method", "fedprox", "--only", "blobs", *words])
+    assert said.exit_code == 0, said.exception
+    assert [p["method"] for p in json.loads(said.stdout.strip().splitlines()[-1])["ranking"]] == ["fedprox"]

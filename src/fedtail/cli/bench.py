@@ -66,7 +66,8 @@ def bench(
         done = bench_method(suite, name, sets, seeds or suite.seeds, out, runner(out, workers), device)
         if not as_json:
             typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} sets")
-    board = rank_submissions(submissions(out))
+    ran = {one.name for one in sets} if names else set()
+    board = rank_submissions([s for s in submissions(out) if ran <= set(s.chosen)])
     answer = write_board(out, board, suite)
     if as_json:
         typer.echo(json.dumps({**answer, "folder": str(out), "seconds": round(time.perf_counter() - began, 1)}))
