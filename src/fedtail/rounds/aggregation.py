@@ -26,8 +26,8 @@ STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
 FAR, AGAINST = 3.0, -0.95
 """An update is flagged that is farther from the centre than so many medians of that distance, or whose cosine to the
 sum of all others is lower."""
-
-
+SUMMED = 1 << 15
+"""Parameters of which updates are summed at once."""
 VOTES = ("median", "trimmed")
 """Rules that sort every coordinate over the sites."""
 
@@ -184,12 +184,18 @@ class Held(Update):
 
 
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
-    """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
-    total = x.to(torch.float64, copy=True)
-    term = torch.empty_like(total)  # one for all: fresh memory of a large model takes longer than the sum
-    for a, u, c in zip(weights, updates, choice, strict=True):
-        total += term.copy_(u.delta[int(c)]).mul_(float(a))
-    return total.to(x.dtype)
+    """x + sum_k a_k delta_k[choice_k], summed in client order in float64; on a CPU a piece of the model at a time, so
+    that the sum of a large one stays in the cache."""
+    whole = x.is_cuda or any(isinstance(u, Held) for u in updates)  # whose delta is computed when it is asked for
+    width = len(x) if whole else min(len(x), SUMMED)
+    out, term = torch.empty_like(x), torch.empty(width, dtype=torch.float64, device=x.device)
+    for first in range(0, len(x), max(width, 1)):
+        piece = slice(first, first + width)
+        total = x[piece].to(torch.float64, copy=True)
+        for a, u, c in zip(weights, updates, choice, strict=True):
+            total += term[: len(total)].copy_(u.delta[int(c), piece]).mul_(float(a))
+        out[piece] = total
+    return out
 
 
 def inner_products(deltas: Sequence[Tensor], choice: np.ndarray) -> Tensor:

@@ -93,7 +93,7 @@ def plan_local_run(
 
     Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow."""
     labels = client.labels
-    positions = local_batches(
+    positions, sizes = local_batches(
         labels,
         rate,
         generator(settings.run.seed, "batches", client.index, round),
@@ -104,19 +104,22 @@ def plan_local_run(
         replication=settings.local.replication,
         epoch_length=settings.local.epoch_length,
     )
-    draws, rng = None, generator(settings.run.seed, "augment", client.index, round)
-    if views and client.pool.x.ndim == 4:
-        strong = generator(settings.run.seed, "strong", client.index, round)
-        draws = np.concatenate([draw_views(client.augment, len(b), rng, strong) for b in positions])
-    elif client.augment:
-        draws = np.concatenate([draw_augment(client.augment, len(b), rng) for b in positions])
-        draws = draws.repeat(2, 0) if views else draws
+    draws = None
+    if client.augment or (views and client.pool.x.ndim == 4):
+        rng = generator(settings.run.seed, "augment", client.index, round)
+        if views and client.pool.x.ndim == 4:
+            strong = generator(settings.run.seed, "strong", client.index, round)
+            draws = np.concatenate([draw_views(client.augment, int(n), rng, strong) for n in sizes])
+        else:
+            assert client.augment
+            draws = np.concatenate([draw_augment(client.augment, int(n), rng) for n in sizes])
+            draws = draws.repeat(2, 0) if views else draws
     if views:
-        positions = [np.repeat(b, 2) for b in positions]
+        positions, sizes = positions.repeat(2), sizes * 2
     counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
-        index=client.train[np.concatenate(positions)] if positions else np.empty(0, dtype=np.int64),
-        sizes=np.array([len(b) for b in positions], dtype=np.int64),
+        index=client.train[positions],
+        sizes=sizes,
         all_draws=draws,
         counts=counts,
         resampled=epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
