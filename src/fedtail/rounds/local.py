@@ -6,9 +6,10 @@ fast simulator paths are tested against it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -84,6 +85,14 @@ class LocalPlan:
 
     def _cut(self, values: np.ndarray) -> list[np.ndarray]:
         return [values[a:b] for a, b in pairwise([0, *np.cumsum(self.sizes).tolist()])]
+
+    def part(self, first: int, last: int) -> LocalPlan:
+        """The steps from one to another."""
+        if first == 0 and last >= len(self.sizes):
+            return self
+        mine = slice(int(self.sizes[:first].sum()), int(self.sizes[:last].sum()))
+        draws = None if self.all_draws is None else self.all_draws[mine]
+        return replace(self, index=self.index[mine], sizes=self.sizes[first:last], all_draws=draws)
 
 
 def plan_local_run(
@@ -380,8 +389,8 @@ def diverged(losses: Sequence[np.ndarray], task: Task, delta: Tensor) -> tuple[s
     """
     reason, failed = None, []
     for p, each in enumerate(losses):
-        bad = np.flatnonzero(~np.isfinite(each))
-        if bad.size:
+        if not math.isfinite(each.sum(dtype=np.float64)):  # float32 cannot overflow there
+            bad = np.flatnonzero(~np.isfinite(each))
             reason = reason or f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
             failed.append(p)
         elif DIVERGED in task.reports and not bool(torch.isfinite(delta[p]).all()):
