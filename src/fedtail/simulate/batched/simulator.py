@@ -156,7 +156,7 @@ class BatchedSimulator(ReferenceSimulator):
             operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
             if len(task.clients) * task.n_probes <= self.shard:
                 operations = 0.0  # one shard for one worker, and what is around it is as small
-            runs = self._runs(task)
+            runs = self._runs(task, operations)
             if not _alike(runs):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
@@ -170,13 +170,16 @@ class BatchedSimulator(ReferenceSimulator):
             ends = self._work(lambda worker, shard: self._steps(worker, shard, counted), shards, operations)
             return self._collect(task, runs, [end for shard in ends for end in shard], operations)
 
-    def _runs(self, task: Task) -> list[PreparedRun]:
+    def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
-        runs: list[PreparedRun] = []
-        for row, k in enumerate(task.clients):
-            client, before = self.federation.client(k), self.client_states.get(k, {})
-            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-        return sorted(runs, key=lambda r: -r.local.steps)
+
+        def one(worker: int, row: int) -> list[PreparedRun]:
+            client = self.federation.client(task.clients[row])
+            before = self.client_states.get(client.index, {})
+            return prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+
+        runs = self._work(one, range(len(task.clients)), operations)
+        return sorted((run for mine in runs for run in mine), key=lambda r: -r.local.steps)
 
     def _shards(self, runs: Sequence[PreparedRun]) -> list[Shard]:
         """The round's shards, the longest runs first. Chunks have no padding to save."""
@@ -206,6 +209,7 @@ class BatchedSimulator(ReferenceSimulator):
                 program.record(step, runner.tensors)
             else:
                 program.compile(step, fast, runner.tensors)
+            runner.follow()  # which checks it for all workers
 
     def _program(self, size: Size) -> Program:
         program = self._programs.setdefault(size, Program())
