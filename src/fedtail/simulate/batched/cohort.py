@@ -55,22 +55,25 @@ def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int, 
     index, sizes, draws = _pack(plans, columns)
     y = labels[index]
     filled = np.arange(columns) < sizes[:, :, None]
-    member = np.zeros_like(y)
+    member: np.ndarray | int = 0
     windows: tuple[Span, ...] = ((0, columns),)
     if n_groups > 1:
         table = np.stack([r.groups for r in runs])
         member = np.where(filled, table[np.arange(len(runs))[:, None], y], n_groups)
         usual = np.stack([_boundaries(r, n_groups)[:-1] for r in runs])
         index, y, filled, member, draws, windows = _sort_by_group(index, y, filled, member, draws, usual)
-    weight = filled.astype(np.float32)
-    share = weight / np.maximum(sizes, 1)[:, :, None].astype(np.float32)
+    both = np.empty((*index.shape[:2], 2, columns), dtype=np.int64)
+    both[:, :, 0], both[:, :, 1] = y, member
+    shares = np.empty(both.shape, dtype=np.float32)
+    shares[:, :, 1] = filled
+    np.divide(shares[:, :, 1], np.maximum(sizes, 1)[:, :, None].astype(np.float32), out=shares[:, :, 0])
     lengths = np.array([len(plan.sizes) for plan in plans])
     return Cohort(
         runs=tuple(runs),
         active=(lengths[None, :] > np.arange(len(index))[:, None]).sum(1),
         index=torch.from_numpy(index),
-        labels=torch.from_numpy(np.stack([y, member], axis=2)),
-        shares=torch.from_numpy(np.stack([share, weight], axis=2)),
+        labels=torch.from_numpy(both),
+        shares=torch.from_numpy(shares),
         windows=windows,
         draws=None if draws is None else torch.from_numpy(draws),
     )
