@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.rounds.local import LocalPlan, PreparedRun
+
+Span = tuple[int, int]
 
 GRAIN = 8
 """Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the
@@ -33,7 +36,7 @@ class Cohort:
     """(S, N, 2, B) class and group of each sample; padding has group -1."""
     shares: Tensor
     """(S, N, 2, B) what a sample counts in the batch's mean (1/size), and its weight (1); 0 for padding."""
-    windows: tuple[tuple[int, int], ...]
+    windows: tuple[Span, ...]
     """(H,) columns low:high that hold all samples of each group, in all steps."""
     draws: Tensor | None
     """(S, N, B, 3 or 12) augmentation draws."""
@@ -42,25 +45,25 @@ class Cohort:
         return len(self.active)
 
 
-def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) -> Cohort:
-    """Some runs, longest first, side by side. labels: of the whole pool."""
-    longest = max(int(r.plan.sizes.max(initial=1)) for r in runs)
-    columns = -(-longest // GRAIN) * GRAIN
-    index, sizes, draws = _pack([r.plan for r in runs], columns)
+def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int, steps: Span | None = None) -> Cohort:
+    """Some runs, longest first, side by side: all their steps, or some. labels: of the whole pool."""
+    plans = [r.plan if steps is None else r.plan.part(*steps) for r in runs]
+    columns = _columns(plans)
+    index, sizes, draws = _pack(plans, columns)
     y = labels[index]
     filled = np.arange(columns) < sizes[:, :, None]
     member = np.zeros_like(y)
-    windows: tuple[tuple[int, int], ...] = ((0, columns),)
+    windows: tuple[Span, ...] = ((0, columns),)
     if n_groups > 1:
         table = np.stack([r.groups for r in runs])
         member = np.where(filled, table[np.arange(len(runs))[:, None], y], n_groups)
         index, y, filled, member, draws, windows = _sort_by_group(index, y, filled, member, draws, n_groups)
     weight = filled.astype(np.float32)
     share = weight / np.maximum(sizes, 1)[:, :, None].astype(np.float32)
-    steps = np.array([r.local.steps for r in runs])
+    lengths = np.array([len(plan.sizes) for plan in plans])
     return Cohort(
         runs=tuple(runs),
-        active=(steps[None, :] > np.arange(len(index))[:, None]).sum(1),
+        active=(lengths[None, :] > np.arange(len(index))[:, None]).sum(1),
         index=torch.from_numpy(index),
         labels=torch.from_numpy(np.stack([y, member], axis=2)),
         shares=torch.from_numpy(np.stack([share, weight], axis=2)),
@@ -69,13 +72,32 @@ def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) 
     )
 
 
+def pack_parts(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int, least: float) -> list[Cohort]:
+    """``pack_cohort``, in parts: steps whose batches are all short, as an epoch's last, have fewer columns, where that
+    saves a step ``least`` samples."""
+    plans = [r.plan for r in runs]
+    columns, common = _columns(plans), min(len(plan.sizes) for plan in plans)
+    if not common or len(runs) * (columns - GRAIN) < least:
+        return [pack_cohort(runs, labels, n_groups)]
+    grain = max(columns // 4, GRAIN)
+    needed = -(-np.stack([plan.sizes[:common] for plan in plans]).max(0) // grain) * grain
+    width = np.full(max(len(plan.sizes) for plan in plans), columns)
+    width[:common] = np.where(len(runs) * (columns - needed) >= least, needed, columns)
+    edges = [0, *(np.flatnonzero(np.diff(width)) + 1).tolist(), len(width)]
+    return [pack_cohort(runs, labels, n_groups, span) for span in pairwise(edges)]
+
+
+def _columns(plans: Sequence[LocalPlan]) -> int:
+    return -(-max(int(plan.sizes.max(initial=1)) for plan in plans) // GRAIN) * GRAIN
+
+
 def aligned(cohorts: Sequence[Cohort]) -> list[Cohort]:
     """The cohorts of a round with windows in common, and wide ones: then few sizes of a step serve all rounds.
 
     Narrow windows save products, but differ from round to round, and a step is traced anew for each: they are rounded
     to quarters of a batch.
     """
-    common: dict[int, tuple[tuple[int, int], ...]] = {}
+    common: dict[int, tuple[Span, ...]] = {}
     for cohort in cohorts:
         columns = cohort.index.shape[-1]
         grain = columns if len(cohort.windows) == 1 else max(columns // 4, GRAIN)
@@ -84,7 +106,7 @@ def aligned(cohorts: Sequence[Cohort]) -> list[Cohort]:
     return [replace(cohort, windows=common[cohort.index.shape[-1]]) for cohort in cohorts]
 
 
-def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+def _union(a: Span, b: Span) -> Span:
     """The columns from the first to the last of two windows, of which one may be empty."""
     if a[0] == a[1] or b[0] == b[1]:
         return max(a, b, key=lambda window: window[1] - window[0])
@@ -118,7 +140,7 @@ def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndar
 
 def _sort_by_group(
     index: np.ndarray, y: np.ndarray, filled: np.ndarray, member: np.ndarray, draws: np.ndarray | None, n_groups: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, tuple[tuple[int, int], ...]]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, tuple[Span, ...]]:
     """Every batch sorted by group, and the columns in which each group is found.
 
     A short batch is spread over the columns in proportion, so that its groups lie where those of full ones do.
