@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import class_counts
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
@@ -326,7 +326,7 @@ class BatchedSimulator(ReferenceSimulator):
             delta.sub_(task.x)
             reason, failed = diverged([ends[i].loss for i in mine], task, delta)
             if reason is not None:
-                return Refusal(k, task.round, reason)
+                return Refusal(k, task.round, reason, DIVERGED)
             client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(
                 *(
