@@ -26,19 +26,19 @@ from tests.conftest import blob_federation
 K = 4
 
 
-def race(rounds: int = 50, names: tuple[str, ...] = ("lr",), *, lanes: bool = True) -> Race:
+def race(rounds: int = 50, names: tuple[str, ...] = ("lr",), *, rivals: bool = True) -> Race:
     out = Race(Uniform(K, "auto"), names)
-    out.begin(Setting(rounds, 1.0, np.full(K, 10), lanes=lanes))
+    out.begin(Setting(rounds, 1.0, np.full(K, 10), rivals=rivals))
     return out
 
 
 def tried(it: Race) -> list[dict[str, float]]:
-    """What the coming round tries: lane by lane, or probe by probe."""
-    if not it.lanes:
+    """What the coming round tries: rival by rival, or probe by probe."""
+    if not it.rivals:
         return [dict(zip(it.trials(), values, strict=True)) for values in zip(*it.trials().values(), strict=True)]
     out = []
-    for lane in it.lanes:
-        it.enter(lane)
+    for rival in it.rivals:
+        it.enter(rival)
         assert it.lr == it.trials()["lr"].item() and it.ask().shape == (K, 1) and it.patterns() is None
         out.append({name: value.item() for name, value in it.trials().items()})
     return out
@@ -58,11 +58,11 @@ def run_out(it: Race, rewards: Any, failed: Any = None) -> None:
         played(it, rewards, failed)
 
 
-@pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.parametrize("rivals", [True, False])
 @pytest.mark.parametrize("rounds", [1, 3, 5, 10, 20, 50, 300])
 @pytest.mark.parametrize("names", [("lr",), ("rate",), ("lr", "rate")])
-def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[str, ...], lanes: bool) -> None:
-    it = race(rounds, names, lanes=lanes)
+def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[str, ...], rivals: bool) -> None:
+    it = race(rounds, names, rivals=rivals)
     extra = done = 0
     while it.racing:
         extra += len(tried(it)) - 1
@@ -72,17 +72,17 @@ def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[s
     assert done == it.length <= rounds
 
 
-@pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.parametrize("rivals", [True, False])
 @pytest.mark.parametrize("best", LRS["sgd"])
-def test_the_best_learning_rate_wins_and_is_then_held(best: float, lanes: bool) -> None:
-    it = race(lanes=lanes)
+def test_the_best_learning_rate_wins_and_is_then_held(best: float, rivals: bool) -> None:
+    it = race(rivals=rivals)
     run_out(it, lambda values: -abs(np.log(values["lr"] / best)))
-    assert it.lr == best and LRS["sgd"][it.lane] == (best if lanes else LRS["sgd"][0])
+    assert it.lr == best and LRS["sgd"][it.rival] == (best if rivals else LRS["sgd"][0])
     assert it.trials()["lr"].tolist() == [best]
     assert it.done and it.patterns() is None and it.ask().shape == (K, 1)
 
 
-def test_lanes_are_compared_by_where_they_are_and_not_by_how_they_started() -> None:
+def test_rivals_are_compared_by_where_they_are_and_not_by_how_they_started() -> None:
     it = race()
     (_, (first, *rest)), *_ = heats(50)
     for t in range(first[1] + rest[0][1]):
@@ -90,16 +90,16 @@ def test_lanes_are_compared_by_where_they_are_and_not_by_how_they_started() -> N
     assert not it.racing and it.lr == 1.0
 
 
-@pytest.mark.parametrize("lanes", [True, False])
-def test_a_learning_rate_at_which_a_client_diverges_is_out(lanes: bool) -> None:
-    it = race(lanes=lanes)
+@pytest.mark.parametrize("rivals", [True, False])
+def test_a_learning_rate_at_which_a_client_diverges_is_out(rivals: bool) -> None:
+    it = race(rivals=rivals)
     run_out(it, lambda values: values["lr"], lambda values: values["lr"] > 0.2)
     assert it.lr == 0.1
 
 
 def test_a_very_short_run_has_no_race() -> None:
     assert heats(2) == []
-    assert race(2).trials()["lr"].tolist() == [LRS["sgd"][0]] and race(2).lanes == ()
+    assert race(2).trials()["lr"].tolist() == [LRS["sgd"][0]] and race(2).rivals == ()
 
 
 def test_a_saved_race_goes_on_as_the_original() -> None:
@@ -109,8 +109,8 @@ def test_a_saved_race_goes_on_as_the_original() -> None:
         played(one, lambda values: rng.random())
     two = Race(Uniform(K, "auto"), ("lr", "rate"))
     two.load_state(one.state())
-    two.begin(Setting(50, 1.0, np.full(K, 10), lanes=True))
-    assert one.lane == two.lane
+    two.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
+    assert one.rival == two.rival
     while one.racing:
         rewards = {str(values): rng.random() for values in tried(one)}
         assert played(one, lambda values, r=rewards: r[str(values)]) == played(two, lambda v, r=rewards: r[str(v)])
@@ -156,7 +156,7 @@ def test_a_rate_cannot_be_raced_under_central_noise() -> None:
 
 def test_the_strategy_behind_a_race_gets_the_rounds_that_are_left() -> None:
     it = Race(FedHOO(K, cold_rounds=1, max_rounds=4))
-    it.begin(Setting(50, 1.0, np.full(K, 10), lanes=True))
+    it.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
     run_out(it, lambda values: values["lr"])
     assert not it.done and it.patterns() == "binary" and it.ask().shape == (K, 2)
     assert it.trials()["lr"].shape == (1,)
@@ -174,11 +174,11 @@ def problem(
 @pytest.mark.parametrize("method", ["fedcgnm", "scaffold", "fedgrab"])
 @pytest.mark.parametrize("path", ["reference", "batched"])
 def test_a_raced_run_is_the_run_that_had_the_winning_learning_rate_from_the_start(method: str, path: str) -> None:
-    """Whatever server, method and clients keep between rounds: a lane has its own."""
+    """Whatever server, method and clients keep between rounds: a rival has its own."""
     more: dict[str, Any] = {"server": {"optimizer": "adam"}, "metric": "macro_f1", "participation": 0.5}
     raced, settings = problem(path, method=method, **more)
     found = train_rounds(raced, settings, raced.begin())
-    assert sum("race" in r for r in found.history) == raced.rates.length and not found.lanes
+    assert sum("race" in r for r in found.history) == raced.rates.length and not found.rivals
     assert {"lr", "reward", "balanced_loss"} <= {*found.history[0]["race"][0]}
     fixed, plain = problem(path, lr=raced.rates.lr, method=method, **more)
     alone = train_rounds(fixed, plain, fixed.begin())
@@ -187,9 +187,11 @@ def test_a_raced_run_is_the_run_that_had_the_winning_learning_rate_from_the_star
         assert all(torch.equal(value, raced.engine.state()[k][name]) for name, value in kept.items())
 
 
+@pytest.mark.parametrize("rivals", [True, False])
 @pytest.mark.parametrize("path", ["reference", "batched"])
-def test_a_run_races_then_trains_at_what_won(path: str) -> None:
+def test_a_run_races_then_trains_at_what_won(path: str, rivals: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     p, settings = problem(path)
+    monkeypatch.setattr(p.engine, "takes_rivals", rivals)  # as under masks, where a model is asked about once
     history = train_rounds(p, settings, p.begin()).history
     raced = [r for r in history if "race" in r]
     assert raced and raced == history[: len(raced)]
@@ -204,7 +206,7 @@ def test_a_raced_run_resumes_with_the_same_bits(method: str, tmp_path: Path) -> 
 
     def save(state: State, record: dict[str, Any], seconds: float) -> None:
         if state.round == 2:
-            assert len(state.lanes) == 2
+            assert len(state.rivals) == 2
             save_checkpoint(tmp_path, p.capture(state))
 
     whole = train_rounds(p, settings, p.begin(), save)
@@ -217,7 +219,7 @@ def test_a_raced_run_resumes_with_the_same_bits(method: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("path", ["reference", "batched"])
-def test_a_lane_that_diverges_loses_and_its_clients_stay(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rival_that_diverges_loses_and_its_clients_stay(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LRS, "sgd", (0.1, 1e12, 1e9))  # type: ignore[arg-type]
     federation = blob_federation(K)
     result = fit(federation, "mlp", FedAvg(), 0.5, lr="auto", rounds=10, path=path, batch_size=4)

@@ -35,7 +35,7 @@ class Setting:
     """A label per client that the user's data names (region, machine type ...); empty if none."""
     seed: int = 0
     """The run's."""
-    lanes: bool = False
+    rivals: bool = False
     """Whether clients may be asked to train several models in a round, each from its own start."""
 
 
@@ -82,26 +82,26 @@ class RateStrategy:
         return {}
 
     @property
-    def lanes(self) -> tuple[int, ...]:
+    def rivals(self) -> tuple[int, ...]:
         """Numbers of the models that the coming round trains side by side; empty for the one that is usual. Each is
         told of by ``enter`` before it is asked for."""
         return ()
 
     @property
-    def lane(self) -> int:
+    def rival(self) -> int:
         """The number of the model that ``ask``, ``trials`` and ``lr`` are of."""
         return 0
 
-    def enter(self, lane: int) -> None:
-        """What follows is of this lane."""
+    def enter(self, rival: int) -> None:
+        """What follows is of this rival."""
 
     @property
     def racing(self) -> bool:
-        """Whether ``judge`` is told of the coming round's lanes or candidates, in place of ``tell``."""
+        """Whether ``judge`` is told of the coming round's rivals or candidates, in place of ``tell``."""
         return False
 
     def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
-        """Digest a round of all lanes or candidates; the number of the one that leads. (N,) each: what they are
+        """Digest a round of all rivals or candidates; the number of the one that leads. (N,) each: what they are
         compared by, higher is better; what else is known of them, for ``evidence``; whether they have failed."""
         raise FedtailError(f"rates {self.name!r} has nothing to race")
 

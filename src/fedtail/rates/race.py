@@ -1,7 +1,7 @@
 """Learning rate and resampling rate found by a race: what ``local.lr = "auto"`` and ``rates.rate = "auto"`` do in the
 first rounds of a run.
 
-Learning rates race on models of their own (``rounds.lanes``): from the same beginning, each trains a few rounds at its
+Learning rates race on models of their own (``rounds.rivals``): from the same beginning, each trains a few rounds at its
 value, the clients compare the models on their private validation splits, and the better half goes on (successive
 halving; Jamieson and Talwalkar, AISTATS 2016). The winner's model is then the run's, as if it had had that learning
 rate from the start. Where clients may not be asked for several models (masked sums), all values start every round from
@@ -64,7 +64,7 @@ class Race(RateStrategy):
         self._heat = self._round = 0
         self._field: list[float] = []
         self._gain: list[float] = []
-        self._choice = self._lane = 0
+        self._choice = self._rival = 0
         self._apart = False
         self._last: list[dict[str, Any]] = []
 
@@ -72,23 +72,23 @@ class Race(RateStrategy):
 
     @property
     def lr(self) -> float | None:
-        return self.values["lr"][self._lane] if self.lanes else self.held.get("lr")
+        return self.values["lr"][self._rival] if self.rivals else self.held.get("lr")
 
     @property
-    def lanes(self) -> tuple[int, ...]:
+    def rivals(self) -> tuple[int, ...]:
         if not self._apart or not self.racing or self._name != "lr" or len(self._runners()) == 1:
             return ()
         return tuple(map(self.values["lr"].index, self._runners()))
 
     @property
-    def lane(self) -> int:
-        return self._lane
+    def rival(self) -> int:
+        return self._rival
 
-    def enter(self, lane: int) -> None:
-        self._lane = lane
+    def enter(self, rival: int) -> None:
+        self._rival = rival
 
     def begin(self, setting: Setting) -> None:
-        self._apart = setting.lanes
+        self._apart = setting.rivals
         if self._heats is None:
             self._heats = heats(setting.rounds, tuple(self.values))
         self.inner.begin(replace(setting, rounds=max(setting.rounds - self.length, 1)))
@@ -117,8 +117,8 @@ class Race(RateStrategy):
         return self._field
 
     def trials(self) -> dict[str, np.ndarray]:
-        if not self.racing or self.lanes:
-            held = {**self.held, "lr": self.lr} if self.lanes else self.held
+        if not self.racing or self.rivals:
+            held = {**self.held, "lr": self.lr} if self.rivals else self.held
             return {name: np.array([value]) for name, value in held.items()}
         n = len(self._runners())
         return {k: np.array(self._runners() if k == self._name else [v] * n) for k, v in self.held.items()}
@@ -140,11 +140,11 @@ class Race(RateStrategy):
         return 0
 
     def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
-        """Lanes by the models as they are now, since who was ahead before shows in them; probes from a common model by
+        """Rivals by the models as they are now, since who was ahead before shows in them; probes from a common model by
         what they have gained in all rounds."""
-        lanes, field, values = self.lanes, self._runners(), self.values[self._name]
+        rivals, field, values = self.rivals, self._runners(), self.values[self._name]
         self._check(rewards)
-        if lanes:
+        if rivals:
             gain = rewards + TIE * np.array([value == values[0] for value in field])
         else:
             gain = rewards - rewards.mean() + self._gain
@@ -155,9 +155,9 @@ class Race(RateStrategy):
             {self._name: value, **{name: float(v[i]) for name, v in told.items()}, **({"diverged": True} if f else {})}
             for i, (value, f) in enumerate(zip(field, failed, strict=True))
         ]
-        self._choice, self._lane = (0, lanes[first]) if lanes else (first, self._lane)
+        self._choice, self._rival = (0, rivals[first]) if rivals else (first, self._rival)
         self._advance()
-        return lanes[first] if lanes else first
+        return rivals[first] if rivals else first
 
     def _check(self, rewards: np.ndarray) -> None:
         n = len(self._runners())
@@ -193,22 +193,22 @@ class Race(RateStrategy):
         if not self.racing:
             return rows
         field = self._runners()
-        if self.lanes:
+        if self.rivals:
             return rows[:, :1]
         return np.tile(field, (self.n_clients, 1)) if self._name == "rate" else np.tile(rows[:, :1], (1, len(field)))
 
     def patterns(self) -> str | None:
         if self.racing:
-            return "uniform" if len(self._runners()) > 1 and not self.lanes else None
+            return "uniform" if len(self._runners()) > 1 and not self.rivals else None
         return self.inner.patterns()
 
     @property
     def choice(self) -> np.ndarray:
-        return np.full(self.n_clients, self._choice) if self._last or self.lanes else self.inner.choice
+        return np.full(self.n_clients, self._choice) if self._last or self.rivals else self.inner.choice
 
     @property
     def reports(self) -> frozenset[str]:  # type: ignore[override]
-        if self.lanes:
+        if self.rivals:
             return frozenset()
         return frozenset({DIVERGED}) if self.racing else self.inner.reports
 
@@ -252,7 +252,7 @@ class Race(RateStrategy):
             "heats": self._heats,
             "heat": self._heat,
             "round": self._round,
-            "lane": self._lane,
+            "rival": self._rival,
             "field": self._field,
             "gain": [g if np.isfinite(g) else None for g in self._gain],
         }
@@ -262,7 +262,7 @@ class Race(RateStrategy):
         race = state["race"]
         self._field = list(race["field"])
         self._heats = [(name, [(n, rounds) for n, rounds in rungs]) for name, rungs in race["heats"]]
-        self._heat, self._round, self._lane = race["heat"], race["round"], race.get("lane", 0)
+        self._heat, self._round, self._rival = race["heat"], race["round"], race.get("rival", 0)
         self._gain = [-np.inf if g is None else g for g in race["gain"]]
         self.inner.load_state(state["inner"])
         for name, value in race["held"].items():

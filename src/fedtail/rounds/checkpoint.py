@@ -19,7 +19,7 @@ from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
 from fedtail.files import sync
 from fedtail.rounds.history import plain
-from fedtail.rounds.state import Best, Lane, State
+from fedtail.rounds.state import Best, Rival, State
 
 FORMAT = 1
 
@@ -28,8 +28,8 @@ def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | No
     """Write the state after ``state.round`` rounds and drop older checkpoints. ``settings`` are what the run's result
     depends on, by dotted key."""
     tensors = _named(state)
-    for number, lane in state.lanes.items():
-        tensors |= {f"lane/{number}/{k}": v for k, v in _named(lane).items()}
+    for number, rival in state.rivals.items():
+        tensors |= {f"rival/{number}/{k}": v for k, v in _named(rival).items()}
     about: dict[str, Any] = {"format": FORMAT, "round": state.round, "rates": state.rates}
     if settings is not None:
         about["settings"] = plain(settings)
@@ -98,18 +98,18 @@ def _state(about: dict[str, Any], tensors: Tensors, like: Tensor, history: list[
         best = about["best"]
         since = best.get("since", best["round"])
         state.best = Best(round=best["round"], score=best["score"], x=tensors.pop("best"), since=since)
-    lanes: dict[int, Tensors] = {}
-    for key in [key for key in tensors if key.startswith("lane/")]:
+    rivals: dict[int, Tensors] = {}
+    for key in [key for key in tensors if key.startswith("rival/")]:
         number, name = key.split("/", 2)[1:]
-        lanes.setdefault(int(number), {})[name] = tensors.pop(key)
-    state.lanes = {n: _sorted(Lane(of.pop("x"), {}, {}, {}), of) for n, of in lanes.items()}
+        rivals.setdefault(int(number), {})[name] = tensors.pop(key)
+    state.rivals = {n: _sorted(Rival(of.pop("x"), {}, {}, {}), of) for n, of in rivals.items()}
     return _sorted(state, tensors)
 
 
-Model = TypeVar("Model", State, Lane)
+Model = TypeVar("Model", State, Rival)
 
 
-def _named(model: State | Lane) -> Tensors:
+def _named(model: State | Rival) -> Tensors:
     """All tensors of a model, its method, server and clients by their names in a checkpoint."""
     tensors: Tensors = {"x": model.x}
     tensors |= {f"method/{k}": v for k, v in model.method.items()}

@@ -29,8 +29,8 @@ class Engine(Protocol):
     """(K,) training samples per client."""
 
     @property
-    def takes_lanes(self) -> bool:
-        """Whether clients train several models in a round, each with its own start and state (``Task.lane``)."""
+    def takes_rivals(self) -> bool:
+        """Whether clients train several models in a round, each with its own start and state (``Task.rival``)."""
         ...
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:

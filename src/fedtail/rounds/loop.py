@@ -21,9 +21,9 @@ from fedtail.methods.base import Server
 from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.aggregation import Gathered, check_aggregate, limited
-from fedtail.rounds.lanes import Played, play_lanes
 from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.progress import Pace, ProgressHook
+from fedtail.rounds.rivals import Played, play_rivals
 from fedtail.rounds.search import RatesInForce, probes_of, race_values, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
@@ -57,7 +57,7 @@ def train_rounds(
         # Of this round: a site may have joined after the last one.
         p_all = limited(engine.sizes / engine.sizes.sum(), settings.server, problem.real)
         one = partial(play, problem, settings, state, t, p_all, pace)
-        played = play_lanes(problem, settings, state, one) if rates.lanes else one()
+        played = play_rivals(problem, settings, state, one) if rates.rivals else one()
         task, server = played.task, played.server
         record = {
             "round": t,
@@ -115,7 +115,7 @@ def play(
     clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
     task = Task(
         round=t,
-        lane=rates.lane,
+        rival=rates.rival,
         x=state.x,
         clients=clients,
         probes=probes_of(rates, clients, lr / first),
@@ -127,10 +127,10 @@ def play(
         axes=rates.axes[list(clients)] if rates.patterns() == "binary" else None,
     )
     if pace is not None:
-        lanes = rates.lanes or (task.lane,)
-        if task.lane == lanes[0]:
-            pace.begin(t, task.n_probes * len(lanes))
-        task = replace(task, advance=lambda part: pace.advance(part / len(lanes)))
+        rivals = rates.rivals or (task.rival,)
+        if task.rival == rivals[0]:
+            pace.begin(t, task.n_probes * len(rivals))
+        task = replace(task, advance=lambda part: pace.advance(part / len(rivals)))
     updates, refusals = accept(*engine.train(task), problem, task, settings)
     present, first_of = clients_of(updates), np.array([u.client for u in updates])
     p = pooled(rates.weights(p_all, present), updates)
@@ -146,7 +146,7 @@ def play(
         rewards, told = race_values(problem, settings, candidates, present)
         failed = np.nan_to_num(reports.get(DIVERGED, np.zeros((1, len(candidates))))).max(axis=0) > 0
         winner, rewards = rates.judge(rewards, told, failed), told["reward"]
-    elif not rates.lanes:
+    elif not rates.rivals:
         rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
         winner = rates.tell(rewards, reports=reports, present=_mask(engine.n_clients, present))
     choice = rates.choice[first_of]
@@ -195,7 +195,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         sizes=np.asarray(problem.engine.sizes),
         labels=problem.labels,
         seed=run.seed,
-        lanes=problem.engine.takes_lanes,
+        rivals=problem.engine.takes_rivals,
     )
     rates.begin(setting)
 

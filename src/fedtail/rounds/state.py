@@ -39,8 +39,8 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One of several models side by side (``rounds.lanes``), with all that belongs to it."""
+class Rival:
+    """One of several models side by side (``rounds.rivals``), with all that belongs to it."""
 
     x: Tensor
     method: Tensors
@@ -64,7 +64,7 @@ class State:
     """What clients keep, where the engine holds it."""
     history: list[dict[str, Any]] = field(default_factory=list)
     best: Best | None = None
-    lanes: dict[int, Lane] = field(default_factory=dict)
+    rivals: dict[int, Rival] = field(default_factory=dict)
     """Models that still race, by number; that of the state is the leading one."""
 
 
@@ -125,7 +125,9 @@ class Problem:
         """Hand a checkpoint's state back to strategy and clients, of which there may be more than when it was made."""
         fresh = self.method.init_server(self.engine.n_clients, self.n_classes, self.model.n_params)
         state.method = grown_tensors(state.method, fresh)
-        state.lanes = {n: replace(lane, method=grown_tensors(lane.method, fresh)) for n, lane in state.lanes.items()}
+        state.rivals = {
+            n: replace(rival, method=grown_tensors(rival.method, fresh)) for n, rival in state.rivals.items()
+        }
         state.history = grown_history(state.history, self.engine.n_clients)
         self.rates.load_state(state.rates)
         self.engine.load_state(state.clients)

@@ -56,7 +56,7 @@ class ShardedSimulator:
         self.inner = inner
         self.n_clients, self.sizes = inner.n_clients, inner.sizes
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.device, self.takes_lanes = inner.model.vector.device, inner.takes_lanes
+        self.device, self.takes_rivals = inner.model.vector.device, inner.takes_rivals
 
     @property
     def model(self) -> FlatModel:

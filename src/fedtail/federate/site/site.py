@@ -212,7 +212,7 @@ class Site:
             self.policy.max_rounds_per_day,
             about=self.guard.check_model(here.job, here.client, here.method, task),
         )
-        state, committed = here.state.lane(task.lane), parcel.meta.get("commit")
+        state, committed = here.state.rival(task.rival), parcel.meta.get("commit")
         if committed is not None:
             state.commit(int(committed["round"]), int(committed["probe"]))
         kept = {name: value.to(self.device) for name, value in state.before(task.round).items()}
@@ -293,7 +293,7 @@ class Site:
         bounds = [run_bound(here.method, task, update.client, i, steps, n) for i, steps in enumerate(update.steps)]
         sent, rest = compress(update.delta, left, bounds, here.job.compress)
         kept = [{**state, LEFT: row} for state, row in zip(states, rest, strict=True)]
-        here.state.lane(task.lane).hold(task.round, kept)
+        here.state.rival(task.rival).hold(task.round, kept)
         parcel = pack_update(update, {"round": task.round})
         return Parcel(parcel.meta, {**parcel.tensors, **sent})
 

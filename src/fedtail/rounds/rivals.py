@@ -2,7 +2,7 @@
 
 What a learning rate is worth shows after some rounds: after one, a small step from a common model nearly always looks
 better than a large one (short-horizon bias; Wu et al., ICLR 2018). So a race gives every value a model of its own, a
-*lane*: vector, server moments and method state, and what clients keep. The lane that wins is the run that had its
+*rival*: vector, server moments and method state, and what clients keep. The rival that wins is the run that had its
 value from the start, bit by bit; what was spent is the others.
 """
 
@@ -19,7 +19,7 @@ from fedtail.core.records import DIVERGED, Refusal, Task
 from fedtail.methods.base import Server
 from fedtail.rounds.acceptance import QuorumError
 from fedtail.rounds.search import race_values
-from fedtail.rounds.state import Lane, Problem, State
+from fedtail.rounds.state import Problem, Rival, State
 from fedtail.settings import Settings
 
 
@@ -37,37 +37,37 @@ class Played:
     """What the record says last: privacy, diagnostics, reward."""
 
 
-def play_lanes(
+def play_rivals(
     problem: Problem, settings: Settings, state: State, play: Callable[[dict[str, Any] | None], Played]
 ) -> Played:
-    """A round of every lane, after which ``state`` is that of the leading one. ``play``: the round of the model that
+    """A round of every rival, after which ``state`` is that of the leading one. ``play``: the round of the model that
     ``state`` holds, given the record with what privacy has cost so far.
 
-    A lane in which a client's loss is not finite, or too few clients are left, has failed; its model stays where it
+    A rival in which a client's loss is not finite, or too few clients are left, has failed; its model stays where it
     was.
     """
     rates, start = problem.rates, leave(problem, state)
-    lanes, played, trouble = rates.lanes, dict[int, Played](), None
+    rivals, played, trouble = rates.rivals, dict[int, Played](), None
     spent: dict[str, Any] | None = None
-    for lane in lanes:
-        enter(problem, state, state.lanes.setdefault(lane, start))
-        rates.enter(lane)
+    for rival in rivals:
+        enter(problem, state, state.rivals.setdefault(rival, start))
+        rates.enter(rival)
         try:
-            played[lane] = play(spent)
+            played[rival] = play(spent)
         except QuorumError as error:
             trouble = error
             continue
-        state.lanes[lane], spent = leave(problem, state), played[lane].more
+        state.rivals[rival], spent = leave(problem, state), played[rival].more
     if trouble is not None and not played:
         raise trouble
-    silent = np.array([n not in played for n in lanes])
-    failed = silent | [n in played and any(r.code == DIVERGED for r in played[n].refused) for n in lanes]
+    silent = np.array([n not in played for n in rivals])
+    failed = silent | [n in played and any(r.code == DIVERGED for r in played[n].refused) for n in rivals]
     present = np.unique(np.concatenate([one.present for one in played.values()]))
-    models = separate_candidates([state.lanes[n].x for n in lanes])
+    models = separate_candidates([state.rivals[n].x for n in rivals])
     values, told = race_values(problem, settings, models, present)
     leader = rates.judge(values, told, silent if failed.all() else failed)
-    enter(problem, state, state.lanes[leader])
-    state.lanes = {n: state.lanes[n] for n in rates.lanes}
+    enter(problem, state, state.rivals[leader])
+    state.rivals = {n: state.rivals[n] for n in rates.rivals}
     refused = {(r.client, r.reason): r for one in played.values() for r in one.refused if r.code != DIVERGED}
     best = played[leader]
     cost = {"privacy": spent["privacy"]} if spent is not None and "privacy" in spent else {}
@@ -81,12 +81,12 @@ def play_lanes(
     )
 
 
-def leave(problem: Problem, state: State) -> Lane:
+def leave(problem: Problem, state: State) -> Rival:
     """What the state is of one model."""
-    return Lane(state.x, state.method, state.server, dict(problem.engine.state()))
+    return Rival(state.x, state.method, state.server, dict(problem.engine.state()))
 
 
-def enter(problem: Problem, state: State, lane: Lane) -> None:
-    """Make a lane's model that of the state, and of the clients."""
-    state.x, state.method, state.server = lane.x, lane.method, lane.server
-    problem.engine.load_state(lane.clients)
+def enter(problem: Problem, state: State, rival: Rival) -> None:
+    """Make a rival's model that of the state, and of the clients."""
+    state.x, state.method, state.server = rival.x, rival.method, rival.server
+    problem.engine.load_state(rival.clients)
