@@ -13,7 +13,15 @@ from fedtail.methods import METHODS
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.simulate.graph import convolution, fused, momentum, step
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
+from fedtail.simulate.graph.convolution import (
+    NARROW,
+    Plan,
+    Shape,
+    halved_inputs,
+    has_halved,
+    plan_of,
+    weight_gradients,
+)
 from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.numerics import Layout, Numerics
 from fedtail.simulate.graph.step import Local, agree
@@ -48,6 +56,17 @@ def test_weight_gradients_of_every_group_go_where_they_are_wanted(
         expected = nn.grad.conv2d_weight(x_h, w.shape, dy_h, stride, pad) if len(x_h) else w
         torch.testing.assert_close(place, expected, rtol=1e-4, atol=1e-4)
     assert (flat[:, :3] == 9).all() and (flat[:, 3 + size :] == 9).all()
+
+
+@interpreted
+def test_input_gradients_of_a_layer_with_stride_2() -> None:
+    torch.manual_seed(0)
+    w, dy = torch.randn(128, 64, 3, 3), torch.randn(3, 128, 4, 6)
+    shape = Shape((64, 128, 3, 3, 2, 1, 1), (8, 12, 4, 6))
+    assert has_halved(shape) and not has_halved(Shape((64, 128, 3, 3, 2, 1, 1), (7, 12, 4, 6)))
+    given = (t.contiguous(memory_format=torch.channels_last) for t in (dy, w))
+    expected = nn.grad.conv2d_input((3, 64, 8, 12), w, dy, 2, 1)
+    torch.testing.assert_close(halved_inputs(*given, shape), expected, rtol=1e-4, atol=1e-3)
 
 
 @interpreted
@@ -91,6 +110,7 @@ def test_a_network_takes_its_weight_gradients_from_the_kernel_in_their_place(mon
     layout = Layout(module, Numerics.choose(module, torch.device("cpu")))
     own = layout.inward(torch.cat([p.detach().flatten() for p in module.parameters()]))
     sizes, aside = (3, 2), Aside()
+    aside.kernels = True
     flat = torch.full((2, layout.n_params), 9.0)
     aside.places = [layout.named(row) for row in flat]
     weights = [{n: w.detach().requires_grad_() for n, w in layout.named(own).items()} for _ in sizes]

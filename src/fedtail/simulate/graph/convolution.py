@@ -132,6 +132,56 @@ if triton is not None:
         used = ((tap < KH * KW) & (i < REAL))[None, :]
         tl.store(out + (group * PARTS + part) * (CO * KH * KW * REAL) + at, total, mask=used)
 
+    @triton.jit(do_not_specialize=["samples"])
+    def _halved_kernel(  # type: ignore[no-untyped-def]
+        dy,
+        w,
+        dx,
+        samples,
+        HI: tl.constexpr,
+        WI: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        CI: tl.constexpr,
+        CO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        PAD_H: tl.constexpr,
+        PAD_W: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+    ):
+        """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels, odd rows and columns, which
+        have the longest sums, first."""
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        c = tl.program_id(1) * BN + tl.arange(0, BN)
+        quarter = 3 - tl.program_id(2)
+        odd_row = quarter // 2
+        odd_column = quarter % 2
+        n = m // (HI // 2 * (WI // 2))
+        u = m // (WI // 2) % (HI // 2)
+        v = m % (WI // 2)
+        ok = n < samples
+        first_row = (odd_row + PAD_H) % 2
+        first_column = (odd_column + PAD_W) % 2
+        columns = (KW - first_column + 1) // 2
+        taps = (KH - first_row + 1) // 2 * columns
+        total = tl.zeros([BM, BN], tl.float32)
+        for t in range(0, taps * (CO // BK)):  # noqa: PIE808
+            tap = t // (CO // BK)
+            k = t % (CO // BK) * BK + tl.arange(0, BK)
+            r = first_row + tap // columns * 2
+            s = first_column + tap % columns * 2
+            row = u + ((odd_row + PAD_H - r) >> 1)
+            column = v + ((odd_column + PAD_W - s) >> 1)
+            inside = ok & (row >= 0) & (row < HO) & (column >= 0) & (column < WO)
+            d = tl.load(dy + ((n * HO + row) * WO + column)[:, None] * CO + k[None, :], mask=inside[:, None], other=0.0)
+            f = tl.load(w + (k[:, None] * (KH * KW) + r * KW + s) * CI + c[None, :])
+            total = tl.dot(d, f, total)
+        at = ((n * HI + u * 2 + odd_row) * WI + v * 2 + odd_column)[:, None] * CI + c[None, :]
+        tl.store(dx + at, total, mask=ok[:, None])
+
     @triton.jit(do_not_specialize=["apart"])
     def _sum_kernel(parts, out, apart, N: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
         """out (H, N): the sum of parts (H, PARTS, N)."""
@@ -178,9 +228,24 @@ PLANS = {
     (128, 128, 3): Plan(outputs=128, inputs=128, pixels=64, stages=3, programs=132),
     (256, 256, 3): Plan(outputs=64, inputs=64, pixels=64, stages=4, programs=264),
     (512, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
+    (64, 128, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
+    (128, 256, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
+    (256, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
+    (64, 128, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
+    (128, 256, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
+    (256, 512, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
 }
 """By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
 library did, four at once with 21 and 11 samples, and its best plan."""
+
+
+HALVED = {
+    (64, 128, 3): (128, 64, 64, 4, 4),
+    (128, 256, 3): (64, 64, 64, 4, 4),
+    (256, 512, 3): (64, 64, 64, 4, 4),
+}
+"""By inputs, outputs and height of the filter, of layers with stride 2 and padding: pixels, inputs and outputs of a step of
+a program that computes input gradients, warps, stages."""
 
 
 def plan_of(shape: Shape) -> Plan | None:
@@ -249,6 +314,27 @@ def weight_gradients(
         _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, **common)
     if parts > 1:
         _sum_kernel[(triton.cdiv(size, 1024), len(sizes))](out, places[0], apart, N=size, PARTS=parts, B=1024)
+
+
+def has_halved(shape: Shape) -> bool:
+    """Whether a kernel computes the layer's input gradient."""
+    inputs, outputs, kh, kw, stride, up, side = shape.layer
+    hi, wi, ho, wo = shape.space
+    fits = stride == 2 and kh == kw and (up, side) == (kh // 2, kw // 2) and (hi, wi) == (2 * ho, 2 * wo)
+    return fits and (inputs, outputs, kh) in HALVED
+
+
+def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """The input gradient of a layer with stride 2; all channels-last."""
+    inputs, outputs, kh, kw, _, up, side = shape.layer
+    hi, wi, ho, wo = shape.space
+    bm, bn, bk, warps, stages = HALVED[inputs, outputs, kh]
+    dx = torch.empty(len(dy), inputs, hi, wi, device=dy.device, dtype=dy.dtype, memory_format=torch.channels_last)
+    _halved_kernel[(triton.cdiv(len(dy) * ho * wo, bm), inputs // bn, 4)](
+        dy, w, dx, len(dy), HI=hi, WI=wi, HO=ho, WO=wo, CI=inputs, CO=outputs, KH=kh, KW=kw, PAD_H=up, PAD_W=side,
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dx
 
 
 def _apart(places: Sequence[Tensor]) -> int:
