@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedtail.core.momentum import cgnm_direction
+from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.methods import METHODS
+from fedtail.methods.base import cross_entropy
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.simulate.graph import convolution, fused, momentum, step
 from fedtail.simulate.graph.aside import Aside
@@ -24,6 +27,7 @@ from fedtail.simulate.graph.convolution import (
 )
 from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.numerics import Layout, Numerics
+from fedtail.simulate.graph.samples import Entropy, Look, read_images, takes_images
 from fedtail.simulate.graph.step import Local, agree
 
 interpreted = pytest.mark.skipif(
@@ -56,6 +60,34 @@ def test_weight_gradients_of_every_group_go_where_they_are_wanted(
         expected = nn.grad.conv2d_weight(x_h, w.shape, dy_h, stride, pad) if len(x_h) else w
         torch.testing.assert_close(place, expected, rtol=1e-4, atol=1e-4)
     assert (flat[:, :3] == 9).all() and (flat[:, 3 + size :] == 9).all()
+
+
+@interpreted
+@pytest.mark.parametrize("drawn", [False, True])
+def test_images_are_read_as_the_transform_and_the_augmentation_make_them(drawn: bool) -> None:
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    pool = torch.randint(0, 256, (7, 3, 10, 12), dtype=torch.uint8, generator=generator)
+    labels, rows = torch.arange(7), torch.tensor([3, 0, ~0, 6, ~5])
+    draws = torch.as_tensor(draw_augment("crop-flip", 5, rng)) if drawn else None
+    look = Look(1 / 255, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.3, 0.25]))
+    assert takes_images(pool, draws) and not takes_images(pool, torch.zeros(5, 12))
+    x, y, real = read_images(pool, labels, rows, draws, look, torch.float32)
+    index = torch.where(rows >= 0, rows, ~rows)
+    expected = (pool[index] / 255 - look.mean.view(3, 1, 1)) / look.std.view(3, 1, 1)
+    torch.testing.assert_close(x[:, :3], expected if draws is None else apply_augment(expected, draws))
+    assert (x[:, 3:] == 0).all() and torch.equal(y, index) and torch.equal(real, (rows >= 0).float())
+
+
+@interpreted
+def test_cross_entropy_and_its_gradient_leave_out_filling() -> None:
+    torch.manual_seed(0)
+    logits, real = (5 * torch.randn(6, 10)).requires_grad_(), torch.tensor([1.0, 1, 0, 1, 0, 1])
+    y, scales = torch.randint(0, 10, (6,)), torch.rand(6)
+    expected = cross_entropy(logits, y) * real
+    out = Entropy.apply(logits, y, real)
+    torch.testing.assert_close(out, expected)
+    mine, theirs = (torch.autograd.grad(v, logits, scales)[0] for v in (out, expected))
+    torch.testing.assert_close(mine, theirs)
 
 
 @interpreted

@@ -22,6 +22,7 @@ from fedtail.simulate.graph.groupnorm import has_kernel as norm_kernel
 from fedtail.simulate.graph.groupnorm import place_gradients
 from fedtail.simulate.graph.momentum import has_kernel, momentum_step
 from fedtail.simulate.graph.network import DeviceModel, Weights
+from fedtail.simulate.graph.samples import Entropy, read_images, takes_images
 
 AGREES = 0.05
 """Relative difference of gradients in bfloat16 that is rounding; a kernel that is wrong is off by 1."""
@@ -103,22 +104,29 @@ def sample_losses(model: DeviceModel, method: Method) -> Losses:
     student = model.network(training=True)
     teacher = model.network(training=False) if method.needs_teacher else None
     d, dtype = model.layout.n_params, model.numerics.weights
+    plain = type(method).loss is Method.loss  # cross-entropy
 
     def losses(
         weights: Sequence[Weights], resident: Resident, local: Local, given: PassInput, sizes: Sizes
     ) -> tuple[Tensor, Tensor, Tensors]:
-        real = given.rows >= 0
-        index = torch.where(real, given.rows, -given.rows - 1)
-        x, y = model.inputs(resident.x, index, given.draws), resident.y[index]
+        kernels = model.aside.kernels and model.look is not None
+        if model.look is not None and kernels and takes_images(resident.x, given.draws):
+            x, y, weight = read_images(resident.x, resident.y, given.rows, given.draws, model.look, dtype)
+        else:
+            real = given.rows >= 0
+            index = torch.where(real, given.rows, -given.rows - 1)
+            x, y, weight = model.inputs(resident.x, index, given.draws), resident.y[index], real.to(torch.float32)
         guide = None
         if teacher is not None:
             with torch.no_grad():
                 start = resident.start
                 guide = teacher([start[:d].to(dtype)] * len(sizes), start[d:], x, sizes)
-        batch = Batch(y, real.to(torch.float32), guide)
+        logits = student(weights, local.rest, x, sizes)
+        if kernels and plain:
+            return Entropy.apply(logits, y, weight), y, {}
         state = local.state if method.stateful_loss else {}
-        out, state = method.loss(student(weights, local.rest, x, sizes), batch, local.const, state)
-        return torch.where(real, out, 0.0), y, state
+        out, state = method.loss(logits, Batch(y, weight, guide), local.const, state)
+        return torch.where(weight > 0, out, 0.0), y, state
 
     return losses
 
@@ -171,7 +179,7 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
         aside.sums = {} if sums is None else norms.named(sums)
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]
-        grads = torch.autograd.grad((out * given.scales).sum(), leaves)
+        grads = torch.autograd.grad(out, leaves, given.scales)
         aside.join()
         if sums is not None:
             place_gradients(sums, sizes, norms.targets, flat)
