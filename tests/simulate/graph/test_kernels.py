@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fedtail.simulate.graph.convolution import (
     halved_inputs,
     has_halved,
     plan_of,
+    same_size,
     weight_gradients,
 )
 from fedtail.simulate.graph.momentum import momentum_step
@@ -39,10 +41,11 @@ interpreted = pytest.mark.skipif(
 @interpreted
 @pytest.mark.parametrize("sizes", [(3, 2), (2, 0), (5,)])
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "kernel", "stride"), [(64, 64, 3, 1), (64, 128, 3, 2), (64, 64, 1, 2), (3, 64, 3, 1)]
+    ("inputs", "outputs", "kernel", "stride", "across"),
+    [(64, 64, 3, 1, False), (64, 64, 3, 1, True), (64, 128, 3, 2, True), (64, 64, 1, 2, False), (3, 64, 3, 1, False)],
 )
 def test_weight_gradients_of_every_group_go_where_they_are_wanted(
-    sizes: tuple[int, ...], inputs: int, outputs: int, kernel: int, stride: int
+    sizes: tuple[int, ...], inputs: int, outputs: int, kernel: int, stride: int, across: bool
 ) -> None:
     torch.manual_seed(0)
     pad, size = kernel // 2, inputs * outputs * kernel**2
@@ -54,7 +57,7 @@ def test_weight_gradients_of_every_group_go_where_they_are_wanted(
     given = x if inputs > NARROW else nn.functional.pad(x, (0, 0, 0, 0, 0, NARROW - inputs), value=7.0)
     given = given.contiguous(memory_format=torch.channels_last)
     shape = Shape((given.shape[1], outputs, kernel, kernel, stride, pad, pad), (8, 8, dy.shape[2], dy.shape[3]))
-    plan = plan_of(shape) or Plan(64, 64)
+    plan = replace(plan_of(shape) or Plan(64, 64), across=across)
     weight_gradients(given, dy, sizes=sizes, shape=shape, plan=plan, places=places)
     for place, x_h, dy_h in zip(places, x.split(sizes), dy.split(sizes), strict=True):
         expected = nn.grad.conv2d_weight(x_h, w.shape, dy_h, stride, pad) if len(x_h) else w
@@ -88,6 +91,16 @@ def test_cross_entropy_and_its_gradient_leave_out_filling() -> None:
     torch.testing.assert_close(out, expected)
     mine, theirs = (torch.autograd.grad(v, logits, scales)[0] for v in (out, expected))
     torch.testing.assert_close(mine, theirs)
+
+
+@interpreted
+def test_layers_that_keep_the_size_of_images_both_ways() -> None:
+    torch.manual_seed(0)
+    w, x, dy = torch.randn(32, 64, 3, 3), torch.randn(3, 64, 5, 6), torch.randn(3, 32, 5, 6)
+    x, w, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, w, dy))
+    y, dx = same_size(x, w, (64, 32, 32, 4, 1), back=False), same_size(dy, w, (64, 32, 16, 4, 1), back=True)
+    torch.testing.assert_close(y, nn.functional.conv2d(x, w, None, 1, 1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(dx, nn.grad.conv2d_input(x.shape, w, dy, 1, 1), rtol=1e-4, atol=1e-3)
 
 
 @interpreted

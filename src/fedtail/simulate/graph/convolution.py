@@ -29,13 +29,13 @@ NARROW = 8
 
 if triton is not None:
 
-    @triton.jit(do_not_specialize=["first", "second", "apart"])
+    @triton.jit(do_not_specialize=["first", "rest", "apart"])
     def _product_kernel(  # type: ignore[no-untyped-def]
         x,
         dy,
         out,
         first,
-        second,
+        rest,
         apart,
         HI: tl.constexpr,
         WI: tl.constexpr,
@@ -52,20 +52,25 @@ if triton is not None:
         BI: tl.constexpr,
         BP: tl.constexpr,
         PARTS: tl.constexpr,
+        ACROSS: tl.constexpr,
     ):
-        """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other."""
+        """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other. ACROSS: a program takes the three
+        positions of a row of the filter, for which it reads dy once."""
         tile = tl.program_id(0)
         part = tl.program_id(1)
         group = tl.program_id(2)
-        tap = tile % (KH * KW)
-        o = (tile // (KH * KW)) % (CO // BO) * BO + tl.arange(0, BO)
-        i = tile // (KH * KW) // (CO // BO) * BI + tl.arange(0, BI)
+        TAPS: tl.constexpr = KH if ACROSS else KH * KW
+        tap = tile % TAPS * KW if ACROSS else tile % TAPS
+        o = (tile // TAPS) % (CO // BO) * BO + tl.arange(0, BO)
+        i = tile // TAPS // (CO // BO) * BI + tl.arange(0, BI)
         begin = tl.where(group == 0, 0, first)
-        pixels = tl.where(group == 0, first, second) * (HO * WO)
+        pixels = tl.where(group == 0, first, rest) * (HO * WO)
         length = tl.cdiv(tl.cdiv(pixels, PARTS), BP) * BP
         low = part * length
         high = tl.minimum(low + length, pixels)
         total = tl.zeros([BO, BI], tl.float32)
+        second = tl.zeros([BO, BI], tl.float32)
+        third = tl.zeros([BO, BI], tl.float32)
         for p in range(low, high, BP):
             q = p + tl.arange(0, BP)
             n = begin + q // (HO * WO)
@@ -73,12 +78,22 @@ if triton is not None:
             row = place // WO * STRIDE + tap // KW - PAD_H
             column = place % WO * STRIDE + tap % KW - PAD_W
             ok = q < high
-            inside = ok & (row >= 0) & (row < HI) & (column >= 0) & (column < WI)
+            within = ok & (row >= 0) & (row < HI)
+            inside = within & (column >= 0) & (column < WI)
             d = tl.load(dy + (begin * (HO * WO) + q)[:, None] * CO + o[None, :], mask=ok[:, None], other=0.0)
-            v = tl.load(x + ((n * HI + row) * WI + column)[:, None] * CI + i[None, :], mask=inside[:, None], other=0.0)
+            here = x + ((n * HI + row) * WI + column)[:, None] * CI + i[None, :]
+            v = tl.load(here, mask=inside[:, None], other=0.0)
             total = tl.dot(tl.trans(d), v, total)
-        at = (o[:, None] * (KH * KW) + tap) * CI + i[None, :]
-        tl.store(out + group * apart + part * (CO * KH * KW * CI) + at, total)
+            if ACROSS:
+                inside = within & (column >= -1) & (column < WI - 1)
+                second = tl.dot(tl.trans(d), tl.load(here + CI, mask=inside[:, None], other=0.0), second)
+                inside = within & (column >= -2) & (column < WI - 2)
+                third = tl.dot(tl.trans(d), tl.load(here + 2 * CI, mask=inside[:, None], other=0.0), third)
+        at = out + group * apart + part * (CO * KH * KW * CI) + (o[:, None] * (KH * KW) + tap) * CI + i[None, :]
+        tl.store(at, total)
+        if ACROSS:
+            tl.store(at + CI, second)
+            tl.store(at + 2 * CI, third)
 
     @triton.jit(do_not_specialize=["first", "second"])
     def _narrow_kernel(  # type: ignore[no-untyped-def]
@@ -182,6 +197,48 @@ if triton is not None:
         at = ((n * HI + u * 2 + odd_row) * WI + v * 2 + odd_column)[:, None] * CI + c[None, :]
         tl.store(dx + at, total, mask=ok[:, None])
 
+    @triton.jit(do_not_specialize=["pixels"])
+    def _same_kernel(  # type: ignore[no-untyped-def]
+        a,
+        w,
+        out,
+        pixels,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        CK: tl.constexpr,
+        CN: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        BACK: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+    ):
+        """out (pixels, CN) of a layer with stride 1 that keeps the size of images a (pixels, CK): its outputs, or BACK its
+        input gradients. The filter's positions come one after the other, so that what they read is near."""
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        c = tl.program_id(1) * BN + tl.arange(0, BN)
+        u = m // W % H
+        v = m % W
+        total = tl.zeros([BM, BN], tl.float32)
+        for t in range(0, KH * KW * (CK // BK)):  # noqa: PIE808
+            tap = t % (KH * KW)
+            k = t // (KH * KW) * BK + tl.arange(0, BK)
+            down = tap // KW - KH // 2
+            right = tap % KW - KW // 2
+            if BACK:
+                down = -down
+                right = -right
+            inside = (m < pixels) & (u + down >= 0) & (u + down < H) & (v + right >= 0) & (v + right < W)
+            d = tl.load(a + (m + down * W + right)[:, None] * CK + k[None, :], mask=inside[:, None], other=0.0)
+            if BACK:
+                f = tl.load(w + (k[:, None] * (KH * KW) + tap) * CN + c[None, :])
+                total = tl.dot(d, f, total)
+            else:
+                f = tl.load(w + (c[:, None] * (KH * KW) + tap) * CK + k[None, :])
+                total = tl.dot(d, tl.trans(f), total)
+        tl.store(out + m[:, None] * CN + c[None, :], total, mask=(m < pixels)[:, None])
+
     @triton.jit(do_not_specialize=["apart"])
     def _sum_kernel(parts, out, apart, N: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
         """out (H, N): the sum of parts (H, PARTS, N)."""
@@ -217,9 +274,12 @@ class Plan:
     programs: int = 264
     """As many at least are launched, two for each multiprocessor of a large GPU: pixels are cut into parts for it."""
 
+    across: bool = False
+    """Whether a program takes all positions of a row of a 3x3 filter."""
+
     @property
     def warps(self) -> int:
-        return 8 if self.outputs * self.inputs > 8192 else 4
+        return 8 if self.outputs * self.inputs * (2 if self.across else 1) > 8192 else 4
 
 
 PLANS = {
@@ -246,6 +306,11 @@ HALVED = {
 }
 """By inputs, outputs and height of the filter, of layers with stride 2 and padding: pixels, inputs and outputs of a step of
 a program that computes input gradients, warps, stages."""
+
+
+SAME: dict[tuple[str, int, int], tuple[int, int, int, int, int]] = {}
+"""By direction, inputs and outputs, of 3x3 layers with stride 1: pixels, channels and summed channels of a step of a program,
+warps, stages; others are the library's."""
 
 
 def plan_of(shape: Shape) -> Plan | None:
@@ -280,7 +345,7 @@ def weight_gradients(
     hi, wi, ho, wo = shape.space
     bo, bi = plan.outputs, plan.inputs
     narrow, real = inputs == NARROW, places[0].shape[1]
-    count = outputs // bo * (1 if narrow else (inputs // bi) * kh * kw)
+    count = outputs // bo * (1 if narrow else (inputs // bi) * kh * (1 if plan.across else kw))
     size = outputs * real * kh * kw
     longest = -(-max(sizes) * ho * wo // plan.pixels)
     parts = max(1, min(-(-plan.programs // (count * len(sizes))), longest // 2, MOST_PARTS))
@@ -311,9 +376,31 @@ def weight_gradients(
         _narrow_kernel[grid](x, dy, out, sizes[0], second, REAL=real, BN=bi, **common)
     else:
         far = apart if parts == 1 else parts * size
-        _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, **common)
+        _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, ACROSS=plan.across, **common)
     if parts > 1:
         _sum_kernel[(triton.cdiv(size, 1024), len(sizes))](out, places[0], apart, N=size, PARTS=parts, B=1024)
+
+
+def same_plan(direction: str, layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[int, int, int, int, int] | None:
+    """How a kernel computes the layer's outputs (``forward``) or input gradients (``backward``); None: the library does."""
+    plain = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias)
+    if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or plain != ((3, 3), (1, 1), (1, 1), (1, 1), 1, None):
+        return None
+    plan = SAME.get((direction, layer.in_channels, layer.out_channels))
+    fits = x.shape[1] == layer.in_channels and x.is_contiguous(memory_format=torch.channels_last)
+    return plan if fits and x.numel() < 2**31 else None
+
+
+def same_size(a: Tensor, w: Tensor, plan: tuple[int, int, int, int, int], *, back: bool) -> Tensor:
+    """Outputs of a 3x3 layer with stride 1 for images a, or its input gradients for output gradients a; all channels-last."""
+    (n, summed, height, width), channels = a.shape, w.shape[1 if back else 0]
+    bm, bn, bk, warps, stages = plan
+    out = torch.empty(n, channels, height, width, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
+    _same_kernel[(triton.cdiv(n * height * width, bm), channels // bn)](
+        a, w, out, n * height * width, H=height, W=width, CK=summed, CN=channels, KH=3, KW=3, BACK=back,
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
 
 
 def has_halved(shape: Shape) -> bool:

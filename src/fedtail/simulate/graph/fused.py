@@ -23,7 +23,15 @@ from torch.nn import functional as F
 
 from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import halved_inputs, has_halved, kernel_shape, plan_of, weight_gradients
+from fedtail.simulate.graph.convolution import (
+    halved_inputs,
+    has_halved,
+    kernel_shape,
+    plan_of,
+    same_plan,
+    same_size,
+    weight_gradients,
+)
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
 Weights = list[dict[str, Tensor]]
@@ -62,8 +70,11 @@ class _Conv(torch.autograd.Function):
             w = _whole_eights(w)
         ctx.save_for_backward(x, w)
         ctx.plain = _is_product(layer, x)
+        same = same_plan("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
         if ctx.plain:
             y = F.linear(x.movedim(1, -1), w[:, :, 0, 0], bias).movedim(-1, 1)
+        elif same is not None:
+            y = same_size(x, w, same, back=False)
         else:
             y = F.conv2d(x, w, bias, *_geometry(layer), layer.groups)
         return y.squeeze(2) if ctx.flat else y
@@ -101,10 +112,13 @@ class _Conv(torch.autograd.Function):
         else:
             parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
             grads = [ctx.aside(of_group, d, v) for d, v in parts]
+        same = same_plan("backward", layer, x) if ctx.aside.kernels else None
         if not ctx.needs_input_grad[0]:
             dx = None
         elif ctx.plain:
             dx = (dy.movedim(1, -1) @ w[:, :, 0, 0]).movedim(-1, 1)
+        elif same is not None:
+            dx = same_size(dy, w, same, back=True)
         elif shape is not None and has_halved(shape):
             dx = halved_inputs(dy, w, shape)
         else:
