@@ -21,6 +21,7 @@ from fedtail.simulate.graph.convolution import (
     NARROW,
     Plan,
     Shape,
+    Tile,
     halved_inputs,
     has_halved,
     plan_of,
@@ -98,7 +99,7 @@ def test_layers_that_keep_the_size_of_images_both_ways() -> None:
     torch.manual_seed(0)
     w, x, dy = torch.randn(32, 64, 3, 3), torch.randn(3, 64, 5, 6), torch.randn(3, 32, 5, 6)
     x, w, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, w, dy))
-    y, dx = same_size(x, w, (64, 32, 32, 4, 1), back=False), same_size(dy, w, (64, 32, 16, 4, 1), back=True)
+    y, dx = same_size(x, w, Tile(64, 32, 32), back=False), same_size(dy, w, Tile(64, 32, 16), back=True)
     torch.testing.assert_close(y, nn.functional.conv2d(x, w, None, 1, 1), rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(dx, nn.grad.conv2d_input(x.shape, w, dy, 1, 1), rtol=1e-4, atol=1e-3)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -167,8 +168,8 @@ if triton is not None:
         BN: tl.constexpr,
         BK: tl.constexpr,
     ):
-        """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels, odd rows and columns, which
-        have the longest sums, first."""
+        """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels; odd rows and columns,
+        which have the longest sums, come first."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BN + tl.arange(0, BN)
         quarter = 3 - tl.program_id(2)
@@ -214,8 +215,8 @@ if triton is not None:
         BN: tl.constexpr,
         BK: tl.constexpr,
     ):
-        """out (pixels, CN) of a layer with stride 1 that keeps the size of images a (pixels, CK): its outputs, or BACK its
-        input gradients. The filter's positions come one after the other, so that what they read is near."""
+        """out (pixels, CN) of a layer with stride 1 that keeps the size of images a (pixels, CK): its outputs, or BACK
+        its input gradients. The filter's positions come one after the other, so that what they read is near."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
         c = tl.program_id(1) * BN + tl.arange(0, BN)
         u = m // W % H
@@ -299,18 +300,21 @@ PLANS = {
 library did, four at once with 21 and 11 samples, and its best plan."""
 
 
-HALVED = {
-    (64, 128, 3): (128, 64, 64, 4, 4),
-    (128, 256, 3): (64, 64, 64, 4, 4),
-    (256, 512, 3): (64, 64, 64, 4, 4),
-}
-"""By inputs, outputs and height of the filter, of layers with stride 2 and padding: pixels, inputs and outputs of a step of
-a program that computes input gradients, warps, stages."""
+class Tile(NamedTuple):
+    """What a program takes at a time of outputs or input gradients."""
+
+    pixels: int
+    channels: int
+    summed: int
+    """Channels of a step of its sum."""
+    warps: int = 4
+    stages: int = 4
 
 
-SAME: dict[tuple[str, int, int], tuple[int, int, int, int, int]] = {}
-"""By direction, inputs and outputs, of 3x3 layers with stride 1: pixels, channels and summed channels of a step of a program,
-warps, stages; others are the library's."""
+HALVED = {(64, 128): Tile(128, 64, 64), (128, 256): Tile(64, 64, 64), (256, 512): Tile(64, 64, 64)}
+"""By inputs and outputs: 3x3 layers with stride 2 whose input gradients a kernel computes."""
+SAME: dict[tuple[str, int, int], Tile] = {}
+"""By direction, inputs and outputs: 3x3 layers with stride 1 that a kernel computes."""
 
 
 def plan_of(shape: Shape) -> Plan | None:
@@ -381,20 +385,21 @@ def weight_gradients(
         _sum_kernel[(triton.cdiv(size, 1024), len(sizes))](out, places[0], apart, N=size, PARTS=parts, B=1024)
 
 
-def same_plan(direction: str, layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> tuple[int, int, int, int, int] | None:
-    """How a kernel computes the layer's outputs (``forward``) or input gradients (``backward``); None: the library does."""
-    plain = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias)
-    if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or plain != ((3, 3), (1, 1), (1, 1), (1, 1), 1, None):
+def same_tile(direction: str, layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tile | None:
+    """For the layer's outputs (``forward``) or input gradients (``backward``); None where the library computes them."""
+    plain = (layer.kernel_size, layer.stride, layer.padding, layer.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
+    if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or layer.groups != 1 or layer.bias is not None:
         return None
-    plan = SAME.get((direction, layer.in_channels, layer.out_channels))
     fits = x.shape[1] == layer.in_channels and x.is_contiguous(memory_format=torch.channels_last)
-    return plan if fits and x.numel() < 2**31 else None
+    fits = fits and max(x.shape[1], layer.out_channels) * len(x) * x[0, 0].numel() < 2**31
+    return SAME.get((direction, layer.in_channels, layer.out_channels)) if plain and fits else None
 
 
-def same_size(a: Tensor, w: Tensor, plan: tuple[int, int, int, int, int], *, back: bool) -> Tensor:
-    """Outputs of a 3x3 layer with stride 1 for images a, or its input gradients for output gradients a; all channels-last."""
+def same_size(a: Tensor, w: Tensor, tile: Tile, *, back: bool) -> Tensor:
+    """Outputs of a 3x3 layer with stride 1 for images a, or its input gradients for output gradients a; all
+    channels-last."""
     (n, summed, height, width), channels = a.shape, w.shape[1 if back else 0]
-    bm, bn, bk, warps, stages = plan
+    bm, bn, bk, warps, stages = tile
     out = torch.empty(n, channels, height, width, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
     _same_kernel[(triton.cdiv(n * height * width, bm), channels // bn)](
         a, w, out, n * height * width, H=height, W=width, CK=summed, CN=channels, KH=3, KW=3, BACK=back,
@@ -408,14 +413,14 @@ def has_halved(shape: Shape) -> bool:
     inputs, outputs, kh, kw, stride, up, side = shape.layer
     hi, wi, ho, wo = shape.space
     fits = stride == 2 and kh == kw and (up, side) == (kh // 2, kw // 2) and (hi, wi) == (2 * ho, 2 * wo)
-    return fits and (inputs, outputs, kh) in HALVED
+    return fits and kh == 3 and (inputs, outputs) in HALVED
 
 
 def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """The input gradient of a layer with stride 2; all channels-last."""
     inputs, outputs, kh, kw, _, up, side = shape.layer
     hi, wi, ho, wo = shape.space
-    bm, bn, bk, warps, stages = HALVED[inputs, outputs, kh]
+    bm, bn, bk, warps, stages = HALVED[inputs, outputs]
     dx = torch.empty(len(dy), inputs, hi, wi, device=dy.device, dtype=dy.dtype, memory_format=torch.channels_last)
     _halved_kernel[(triton.cdiv(len(dy) * ho * wo, bm), inputs // bn, 4)](
         dy, w, dx, len(dy), HI=hi, WI=wi, HO=ho, WO=wo, CI=inputs, CO=outputs, KH=kh, KW=kw, PAD_H=up, PAD_W=side,

@@ -28,8 +28,8 @@ from fedtail.simulate.graph.convolution import (
     has_halved,
     kernel_shape,
     plan_of,
-    same_plan,
     same_size,
+    same_tile,
     weight_gradients,
 )
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
@@ -70,7 +70,7 @@ class _Conv(torch.autograd.Function):
             w = _whole_eights(w)
         ctx.save_for_backward(x, w)
         ctx.plain = _is_product(layer, x)
-        same = same_plan("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
+        same = same_tile("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
         if ctx.plain:
             y = F.linear(x.movedim(1, -1), w[:, :, 0, 0], bias).movedim(-1, 1)
         elif same is not None:
@@ -112,7 +112,7 @@ class _Conv(torch.autograd.Function):
         else:
             parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
             grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        same = same_plan("backward", layer, x) if ctx.aside.kernels else None
+        same = same_tile("backward", layer, x) if ctx.aside.kernels else None
         if not ctx.needs_input_grad[0]:
             dx = None
         elif ctx.plain:
@@ -208,7 +208,7 @@ class _Norm(torch.autograd.Function):
         saved, aside, name = Saved(*ctx.saved_tensors), ctx.aside, ctx.name
         if ctx.kernel:
             upstream = tuple(d.contiguous(memory_format=torch.channels_last) for d in upstream)
-        dy, more = upstream if len(upstream) > 1 else (*upstream, None)
+        dy, more = upstream[0], upstream[1] if len(upstream) > 1 else None
         sums = aside.sums.get(name) if ctx.kernel else None
         dx, dz, left = norm_backward(
             dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel, more=more, sums=sums

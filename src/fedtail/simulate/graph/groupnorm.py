@@ -182,8 +182,8 @@ if triton is not None:
         sums, out, targets, apart, samples, first,
         C: tl.constexpr, CB: tl.constexpr, BN: tl.constexpr, PLACED: tl.constexpr,
     ):  # fmt: skip
-        """sums (2, N, C) over the samples of each group go to their place in out (H, apart), which is (2, C) unless PLACED
-        by ``targets``; group 0 is the ``first`` samples."""
+        """sums (2, N, C) over the samples of each group go to their place in out (H, apart), which is (2, C) unless
+        PLACED by ``targets``; group 0 is the ``first`` samples."""
         h = tl.program_id(0)
         which = tl.program_id(1)
         c = tl.program_id(2) * CB + tl.arange(0, CB)

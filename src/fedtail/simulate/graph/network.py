@@ -38,7 +38,11 @@ class DeviceModel:
         self._normal = (mean, std) if transform.mean else None
         self.aside = Aside(numerics.device)
         bf16 = numerics.fused and numerics.dtype == torch.bfloat16 and numerics.device.type == "cuda"
-        self.look = Look(transform.scale, mean.flatten(), std.flatten()) if bf16 and transform.mean and reads_images(module) else None
+        self.look = (
+            Look(transform.scale, mean.flatten(), std.flatten())
+            if bf16 and transform.mean and reads_images(module)
+            else None
+        )
         """For the kernel that reads images, where the model can be given what it reads."""
 
     def inputs(self, pool: Tensor, index: Tensor, draws: Tensor | None = None) -> Tensor:
