@@ -74,7 +74,8 @@ def _refusal(model: FlatModel, federation: Federation, method: Method) -> str:
         return "the model has frozen parameters or buffers"
     if any(getattr(m, "p", 0) and isinstance(m, nn.modules.dropout._DropoutNd) for m in model.module.modules()):
         return "dropout draws random numbers in every step"
-    if any(isinstance(m, nn.RNNBase) for m in model.module.modules()):
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
+    if recurrent and recognise(model.module, federation.input_shape) is None:
         return "recurrent layers cannot be batched over clients"
     if method.stateful_loss and method.group_count(federation.n_classes) > 1:
         return "a stateful loss with several groups needs a backward pass per group"
