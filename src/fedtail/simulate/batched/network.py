@@ -27,6 +27,16 @@ class Network:
     def n_params(self) -> int:
         return sum(math.prod(s) for layer in self.layers for s in layer.shapes)
 
+    @property
+    def values(self) -> int:
+        """Of a sample's activations, those of all layers."""
+        return sum(math.prod(layer.out) for layer in self.layers)
+
+    @property
+    def along_sequences(self) -> bool:
+        """Whether it convolves or is recurrent."""
+        return any(isinstance(layer, Conv1d | Lstm) for layer in self.layers)
+
     def parameters(self, flat: Tensor) -> list[list[Tensor]]:
         """Views of (n, d) parameters, layer by layer."""
         views, offset = [], 0

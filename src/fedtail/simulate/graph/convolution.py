@@ -289,6 +289,10 @@ PLANS = {
     (128, 128, 3): Plan(outputs=128, inputs=128, pixels=64, stages=3, programs=132),
     (256, 256, 3): Plan(outputs=64, inputs=64, pixels=64, stages=4, programs=264),
     (512, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
+}
+"""By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
+library did, four at once with 21 and 11 samples, and its best plan."""
+UNTIMED = {
     (64, 128, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
     (128, 256, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
     (256, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
@@ -296,8 +300,7 @@ PLANS = {
     (128, 256, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
     (256, 512, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
 }
-"""By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
-library did, four at once with 21 and 11 samples, and its best plan."""
+"""The other layers, whose kernels were only compiled for that GPU; ``benchmarks/kernels.py`` times them."""
 
 
 class Tile(NamedTuple):
@@ -313,14 +316,17 @@ class Tile(NamedTuple):
 
 HALVED = {(64, 128): Tile(128, 64, 64), (128, 256): Tile(64, 64, 64), (256, 512): Tile(64, 64, 64)}
 """By inputs and outputs: 3x3 layers with stride 2 whose input gradients a kernel computes."""
-SAME: dict[tuple[str, int, int], Tile] = {}
+SAME: dict[tuple[str, int, int], Tile] = {
+    (direction, 64, 64): Tile(128, 64, 64, warps=4, stages=1) for direction in ("forward", "backward")
+}
 """By direction, inputs and outputs: 3x3 layers with stride 1 that a kernel computes."""
 
 
-def plan_of(shape: Shape) -> Plan | None:
+def plan_of(shape: Shape, untimed: bool = False) -> Plan | None:
     """None where the library takes the layer."""
     inputs, outputs, kh, kw, *_ = shape.layer
-    return PLANS.get((inputs, outputs, kh)) if kh == kw else None
+    plans = PLANS | UNTIMED if untimed else PLANS
+    return plans.get((inputs, outputs, kh)) if kh == kw else None
 
 
 def kernel_shape(layer: nn.Conv1d | nn.Conv2d, x: Tensor, dy: Tensor) -> Shape | None:
