@@ -229,13 +229,14 @@ class GroupNorm:
             out.sums(at, _channel_sums(product))
             out.sums(at + 1, _channel_sums(d))
             row = self._row(p[0], flat[0])  # sums of gamma d, of gamma d times normal: products with gamma
-            total, slope = torch.bmm(row, d.reshape(flat)), torch.bmm(row, product.reshape(flat))
-            inner, size = (d * _column(p[0], d)).view(flat), math.prod(self.out) / self.groups
+            d, product, part = d.reshape(flat), product.reshape(flat), -self.groups / math.prod(self.out)
+            total, slope = torch.baddbmm(scale, row, d, beta=0.0, alpha=part), torch.bmm(row, product)
+            inner = torch.addcmul(total, d, row.transpose(1, 2))
         else:
-            inner, size = d.reshape(flat).clone(), 1.0
-            total, slope = _mean(inner), _mean(product.reshape(flat))
-        inner.sub_(total, alpha=1.0 / size).addcmul_(normal.view(flat), slope, value=-1.0 / size).mul_(scale)
-        return inner.view(d.shape)
+            d, part = d.reshape(flat), -1.0
+            inner, slope = d - _mean(d), _mean(product.reshape(flat))
+        inner.addcmul_(normal.view(flat), slope, value=part).mul_(scale)
+        return inner.view(normal.shape)
 
     def _row(self, gamma: Tensor, rows: int) -> Tensor:
         """(n G, 1, R): gamma of each of a group's R values."""
