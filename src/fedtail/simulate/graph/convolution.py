@@ -408,9 +408,23 @@ def same_size(a: Tensor, w: Tensor, tile: Tile, *, back: bool) -> Tensor:
     bm, bn, bk, warps, stages = tile
     out = torch.empty(n, channels, height, width, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
     _same_kernel[(triton.cdiv(n * height * width, bm), channels // bn)](
-        a, w, out, n * height * width, H=height, W=width, CK=summed, CN=channels, KH=3, KW=3, BACK=back,
-        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        a,
+        w,
+        out,
+        n * height * width,
+        H=height,
+        W=width,
+        CK=summed,
+        CN=channels,
+        KH=3,
+        KW=3,
+        BACK=back,
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return out
 
 
@@ -429,9 +443,26 @@ def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     bm, bn, bk, warps, stages = HALVED[inputs, outputs]
     dx = torch.empty(len(dy), inputs, hi, wi, device=dy.device, dtype=dy.dtype, memory_format=torch.channels_last)
     _halved_kernel[(triton.cdiv(len(dy) * ho * wo, bm), inputs // bn, 4)](
-        dy, w, dx, len(dy), HI=hi, WI=wi, HO=ho, WO=wo, CI=inputs, CO=outputs, KH=kh, KW=kw, PAD_H=up, PAD_W=side,
-        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+        dy,
+        w,
+        dx,
+        len(dy),
+        HI=hi,
+        WI=wi,
+        HO=ho,
+        WO=wo,
+        CI=inputs,
+        CO=outputs,
+        KH=kh,
+        KW=kw,
+        PAD_H=up,
+        PAD_W=side,
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return dx
 
 

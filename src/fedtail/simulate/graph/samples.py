@@ -130,9 +130,25 @@ def read_images(
     real = torch.empty(n, device=pool.device)
     block = min(256, triton.next_power_of_2(height * width))
     _images_kernel[(n, triton.cdiv(height * width, block))](
-        pool, labels, rows, rows if draws is None else draws, look.mean, look.std, look.scale, x, y, real,
-        C=channels, H=height, W=width, PAD=PAD, DRAWN=draws is not None, FILLED=FILLED, B=block, num_warps=4,
-    )  # fmt: skip
+        pool,
+        labels,
+        rows,
+        rows if draws is None else draws,
+        look.mean,
+        look.std,
+        look.scale,
+        x,
+        y,
+        real,
+        C=channels,
+        H=height,
+        W=width,
+        PAD=PAD,
+        DRAWN=draws is not None,
+        FILLED=FILLED,
+        B=block,
+        num_warps=4,
+    )
     return Images(x=x.permute(0, 3, 1, 2), y=y, real=real)
 
 
@@ -144,9 +160,7 @@ class Entropy(torch.autograd.Function):
         n, c = logits.shape
         out, chances = torch.empty(n, device=logits.device), torch.empty(n, c, device=logits.device)
         ctx.dtype = logits.dtype
-        _entropy_kernel[(n,)](
-            logits.contiguous(), y, real, out, chances, C=c, B=triton.next_power_of_2(c), num_warps=1
-        )  # fmt: skip
+        _entropy_kernel[(n,)](logits.contiguous(), y, real, out, chances, C=c, B=triton.next_power_of_2(c), num_warps=1)
         ctx.save_for_backward(chances, y, real)
         return out
 
@@ -157,5 +171,5 @@ class Entropy(torch.autograd.Function):
         dlogits = torch.empty(n, c, dtype=ctx.dtype, device=chances.device)
         _entropy_back_kernel[(n,)](
             chances, y, real, upstream[0].contiguous(), dlogits, C=c, B=triton.next_power_of_2(c), num_warps=1
-        )  # fmt: skip
+        )
         return dlogits, None, None
