@@ -120,6 +120,13 @@ def test_weight_counts_chooses_between_original_and_resampled() -> None:
     np.testing.assert_allclose(resampled, 70 / (3 * np.array([40, 20, 10]))[LABELS] * CE, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("power", "ratio"), [(0.0, 1.0), (0.5, 20**0.5), (1.0, 20.0)])
+def test_a_power_tempers_the_weights(power: float, ratio: float) -> None:
+    weights = WeightedCE(power=power).class_weights(np.array([40.0, 0.0, 2.0]))
+    assert weights[2] / weights[0] == pytest.approx(ratio)
+    assert weights[1] == 0
+
+
 # -- focal loss ----------------------------------------------------------------------------------------------
 
 
@@ -284,6 +291,7 @@ def test_post_hoc_adjustment_undoes_a_known_prior() -> None:
     ("name", "options", "word"),
     [
         ("weighted_ce", {"weight_counts": "resample"}, "resampled"),
+        ("weighted_ce", {"power": -0.5}, "power"),
         ("focal", {"gamma": -1.0}, "gamma"),
         ("class_balanced", {"b": 1.0}, "method.b"),
         ("class_balanced", {"variant": "hinge"}, "softmax"),

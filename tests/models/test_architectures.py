@@ -27,6 +27,13 @@ def test_resnet34_has_the_published_count_with_the_large_stem() -> None:
     assert n_parameters("resnet34", (3, 224, 224), 1000) == 21_797_672
 
 
+def test_resnet8_has_three_stages_of_one_block() -> None:
+    # 3x3 convolutions 3-64, 64-64 twice, 64-128-128, 128-256-256, shortcuts 64-128 and 128-256, norms, the output
+    convolutions = 9 * (3 * 64 + 2 * 64 * 64 + 64 * 128 + 128 * 128 + 128 * 256 + 256 * 256) + 64 * 128 + 128 * 256
+    norms = 2 * (3 * 64 + 3 * 128 + 3 * 256)
+    assert n_parameters("resnet8", (3, 32, 32), 10) == convolutions + norms + 256 * 10 + 10 == 1_227_594
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [

@@ -69,6 +69,13 @@ def test_blocks_of_coordinates_give_what_all_of_them_at_once_give(cut: int) -> N
     torch.testing.assert_close(trimmed_by_blocks(rows, [1] * 5, cut, block=64), torch.from_numpy(whole))
 
 
+def test_a_large_model_is_summed_piece_by_piece_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = updates(*torch.randn(5, 1000).tolist())
+    whole = combine(torch.ones(1000), np.linspace(0.1, 0.3, 5), sent, np.zeros(5, dtype=np.int64))
+    monkeypatch.setattr(aggregation, "SUMMED", 64)
+    assert torch.equal(combine(torch.ones(1000), np.linspace(0.1, 0.3, 5), sent, np.zeros(5, dtype=np.int64)), whole)
+
+
 def test_the_centre_is_the_geometric_median() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(7, 5))

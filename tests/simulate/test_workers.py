@@ -45,8 +45,9 @@ def uneven() -> Federation:
 
 @pytest.fixture
 def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of three runs for the smallest of models, as large ones have."""
+    """Shards of three runs for the smallest of models, and short steps for short batches, as large ones have."""
     monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 3)
+    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "SHORT_PAYS", 0.0)
 
 
 def fitted(federation: Federation, method: str, rates: Any, **settings: Any) -> ft.Result:

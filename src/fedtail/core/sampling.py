@@ -30,22 +30,29 @@ def local_batches(
     n_classes: int | None = None,
     replication: str = "fractional",
     epoch_length: str = "inflated",
-) -> list[np.ndarray]:
-    """The batches of a whole local run: positions into ``labels``, epoch after epoch, each epoch's last one short."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The batches of a whole local run, one after another as positions into ``labels``, and the size of each; each
+    epoch's last one is short."""
     if sampler not in SAMPLERS:
         raise one_of("sampler", sampler, SAMPLERS)
-    batches: list[np.ndarray] = []
+    taken: list[np.ndarray] = []
+    sizes: list[int] = []
     for _ in range(epochs):
         if sampler == "balanced":
-            batches += balanced_epoch(labels, batch_size, rng)
+            batches = balanced_epoch(labels, batch_size, rng)
+            taken += batches
+            sizes += map(len, batches)
             continue
         epoch = resample_epoch(
             labels, rate, rng, n_classes=n_classes, replication=replication, epoch_length=epoch_length
         )
         if sampler == "stratified":
             epoch = spread_classes(np.asarray(labels), epoch, rng)
-        batches += [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
-    return batches
+        taken.append(epoch)
+        whole, rest = divmod(len(epoch), batch_size)
+        sizes += [batch_size] * whole + [rest] * (rest > 0)
+    index = taken[0] if len(taken) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *taken])
+    return index, np.array(sizes, dtype=np.int64)
 
 
 def epoch_counts(

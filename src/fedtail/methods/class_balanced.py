@@ -20,15 +20,15 @@ from fedtail.core.records import Tensors
 from fedtail.errors import check_range, one_of
 from fedtail.methods.base import Batch, cross_entropy, one_hot
 from fedtail.methods.registry import METHODS
-from fedtail.methods.weighted_ce import WeightedCE
+from fedtail.methods.weighted_ce import Weighted
 
 VARIANTS = ("softmax", "sigmoid", "focal")
 
 
 @METHODS.add("class_balanced")
 @dataclass(frozen=True)
-class ClassBalanced(WeightedCE):
-    """Weights from the client's own counts; see ``WeightedCE`` for ``weight_counts`` and ``normalize``."""
+class ClassBalanced(Weighted):
+    """Weights from the client's own counts; see ``Weighted`` for ``weight_counts`` and ``normalize``."""
 
     title = "Class-balanced"
     paper = "Cui et al., Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019"

@@ -15,18 +15,17 @@ import numpy as np
 
 from fedtail.errors import check_range
 from fedtail.methods.registry import METHODS
-from fedtail.methods.weighted_ce import WeightedCE
+from fedtail.methods.weighted_ce import Weighted
 
 
 @METHODS.add("grw")
 @dataclass(frozen=True)
-class GRW(WeightedCE):
-    """Weights from resampled counts by default, unlike ``WeightedCE``."""
+class GRW(Weighted):
+    """Weights from the client's own counts; see ``Weighted``."""
 
     title = "GRW"
     paper = "Zhang et al., Distribution Alignment: A Unified Framework for Long-Tail Visual Recognition, CVPR 2021"
 
-    weight_counts: str = "resampled"
     rho: float = 1.0
     """Exponent: 0 no weighting, 1 inverse frequency."""
 

@@ -1,6 +1,6 @@
 """Class-weighted cross-entropy (Aurelio et al., 2019).
 
-    w_c = n / (C n_c) over the C classes present,   loss of a batch = sum_i w_{y_i} CE_i / sum_i w_{y_i}
+    w_c = (n / (C n_c))^power over the C classes present,   loss of a batch = sum_i w_{y_i} CE_i / sum_i w_{y_i}
 
 as ``torch.nn.CrossEntropyLoss(weight=)`` has it. Divided by the number of samples instead (``normalize = false``),
 steps grow with the weights, which reach hundreds for clients with few samples of a class, and training diverges at
@@ -16,28 +16,22 @@ import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
-from fedtail.errors import one_of
+from fedtail.errors import check_range, one_of
 from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy, pick, relative
 from fedtail.methods.registry import METHODS
 
 WEIGHT_COUNTS = ("original", "resampled")
 
 
-@METHODS.add("weighted_ce")
 @dataclass(frozen=True)
-class WeightedCE(Method):
-    """Inverse-frequency weights from the client's own counts.
+class Weighted(Method):
+    """Cross-entropy weighted by class, with weights from the client's own counts.
 
-    Of the samples it trains on, so that every class has the same mass. Weights from *original* counts on top of
-    resampling at rate r give class c a mass proportional to n_c^(-r): they invert the imbalance, and results fall far
-    below the paper's.
+    Of the samples it trains on. Inverse frequencies of these give every class the same mass; those of *original* counts
+    on top of resampling at rate r give class c a mass proportional to n_c^(-r): they invert the imbalance, and results
+    fall far below the paper's.
     """
 
-    title = "Weighted CE"
-    paper = (
-        "Aurelio et al., Learning from Imbalanced Data Sets with Weighted Cross-Entropy Function, "
-        "Neural Processing Letters 2019"
-    )
     whole_batch = True
 
     weight_counts: str = "resampled"
@@ -52,11 +46,7 @@ class WeightedCE(Method):
 
     def class_weights(self, counts: np.ndarray) -> np.ndarray:
         """(C,) float64 weights, 0 for classes without samples."""
-        n = np.asarray(counts, dtype=np.float64)
-        present = n > 0
-        weights = np.zeros_like(n)
-        weights[present] = n.sum() / (present.sum() * n[present])
-        return weights
+        raise NotImplementedError
 
     def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
         counts = run.counts if self.weight_counts == "original" else run.resampled
@@ -70,3 +60,29 @@ class WeightedCE(Method):
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
         return self.sample_weights(batch, const) * cross_entropy(logits, batch.y), state
+
+
+@METHODS.add("weighted_ce")
+@dataclass(frozen=True)
+class WeightedCE(Weighted):
+    """Inverse frequencies as weights, or a power of them."""
+
+    title = "Weighted CE"
+    paper = (
+        "Aurelio et al., Learning from Imbalanced Data Sets with Weighted Cross-Entropy Function, "
+        "Neural Processing Letters 2019"
+    )
+
+    power: float = 1.0
+    """Of the inverse frequencies: 1 gives every class the same mass, .5 is their square root, 0 plain cross-entropy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("method.power", self.power, 0.0)
+
+    def class_weights(self, counts: np.ndarray) -> np.ndarray:
+        n = np.asarray(counts, dtype=np.float64)
+        present = n > 0
+        weights = np.zeros_like(n)
+        weights[present] = (n.sum() / (present.sum() * n[present])) ** self.power
+        return weights

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-34 with GroupNorm (He et al. 2016; Wu & He 2018).
+"""ResNet-8, ResNet-18 and ResNet-34 with GroupNorm (He et al. 2016; Wu & He 2018).
 
 GroupNorm keeps the samples of a batch apart, so a batch may be split by class group at no cost, and there are no
 running statistics to average over clients.
@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of blocks, global average pooling, linear output. x: (N, channels, height, width)."""
+    """Stem, stages of blocks, global average pooling, linear output. x: (N, channels, height, width)."""
 
     def __init__(
         self,
@@ -101,6 +101,20 @@ def resnet18(
     ``init``: ``he`` as in the original paper, ``torch`` for the library's smaller default.
     """
     return _resnet((2, 2, 2, 2), input_shape, n_classes, norm_groups, stem, width, init)
+
+
+@MODELS.add("resnet8")
+def resnet8(
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    norm_groups: int = 32,
+    stem: str = "auto",
+    width: int = 64,
+    init: str = "he",
+) -> nn.Module:
+    """ResNet-8-GN: three stages of one block, as papers on long-tailed federated learning use it for CIFAR; options as
+    for ``resnet18``."""
+    return _resnet((1, 1, 1), input_shape, n_classes, norm_groups, stem, width, init)
 
 
 @MODELS.add("resnet34")

@@ -26,8 +26,8 @@ STACKED, STACKED_OF_MORE = 1 << 26, 1 << 24
 FAR, AGAINST = 3.0, -0.95
 """An update is flagged that is farther from the centre than so many medians of that distance, or whose cosine to the
 sum of all others is lower."""
-
-
+SUMMED = 1 << 18
+"""Parameters of which updates are summed at once."""
 VOTES = ("median", "trimmed")
 """Rules that sort every coordinate over the sites."""
 
@@ -184,11 +184,22 @@ class Held(Update):
 
 
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
-    """x + sum_k a_k delta_k[choice_k], summed in client order in float64."""
+    """x + sum_k a_k delta_k[choice_k], summed in client order in float64; of a large model on a CPU a piece at a time,
+    so that the sum stays in the cache."""
+    lazy = any(isinstance(u, Held) for u in updates)  # whose delta is computed when it is asked for
+    if x.is_cuda or lazy or len(x) <= SUMMED:
+        return _piece_combined(x, weights, updates, choice, slice(None))
+    pieces = [slice(first, first + SUMMED) for first in range(0, len(x), SUMMED)]
+    return torch.cat([_piece_combined(x[piece], weights, updates, choice, piece) for piece in pieces])
+
+
+def _piece_combined(
+    x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray, piece: slice
+) -> Tensor:
     total = x.to(torch.float64, copy=True)
     term = torch.empty_like(total)  # one for all: fresh memory of a large model takes longer than the sum
     for a, u, c in zip(weights, updates, choice, strict=True):
-        total += term.copy_(u.delta[int(c)]).mul_(float(a))
+        total += term.copy_(u.delta[int(c), piece]).mul_(float(a))
     return total.to(x.dtype)
 
 

@@ -6,9 +6,10 @@ fast simulator paths are tested against it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -85,6 +86,14 @@ class LocalPlan:
     def _cut(self, values: np.ndarray) -> list[np.ndarray]:
         return [values[a:b] for a, b in pairwise([0, *np.cumsum(self.sizes).tolist()])]
 
+    def part(self, first: int, last: int) -> LocalPlan:
+        """The steps from one to another."""
+        if first == 0 and last >= len(self.sizes):
+            return self
+        mine = slice(int(self.sizes[:first].sum()), int(self.sizes[:last].sum()))
+        draws = None if self.all_draws is None else self.all_draws[mine]
+        return replace(self, index=self.index[mine], sizes=self.sizes[first:last], all_draws=draws)
+
 
 def plan_local_run(
     client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled", views: bool = False
@@ -93,7 +102,7 @@ def plan_local_run(
 
     Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow."""
     labels = client.labels
-    positions = local_batches(
+    positions, sizes = local_batches(
         labels,
         rate,
         generator(settings.run.seed, "batches", client.index, round),
@@ -104,19 +113,22 @@ def plan_local_run(
         replication=settings.local.replication,
         epoch_length=settings.local.epoch_length,
     )
-    draws, rng = None, generator(settings.run.seed, "augment", client.index, round)
-    if views and client.pool.x.ndim == 4:
-        strong = generator(settings.run.seed, "strong", client.index, round)
-        draws = np.concatenate([draw_views(client.augment, len(b), rng, strong) for b in positions])
-    elif client.augment:
-        draws = np.concatenate([draw_augment(client.augment, len(b), rng) for b in positions])
-        draws = draws.repeat(2, 0) if views else draws
+    draws = None
+    if client.augment or (views and client.pool.x.ndim == 4):
+        rng = generator(settings.run.seed, "augment", client.index, round)
+        if views and client.pool.x.ndim == 4:
+            strong = generator(settings.run.seed, "strong", client.index, round)
+            draws = np.concatenate([draw_views(client.augment, int(n), rng, strong) for n in sizes])
+        else:
+            assert client.augment
+            draws = np.concatenate([draw_augment(client.augment, int(n), rng) for n in sizes])
+            draws = draws.repeat(2, 0) if views else draws
     if views:
-        positions = [np.repeat(b, 2) for b in positions]
+        positions, sizes = positions.repeat(2), sizes * 2
     counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
-        index=client.train[np.concatenate(positions)] if positions else np.empty(0, dtype=np.int64),
-        sizes=np.array([len(b) for b in positions], dtype=np.int64),
+        index=client.train[positions],
+        sizes=sizes,
         all_draws=draws,
         counts=counts,
         resampled=epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
@@ -377,8 +389,8 @@ def diverged(losses: Sequence[np.ndarray], task: Task, delta: Tensor) -> tuple[s
     """
     reason, failed = None, []
     for p, each in enumerate(losses):
-        bad = np.flatnonzero(~np.isfinite(each))
-        if bad.size:
+        if not math.isfinite(each.sum(dtype=np.float64)):  # float32 cannot overflow there
+            bad = np.flatnonzero(~np.isfinite(each))
             reason = reason or f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
             failed.append(p)
         elif DIVERGED in task.reports and not bool(torch.isfinite(delta[p]).all()):

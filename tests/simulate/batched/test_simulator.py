@@ -228,6 +228,23 @@ def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: p
     assert_same_round(reference, fast, make_task(method, reference))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "scaffold", "fedgrab"])
+def test_short_batches_have_short_steps_that_equal_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every epoch's last batch, where a run is alone: 61 samples are a step of 32 and one of 24 or 32."""
+    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 1)
+    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "SHORT_PAYS", 0.0)
+    method, found = METHODS.build(name), []
+    for capture_after in (math.inf, 0.0):
+        reference, fast = both("wide", method, Settings.of(batch_size=32, epochs=2), capture_after)
+        task = make_task(method, reference)
+        assert_same_round(reference, fast, task)
+        found.append(torch.cat([u.delta for u in fast.train(task)[0]]))
+        columns = {signature.columns for signature, _ in fast._runners[0]}
+        assert len(columns) > 1 and len({id(r.inputs["x"]) for r in fast._runners[0].values()}) == 1
+        assert fast.padding["samples"] < 0.2
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "residual_mlp", "cnn", "residual"])
 def test_validation_confusion_and_measurements_equal_the_reference(kind: str) -> None:
     method = METHODS.build("fedavg")

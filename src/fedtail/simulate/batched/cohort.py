@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,6 +13,10 @@ from torch import Tensor
 
 from fedtail.rounds.local import LocalPlan, PreparedRun
 
+Span = tuple[int, int]
+
+RARE = 4.5
+"""Standard deviations of a group's place in a batch."""
 GRAIN = 8
 """Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the
 round alone: another size rounds differently, and a resumed run must give the bits of an uninterrupted one."""
@@ -33,7 +39,7 @@ class Cohort:
     """(S, N, 2, B) class and group of each sample; padding has group -1."""
     shares: Tensor
     """(S, N, 2, B) what a sample counts in the batch's mean (1/size), and its weight (1); 0 for padding."""
-    windows: tuple[tuple[int, int], ...]
+    windows: tuple[Span, ...]
     """(H,) columns low:high that hold all samples of each group, in all steps."""
     draws: Tensor | None
     """(S, N, B, 3 or 12) augmentation draws."""
@@ -42,49 +48,85 @@ class Cohort:
         return len(self.active)
 
 
-def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int) -> Cohort:
-    """Some runs, longest first, side by side. labels: of the whole pool."""
-    longest = max(int(r.plan.sizes.max(initial=1)) for r in runs)
-    columns = -(-longest // GRAIN) * GRAIN
-    index, sizes, draws = _pack([r.plan for r in runs], columns)
+def pack_cohort(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int, steps: Span | None = None) -> Cohort:
+    """Some runs, longest first, side by side: all their steps, or some. labels: of the whole pool."""
+    plans = [r.plan if steps is None else r.plan.part(*steps) for r in runs]
+    columns = _columns(plans)
+    index, sizes, draws = _pack(plans, columns)
     y = labels[index]
     filled = np.arange(columns) < sizes[:, :, None]
-    member = np.zeros_like(y)
-    windows: tuple[tuple[int, int], ...] = ((0, columns),)
+    member: np.ndarray | int = 0
+    windows: tuple[Span, ...] = ((0, columns),)
     if n_groups > 1:
         table = np.stack([r.groups for r in runs])
         member = np.where(filled, table[np.arange(len(runs))[:, None], y], n_groups)
-        index, y, filled, member, draws, windows = _sort_by_group(index, y, filled, member, draws, n_groups)
-    weight = filled.astype(np.float32)
-    share = weight / np.maximum(sizes, 1)[:, :, None].astype(np.float32)
-    steps = np.array([r.local.steps for r in runs])
+        usual = np.stack([_boundaries(r, n_groups)[:-1] for r in runs])
+        index, y, filled, member, draws, windows = _sort_by_group(index, y, filled, member, draws, usual)
+    both = np.empty((*index.shape[:2], 2, columns), dtype=np.int64)
+    both[:, :, 0], both[:, :, 1] = y, member
+    shares = np.empty(both.shape, dtype=np.float32)
+    shares[:, :, 1] = filled
+    np.divide(shares[:, :, 1], np.maximum(sizes, 1)[:, :, None].astype(np.float32), out=shares[:, :, 0])
+    lengths = np.array([len(plan.sizes) for plan in plans])
     return Cohort(
         runs=tuple(runs),
-        active=(steps[None, :] > np.arange(len(index))[:, None]).sum(1),
+        active=(lengths[None, :] > np.arange(len(index))[:, None]).sum(1),
         index=torch.from_numpy(index),
-        labels=torch.from_numpy(np.stack([y, member], axis=2)),
-        shares=torch.from_numpy(np.stack([share, weight], axis=2)),
+        labels=torch.from_numpy(both),
+        shares=torch.from_numpy(shares),
         windows=windows,
         draws=None if draws is None else torch.from_numpy(draws),
     )
 
 
+def pack_parts(runs: Sequence[PreparedRun], labels: np.ndarray, n_groups: int, least: float) -> list[Cohort]:
+    """``pack_cohort``, in parts: steps whose batches are all short, as an epoch's last, have fewer columns, where that
+    saves a step ``least`` samples."""
+    plans = [r.plan for r in runs]
+    columns, common = _columns(plans), min(len(plan.sizes) for plan in plans)
+    if not common or len(runs) * (columns - GRAIN) < least:
+        return [pack_cohort(runs, labels, n_groups)]
+    grain = max(columns // 4, GRAIN)
+    needed = -(-np.stack([plan.sizes[:common] for plan in plans]).max(0) // grain) * grain
+    width = np.full(max(len(plan.sizes) for plan in plans), columns)
+    width[:common] = np.where(len(runs) * (columns - needed) >= least, needed, columns)
+    edges = [0, *(np.flatnonzero(np.diff(width)) + 1).tolist(), len(width)]
+    return [pack_cohort(runs, labels, n_groups, span) for span in pairwise(edges)]
+
+
+def _columns(plans: Sequence[LocalPlan]) -> int:
+    return -(-max(int(plan.sizes.max(initial=1)) for plan in plans) // GRAIN) * GRAIN
+
+
 def aligned(cohorts: Sequence[Cohort]) -> list[Cohort]:
     """The cohorts of a round with windows in common, and wide ones: then few sizes of a step serve all rounds.
 
-    Narrow windows save products, but differ from round to round, and a step is traced anew for each: they are rounded
-    to quarters of a batch.
+    Narrow windows save products, but differ from round to round, and a step is traced anew for each. They hold what
+    batches of such runs hardly ever exceed, and are rounded to quarters of a batch.
     """
-    common: dict[int, tuple[tuple[int, int], ...]] = {}
+    common: dict[int, tuple[Span, ...]] = {}
     for cohort in cohorts:
-        columns = cohort.index.shape[-1]
-        grain = columns if len(cohort.windows) == 1 else max(columns // 4, GRAIN)
-        wide = tuple((low // grain * grain, min(-(-high // grain) * grain, columns)) for low, high in cohort.windows)
+        columns, n_groups = cohort.index.shape[-1], len(cohort.windows)
+        grain = columns if n_groups == 1 else max(columns // 4, GRAIN)
+        found = cohort.windows
+        if n_groups > 1:
+            usual = np.stack([_boundaries(r, n_groups) for r in cohort.runs])
+            reach = RARE * np.sqrt(usual * (1.0 - usual) / columns)
+            low, high = ((usual - reach).min(0) * columns).tolist(), ((usual + reach).max(0) * columns).tolist()
+            expected = [(max(int(a), 0), min(math.ceil(b), columns)) for a, b in zip(low[:-1], high[1:], strict=True)]
+            found = tuple(map(_union, found, expected))
+        wide = tuple((low // grain * grain, min(-(-high // grain) * grain, columns)) for low, high in found)
         common[columns] = tuple(map(_union, common.get(columns, wide), wide))
     return [replace(cohort, windows=common[cohort.index.shape[-1]]) for cohort in cohorts]
 
 
-def _union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+def _boundaries(run: PreparedRun, n_groups: int) -> np.ndarray:
+    """(H + 1,) where the groups of its batches begin and end on average, as shares of a batch."""
+    sizes = np.bincount(run.groups, weights=run.plan.resampled, minlength=n_groups)
+    return np.concatenate([[0.0], np.cumsum(sizes) / max(sizes.sum(), 1.0)]).clip(max=1.0)
+
+
+def _union(a: Span, b: Span) -> Span:
     """The columns from the first to the last of two windows, of which one may be empty."""
     if a[0] == a[1] or b[0] == b[1]:
         return max(a, b, key=lambda window: window[1] - window[0])
@@ -117,13 +159,19 @@ def _pack(plans: Sequence[LocalPlan], columns: int) -> tuple[np.ndarray, np.ndar
 
 
 def _sort_by_group(
-    index: np.ndarray, y: np.ndarray, filled: np.ndarray, member: np.ndarray, draws: np.ndarray | None, n_groups: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, tuple[tuple[int, int], ...]]:
+    index: np.ndarray,
+    y: np.ndarray,
+    filled: np.ndarray,
+    member: np.ndarray,
+    draws: np.ndarray | None,
+    usual: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, tuple[Span, ...]]:
     """Every batch sorted by group, and the columns in which each group is found.
 
-    A short batch is spread over the columns in proportion, so that its groups lie where those of full ones do.
+    A short batch leaves gaps, so that its groups lie where those of full ones do: usual, (N, H), is where each group
+    begins, as a share of the columns.
     """
-    steps, n, columns = index.shape
+    (steps, n, columns), n_groups = index.shape, usual.shape[1]
     kind = np.int16 if (n_groups + 1) * columns < 2**15 else np.int32
     keys = np.sort(member.astype(kind) * np.array(columns, kind) + np.arange(columns, dtype=kind), axis=-1)
     order, member = (keys % columns).astype(np.int64), (keys // columns).astype(np.int64)
@@ -131,7 +179,10 @@ def _sort_by_group(
     counts = np.bincount(cells.reshape(-1), minlength=steps * n * (n_groups + 1)).reshape(steps, n, n_groups + 1)
     sizes, ends = columns - counts[..., -1], counts.cumsum(-1)[..., :-1]
     begins = ends - counts[..., :-1]
-    starts = begins * columns // np.maximum(sizes, 1)[..., None]
+    starts, end = np.empty_like(begins), np.zeros_like(sizes)
+    for h, first in enumerate((usual.T * columns).astype(np.int64)):
+        starts[..., h] = np.minimum(np.maximum(first, end), columns - sizes + begins[..., h])
+        end = starts[..., h] + counts[..., h]
     member[member == n_groups] = -1
     short = np.flatnonzero((sizes < columns).reshape(-1))
     if short.size:

@@ -79,6 +79,27 @@ class Gradients:
             else:
                 add_into(place, torch.bmm(part, inputs.transpose(1, 2)), self.keep)
 
+    def over_positions(self, i: int, d: Tensor, a: Tensor, reach: int = 0) -> None:
+        """Parameter i (out, in, 1 + 2 reach), per group: the sum over samples and positions l of w_s d_l a_{l+r}^T for
+        each r from -reach to reach. d: (n, out, L, B); a: (n, in, L, B)."""
+        n, outputs, length, _ = d.shape
+        begin, end = self.spans[i]
+        for h, (low, high, mask) in enumerate(self.windows):
+            part, inputs = d, a
+            if high - low < d.shape[-1]:
+                part, inputs = d[..., low:high], a[..., low:high]
+            if mask is not None:
+                part = part * mask.unsqueeze(2)
+            found = []
+            for r in range(-reach, reach + 1):
+                here, there = part[:, :, max(-r, 0) : max(length - r, 0)], inputs[:, :, max(r, 0) : max(length + r, 0)]
+                found.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
+            value = torch.stack(found, -1).flatten(2) if reach else found[0]
+            if torch.compiler.is_compiling():
+                self._products.setdefault(i, []).append(value)
+            else:
+                add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
+
     def sums(self, i: int, terms: Tensor) -> None:
         """Parameter i, per group: the sum over samples of (n, features, B)."""
         self._sums[i] = terms
@@ -208,13 +229,14 @@ class GroupNorm:
             out.sums(at, _channel_sums(product))
             out.sums(at + 1, _channel_sums(d))
             row = self._row(p[0], flat[0])  # sums of gamma d, of gamma d times normal: products with gamma
-            total, slope = torch.bmm(row, d.reshape(flat)), torch.bmm(row, product.reshape(flat))
-            inner, size = (d * _column(p[0], d)).view(flat), math.prod(self.out) / self.groups
+            d, product, part = d.reshape(flat), product.reshape(flat), -self.groups / math.prod(self.out)
+            total, slope = torch.baddbmm(scale, row, d, beta=0.0, alpha=part), torch.bmm(row, product)
+            inner = torch.addcmul(total, d, row.transpose(1, 2))
         else:
-            inner, size = d.reshape(flat).clone(), 1.0
-            total, slope = _mean(inner), _mean(product.reshape(flat))
-        inner.sub_(total, alpha=1.0 / size).addcmul_(normal.view(flat), slope, value=-1.0 / size).mul_(scale)
-        return inner.view(d.shape)
+            d, part = d.reshape(flat), -1.0
+            inner, slope = d - _mean(d), _mean(product.reshape(flat))
+        inner.addcmul_(normal.view(flat), slope, value=part).mul_(scale)
+        return inner.view(normal.shape)
 
     def _row(self, gamma: Tensor, rows: int) -> Tensor:
         """(n G, 1, R): gamma of each of a group's R values."""

@@ -29,6 +29,8 @@ class Program:
         self.compiled: Step | None = None
         self.settled = False
         """Whether recording or compiling has been tried."""
+        self.same: dict[str, bool] = {}
+        """Whether a form of the step gave its bits when the first worker tried it: so it does for the others."""
         self.notes: list[str] = []
         """Why the step is not captured or compiled, if something went wrong."""
 
@@ -96,11 +98,11 @@ class Runner:
 
     def _replay(self, recording: Recording) -> None:
         try:
-            tape = capture(self._step, self.tensors, recording)
+            tape = capture(self._step, self.tensors, recording, check="tape" not in self.program.same)
         except Exception as error:
             self.program.notes.append(f"not captured: {type(error).__name__}: {error}")
             return
-        self.mode, self.calls = "replay", len(tape.calls)
+        self.mode, self.calls, self.program.same["tape"] = "replay", len(tape.calls), True
         before = [t.clone() for t in self.tensors]
         calls, out = tape.calls, tape.outputs[0]
         try:
@@ -126,7 +128,7 @@ class Runner:
                 call()
 
         calls = scripted(tape.calls, self.program.scripts)
-        return calls if self._same(tape, before, lambda: once(tape.calls), lambda: once(calls)) else tape.calls
+        return calls if self._same("fewer", tape, before, lambda: once(tape.calls), lambda: once(calls)) else tape.calls
 
     def _all_steps(self, tape: Tape, pool: Tensor, before: Sequence[Tensor]) -> Stretch | None:
         """Many steps of the tape, if one gives the very same bits."""
@@ -146,9 +148,9 @@ class Runner:
             torch.index_select(pool, 0, index, out=flat)
             tape.replay()
 
-        return stretch if self._same(tape, before, once, lambda: stretch(feed, 0, 1)) else None
+        return stretch if self._same("stretch", tape, before, once, lambda: stretch(feed, 0, 1)) else None
 
-    def _same(self, tape: Tape, before: Sequence[Tensor], one: Call, other: Call) -> bool:
+    def _same(self, form: str, tape: Tape, before: Sequence[Tensor], one: Call, other: Call) -> bool:
         """Whether two ways do the same to all tensors, from the first call on to when TorchScript has settled."""
 
         def after(way: Call) -> list[Tensor]:
@@ -156,5 +158,8 @@ class Runner:
             way()
             return [t.clone() for t in (*self.tensors, *tape.outputs)]
 
-        expected = after(one)
-        return all(all(map(same_bits, after(other), expected)) for _ in range(CALLS_TO_SETTLE + 1))
+        if form not in self.program.same:
+            expected = after(one)
+            found = (all(map(same_bits, after(other), expected)) for _ in range(CALLS_TO_SETTLE + 1))
+            self.program.same[form] = all(found)
+        return self.program.same[form]

@@ -13,6 +13,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_widt
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel
-from fedtail.simulate.batched.cohort import Cohort, aligned, pack_cohort
+from fedtail.simulate.batched.cohort import Cohort, aligned, pack_parts
 from fedtail.simulate.batched.compiling import compiled, pays
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.pooled import Pooled
@@ -46,6 +47,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 Size = tuple[Signature, int]
 """A step and the runs that it moves."""
+Shard = list[Cohort]
+"""The steps of some runs, part by part."""
 
 MAX_ROWS = 64
 """Most runs in one step. With more, the overhead per run hardly falls any further, and a step no longer fits the
@@ -53,6 +56,8 @@ cache."""
 SHARD_FLOPS = 1.1e8
 """Operations of a step that fill a core: some milliseconds, of which overhead is a tenth. A shard has as many runs as
 that takes, by the model and the data alone, so that a run's bits are those of any number of workers."""
+SHORT_PAYS = 2e7
+"""Operations that a step with fewer columns must save: it is captured apart, or called, if it is rare."""
 SHARD_VALUES = 2**26
 """Most parameters, and most values of a batch, of the runs of a shard whose chunks workers share."""
 KEPT_RUNNERS = 16
@@ -66,7 +71,7 @@ STRETCH = 32
 class End:
     """What a run ends with."""
 
-    x: Tensor
+    delta: Tensor
     loss: np.ndarray
     """Step by step."""
     const: Tensors
@@ -151,7 +156,7 @@ class BatchedSimulator(ReferenceSimulator):
             operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
             if len(task.clients) * task.n_probes <= self.shard:
                 operations = 0.0  # one shard for one worker, and what is around it is as small
-            runs = self._runs(task)
+            runs = self._runs(task, operations)
             if not _alike(runs):
                 reason = "clients' method states differ in shape"
                 self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
@@ -159,39 +164,52 @@ class BatchedSimulator(ReferenceSimulator):
                     return super().train(task)
             steps, advance = max(sum(r.local.steps for r in runs), 1), by_caller(task.advance)
             counted = replace(task, advance=lambda n: advance(n / steps))
-            parts = _parts(len(runs), self.shard)
-            packed = [pack_cohort(runs[part], self._labels, self.n_groups) for part in parts]  # short calls of numpy
-            shards = aligned(packed) if len(packed) > 1 else packed  # the longest runs first
+            shards = self._shards(runs)
             self._prepare(shards, task)
             self.padding = {} if isinstance(self.kernel, ChunkedKernel) else _padding(shards)
             ends = self._work(lambda worker, shard: self._steps(worker, shard, counted), shards, operations)
             return self._collect(task, runs, [end for shard in ends for end in shard], operations)
 
-    def _runs(self, task: Task) -> list[PreparedRun]:
+    def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
-        runs: list[PreparedRun] = []
-        for row, k in enumerate(task.clients):
-            client, before = self.federation.client(k), self.client_states.get(k, {})
-            runs += prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-        return sorted(runs, key=lambda r: -r.local.steps)
 
-    def _prepare(self, shards: Sequence[Cohort], task: Task) -> None:
+        def one(worker: int, row: int) -> list[PreparedRun]:
+            client = self.federation.client(task.clients[row])
+            before = self.client_states.get(client.index, {})
+            return prepare_runs(self.model, client, self.method, task, row, before, self.settings)
+
+        runs = self._work(one, range(len(task.clients)), operations)
+        return sorted((run for mine in runs for run in mine), key=lambda r: -r.local.steps)
+
+    def _shards(self, runs: Sequence[PreparedRun]) -> list[Shard]:
+        """The round's shards, the longest runs first. Chunks have no padding to save."""
+        chunked = isinstance(self.kernel, ChunkedKernel)
+        least = math.inf if chunked or self._compiles else SHORT_PAYS / max(3.0 * self.sample_flops, 1.0)
+        cuts = _parts(len(runs), self.shard)
+        shards = [pack_parts(runs[cut], self._labels, self.n_groups, least) for cut in cuts]  # short calls of numpy
+        if len(shards) > 1:
+            wide = iter(aligned([part for shard in shards for part in shard]))
+            shards = [[next(wide) for _ in shard] for shard in shards]
+        return shards
+
+    def _prepare(self, shards: Sequence[Shard], task: Task) -> None:
         """Record or compile the steps of a round that will be called often enough, before anybody is at work."""
         coming: Counter[Size] = Counter()
-        for shard in shards:
-            signature, n_runs = self._signature(shard, task), len(shard.runs)
-            coming.update((signature, size) for size in _sizes(shard.active, n_runs))
+        for part in (part for shard in shards for part in shard):
+            signature, n_runs = self._signature(part, task), len(part.runs)
+            coming.update((signature, size) for size in _sizes(part.active, n_runs))
         for size, calls in coming.items():
             program = self._program(size)
             program.calls += calls
             step, fast = self._step(size[0], 0)
             if program.settled or (fast is None and program.calls < self.capture_after):
                 continue
-            runner = self._runner(0, size, shards[0].runs[0])
+            runner = self._runner(0, size, shards[0][0].runs[0])
             if fast is None:
                 program.record(step, runner.tensors)
             else:
                 program.compile(step, fast, runner.tensors)
+            runner.follow()  # which checks it for all workers
 
     def _program(self, size: Size) -> Program:
         program = self._programs.setdefault(size, Program())
@@ -200,46 +218,49 @@ class BatchedSimulator(ReferenceSimulator):
             self._programs.popitem(last=False)
         return program
 
-    def _steps(self, worker: int, cohort: Cohort, task: Task) -> list[End]:
-        """Train a cohort."""
-        n_runs, start = len(cohort.runs), task.x[: self.model.n_params]
-        const, state = _stack([r.const for r in cohort.runs]), _stack([r.state for r in cohort.runs])
-        x = torch.empty(n_runs, self.model.n_params)
-        signature = self._signature(cohort, task)
+    def _steps(self, worker: int, shard: Shard, task: Task) -> list[End]:
+        """Train a shard."""
+        runs = shard[0].runs
+        n_runs, start = len(runs), task.x[: self.model.n_params]
+        const, state = _stack([r.const for r in runs]), _stack([r.state for r in runs])
+        searched = self._signature(shard[0], task).searched
         rows = {
             "x0": start.unsqueeze(0),
-            "lr": torch.tensor([r.hyper["lr"] for r in cohort.runs]).unsqueeze(1),
-            **{f"hyper.{k}": torch.tensor([r.hyper[k] for r in cohort.runs]) for k in signature.searched},
+            "lr": torch.tensor([r.hyper["lr"] for r in runs]).unsqueeze(1),
+            **{f"hyper.{k}": torch.tensor([r.hyper[k] for r in runs]) for k in searched},
             **{f"const.{k}": v for k, v in const.items()},
         }
         carried = {"x": start.expand(n_runs, -1), **{f"state.{k}": v for k, v in state.items()}}
-        places = {"x": x, **{f"state.{k}": v for k, v in state.items()}}
-        loss = torch.zeros(len(cohort), n_runs, signature.columns)
-        runner: Runner | None = None
-        for first, last, n in _stretches(cohort.active):
-            size = _ladder(n, n_runs)
-            if runner is None or size < runner.rows:
-                runner = self._runner(worker, (signature, size), cohort.runs[0])
-                runner.follow()
-                _set(runner.inputs, {**rows, **carried})
-                carried = {k: runner.inputs[k] for k in carried}
-                feed = Feed(
-                    cohort.index[:, :size].flatten(1), cohort.labels[:, :size], cohort.shares[:, :size], loss[:, :size]
-                )
-            if runner.stretch is not None:
-                runner.stretch(feed, first, last)
-            else:
-                self._one_by_one(runner, feed, cohort, first, last)
-            task.advance(n * (last - first))
-            left = int(cohort.active[last]) if last < len(cohort) else 0
-            if left < n:
-                for k, final in places.items():
-                    final[left:n] = carried[k][left:n]
-        means = loss.mul_(cohort.shares[:, :, 0]).sum(-1)
-        return [
-            End(x[i], means[: r.local.steps, i].numpy(), _row(const, i), _row(state, i))
-            for i, r in enumerate(cohort.runs)
-        ]
+        delta = torch.empty(n_runs, self.model.n_params)
+        delta[int(shard[0].active[0]) if len(shard[0]) else 0 :] = 0.0  # runs without a step
+        means, coming = [], [int(part.active[0]) if len(part) else 0 for part in shard[1:]] + [0]
+        for part, after in zip(shard, coming, strict=True):
+            signature, runner = self._signature(part, task), None
+            loss = torch.zeros(len(part), n_runs, signature.columns)
+            for first, last, n in _stretches(part.active):
+                size = _ladder(n, n_runs)
+                if runner is None or size < runner.rows:
+                    runner = self._runner(worker, (signature, size), runs[0])
+                    runner.follow()
+                    _set(runner.inputs, {**rows, **carried})
+                    rows |= {k: runner.inputs[k] for k in rows}
+                    carried = {k: runner.inputs[k] for k in carried}
+                    feed = Feed(
+                        part.index[:, :size].flatten(1), part.labels[:, :size], part.shares[:, :size], loss[:, :size]
+                    )
+                if runner.stretch is not None:
+                    runner.stretch(feed, first, last)
+                else:
+                    self._one_by_one(runner, feed, part, first, last)
+                task.advance(n * (last - first))
+                left = int(part.active[last]) if last < len(part) else after
+                if left < n:
+                    torch.sub(carried["x"][left:n], start, out=delta[left:n])
+                    for k, final in state.items():
+                        final[left:n] = carried[f"state.{k}"][left:n]
+            means.append(loss.mul_(part.shares[:, :, 0]).sum(-1))
+        each = torch.cat(means).T.contiguous().numpy()
+        return [End(delta[i], each[i, : r.local.steps], _row(const, i), _row(state, i)) for i, r in enumerate(runs)]
 
     def _one_by_one(self, runner: Runner, feed: Feed, cohort: Cohort, first: int, last: int) -> None:
         """The steps from one to another: their batches go into the runner's tensors, their losses where they belong."""
@@ -283,18 +304,24 @@ class BatchedSimulator(ReferenceSimulator):
             "shares": torch.tensor([1.0 / b, 1.0]).view(2, 1).expand(rows, 2, b).clone(),
         }
         tensors = {
-            "x": self.model.vector[:d].repeat(rows, 1),
-            "x0": torch.zeros(1, d),
-            "lr": torch.zeros(rows, 1),
             "inputs": torch.zeros(rows, b, *self.federation.input_shape),
             "y": packed["labels"][:, 0],
             "member": packed["labels"][:, 1],
             "share": packed["shares"][:, 0],
             "weight": packed["shares"][:, 1],
-            **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
-            **{f"const.{k}": v.expand(rows, *v.shape).clone() for k, v in run.const.items()},
-            **{f"state.{k}": v.expand(rows, *v.shape).clone() for k, v in run.state.items()},
         }
+        alike = next((r for (other, n), r in kept.items() if n == rows and other.same_runs(signature)), None)
+        if alike is not None:  # runs go on in the same memory when their batches change in size
+            tensors |= {k: v for k, v in alike.inputs.items() if k not in tensors}
+        else:
+            tensors |= {
+                "x": self.model.vector[:d].repeat(rows, 1),
+                "x0": torch.zeros(1, d),
+                "lr": torch.zeros(rows, 1),
+                **{f"hyper.{k}": torch.zeros(rows) for k in signature.searched},
+                **{f"const.{k}": v.expand(rows, *v.shape).clone() for k, v in run.const.items()},
+                **{f"state.{k}": v.expand(rows, *v.shape).clone() for k, v in run.state.items()},
+            }
         names = input_names(signature)
         step, fast = self._step(signature, worker)
         given = [tensors[k] for k in names]
@@ -322,8 +349,7 @@ class BatchedSimulator(ReferenceSimulator):
 
         def one(worker: int, row: int) -> tuple[Update, list[Tensors]] | Refusal:
             k, mine = task.clients[row], [place[row, p] for p in range(task.n_probes)]
-            delta = ends[mine[0]].x.unsqueeze(0) if len(mine) == 1 else torch.stack([ends[i].x for i in mine])
-            delta.sub_(task.x)
+            delta = ends[mine[0]].delta.unsqueeze(0) if len(mine) == 1 else torch.stack([ends[i].delta for i in mine])
             reason, failed = diverged([ends[i].loss for i in mine], task, delta)
             if reason is not None:
                 return Refusal(k, task.round, reason, DIVERGED)
@@ -338,8 +364,9 @@ class BatchedSimulator(ReferenceSimulator):
             if failed:
                 delta[failed] = 0.0
             losses = [ends[i].loss for i in mine]
-            steps, means = zip(*((len(loss), float(loss.mean(dtype=np.float64))) for loss in losses), strict=True)
-            reports = self._reports(task, client, delta, failed)
+            steps = [len(loss) for loss in losses]
+            means = [float(loss.sum(dtype=np.float64)) / len(loss) if len(loss) else math.nan for loss in losses]
+            reports = self._reports(task, client, delta, failed) if task.reports else {}
             return client_update(client, delta, steps, means, reports, unmoved(extras, failed)), list(kept)
 
         return self._settle(self._work(one, range(len(task.clients)), operations))
@@ -423,9 +450,10 @@ def _row(tensors: Tensors, i: int) -> Tensors:
 
 
 def _set(place: Tensors, values: Tensors) -> None:
-    """Copy the rows that fit."""
+    """Copy the rows that fit, where they are not there already."""
     for name, value in values.items():
-        place[name].copy_(value[: len(place[name])])
+        if value is not place[name]:
+            place[name].copy_(value[: len(place[name])])
 
 
 def _parts(n: int, most: int) -> list[slice]:
@@ -449,18 +477,19 @@ def _sizes(active: np.ndarray, n_runs: int) -> list[int]:
     return [_ladder(n, n_runs) for n in active.tolist()]
 
 
-def _padding(shards: Sequence[Cohort]) -> dict[str, float]:
+def _padding(shards: Sequence[Shard]) -> dict[str, float]:
     """What is computed for nothing, in units of what is not: samples in steps (those of runs that are over, and of
     short batches), and samples in the products of groups, whose windows hold more than the group."""
-    real = max(sum(int(run.plan.sizes.sum()) for shard in shards for run in shard.runs), 1)
+    real = max(sum(len(run.plan.index) for shard in shards for run in shard[0].runs), 1)
     slots = products = 0
-    for shard in shards:
-        rows = sum(_sizes(shard.active, len(shard.runs)))
-        slots += rows * shard.index.shape[-1]
-        products += rows * sum(high - low for low, high in shard.windows)
+    for part in (part for shard in shards for part in shard):
+        rows = sum(_sizes(part.active, len(part.runs)))
+        slots += rows * part.index.shape[-1]
+        products += rows * sum(high - low for low, high in part.windows)
     return {"samples": slots / real - 1.0, "products": products / real - 1.0}
 
 
+@cache
 def _ladder(n: int, most: int) -> int:
     """The rows a step is run with when n are needed: few distinct sizes, at most a third more than needed."""
     size = 1

@@ -64,6 +64,10 @@ class Signature:
     const: tuple[str, ...]
     state: tuple[str, ...]
 
+    def same_runs(self, other: Signature) -> bool:
+        """Whether steps differ in their batches alone, and not in what a run consists of."""
+        return (self.searched, self.const, self.state) == (other.searched, other.const, other.state)
+
 
 FIXED = ("x", "x0", "inputs", "y", "member", "share", "weight", "lr")
 """Tensors every step takes: (n, d) models, (1, d) global model, (n, B, ...) inputs, (n, B) classes, groups, shares and
