@@ -32,6 +32,8 @@ class Task:
     """Sampled clients, ascending; row i of every probe array belongs to ``clients[i]``."""
     probes: Mapping[str, np.ndarray]
     lr: float
+    rival: int = 0
+    """Which of several models side by side this is of (``rounds.rivals``): what a client keeps is kept for each."""
     broadcast: Tensors = field(default_factory=dict)
     """The method's message to every client (Ratio Loss weights, SCAFFOLD's control variate ...)."""
     messages: Mapping[int, Tensors] = field(default_factory=dict)

@@ -26,10 +26,6 @@ LARGE = 16384
 smaller ones the calls would take longer than the pass."""
 
 
-EPS = 1e-12
-"""What ``torch.nn.functional.normalize`` divides by at least."""
-
-
 class Window(NamedTuple):
     """Where a group's samples lie in a batch sorted by group: columns ``low:high`` contain all of them."""
 
@@ -82,6 +78,27 @@ class Gradients:
                 place.baddbmm_(part, inputs.transpose(1, 2), beta=beta)
             else:
                 add_into(place, torch.bmm(part, inputs.transpose(1, 2)), self.keep)
+
+    def over_positions(self, i: int, d: Tensor, a: Tensor, reach: int = 0) -> None:
+        """Parameter i (out, in, 1 + 2 reach), per group: the sum over samples and positions l of w_s d_l a_{l+r}^T for
+        each r from -reach to reach. d: (n, out, L, B); a: (n, in, L, B)."""
+        n, outputs, length, _ = d.shape
+        begin, end = self.spans[i]
+        for h, (low, high, mask) in enumerate(self.windows):
+            part, inputs = d, a
+            if high - low < d.shape[-1]:
+                part, inputs = d[..., low:high], a[..., low:high]
+            if mask is not None:
+                part = part * mask.unsqueeze(2)
+            found = []
+            for r in range(-reach, reach + 1):
+                here, there = part[:, :, max(-r, 0) : max(length - r, 0)], inputs[:, :, max(r, 0) : max(length + r, 0)]
+                found.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
+            value = torch.stack(found, -1).flatten(2) if reach else found[0]
+            if torch.compiler.is_compiling():
+                self._products.setdefault(i, []).append(value)
+            else:
+                add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
 
     def sums(self, i: int, terms: Tensor) -> None:
         """Parameter i, per group: the sum over samples of (n, features, B)."""
@@ -329,64 +346,3 @@ class Branch:
             parts.append(p[start : start + len(layer.shapes)])
             start += len(layer.shapes)
         return parts
-
-
-@dataclass(frozen=True)
-class Simplex:
-    """``SimplexETF``: inputs brought to length 1, centred, times a trained scale."""
-
-    out: Shape
-    shapes: tuple[Shape, ...] = ((),)
-
-    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
-        inverse = a.square().sum(1, keepdim=True).sqrt_().clamp_(min=EPS).reciprocal_()
-        unit = a * inverse
-        plain = (unit - unit.mean(1, keepdim=True)).mul_(self._stretch)
-        return plain * p[0].view(-1, 1, 1), (unit, plain, inverse)
-
-    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
-        unit, plain, inverse = saved
-        inner = (d - d.mean(1, keepdim=True)) * (p[0].view(-1, 1, 1) * self._stretch)
-        out.sums(at, (d * plain).sum(1, keepdim=True))
-        inner = inner - unit * (unit * inner).sum(1, keepdim=True)
-        return inner.mul_(inverse)
-
-    @property
-    def _stretch(self) -> float:
-        (c,) = self.out
-        return math.sqrt(c / max(c - 1, 1))
-
-
-@dataclass(frozen=True, eq=False)
-class Heads:
-    """``TwoHeads``: in training the logits of a fixed simplex, then those of a linear layer that features do not learn
-    from; ``answers`` are those of the linear layer with rows of one length."""
-
-    linear: Linear
-    simplex: Tensor
-    """(C, d)."""
-    row_norm: float
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        return self.linear.shapes
-
-    @property
-    def out(self) -> Shape:
-        return (2 * self.linear.outputs,)
-
-    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
-        fixed = torch.bmm(self._fixed(a), a)
-        return torch.cat([fixed, self.linear.forward(p, a)[0]], 1), a
-
-    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
-        c = self.linear.outputs
-        self.linear.backward(p, saved, d[:, c:].contiguous(), out, at, True)
-        return torch.bmm(self._fixed(d).transpose(1, 2), d[:, :c])
-
-    def answers(self, p: Sequence[Tensor], a: Tensor) -> Tensor:
-        lengths = p[0].square().sum(2, keepdim=True).sqrt_().clamp_(min=EPS)
-        return self.linear.forward([p[0] * (self.row_norm / lengths), *p[1:]], a)[0]
-
-    def _fixed(self, like: Tensor) -> Tensor:
-        return self.simplex.to(like.device).expand(len(like), -1, -1)

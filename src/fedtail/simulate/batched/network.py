@@ -11,20 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.models.classifiers import ROW_NORM, SimplexETF, TwoHeads
+from fedtail.models.cnn_lstm import CnnLstm
 from fedtail.models.residual import Residual
-from fedtail.simulate.batched.layers import (
-    Branch,
-    Gradients,
-    GroupNorm,
-    Heads,
-    Layer,
-    Linear,
-    ReLU,
-    Reshape,
-    Shape,
-    Simplex,
-    Window,
-)
+from fedtail.simulate.batched.classifiers import Heads, Simplex
+from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
+from fedtail.simulate.batched.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
 
 @dataclass(frozen=True)
@@ -37,6 +28,16 @@ class Network:
     @property
     def n_params(self) -> int:
         return sum(math.prod(s) for layer in self.layers for s in layer.shapes)
+
+    @property
+    def values(self) -> int:
+        """Of a sample's activations, those of all layers."""
+        return sum(math.prod(layer.out) for layer in self.layers)
+
+    @property
+    def along_sequences(self) -> bool:
+        """Whether it convolves or is recurrent."""
+        return any(isinstance(layer, Conv1d | Lstm) for layer in self.layers)
 
     def parameters(self, flat: Tensor) -> list[list[Tensor]]:
         """Views of (n, d) parameters, layer by layer."""
@@ -53,7 +54,7 @@ class Network:
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         params = self.parameters(x)
-        a, saved = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape)), []
+        a, saved = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape | Fold)), []
         for layer, p in zip(self.layers, params, strict=True):
             a, kept = layer.forward(p, a)
             saved.append(kept)
@@ -152,6 +153,10 @@ def _layers(leaves: Sequence[nn.Module], shape: Shape) -> list[Layer] | None:
 
 
 def _leaves(module: nn.Module) -> list[nn.Module] | None:
+    if type(module) is CnnLstm:
+        blocks = _leaves(module.blocks)
+        start = [nn.Flatten(), nn.Unflatten(1, (module.in_channels, -1))]
+        return None if blocks is None else [*start, *blocks, _LastStep(module.lstm), module.output]
     if type(module) is not nn.Sequential:
         return [module] if type(module) in (*_LAYERS, nn.Identity, nn.ReLU) else None
     out: list[nn.Module] = []
@@ -163,9 +168,17 @@ def _leaves(module: nn.Module) -> list[nn.Module] | None:
     return out
 
 
+class _LastStep(nn.Module):
+    """An LSTM of which only the last output is used, on (N, channels, length)."""
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        self.lstm = lstm
+
+
 def _fresh(layer: Layer) -> bool:
     """Whether a layer's output is used by the next layer only."""
-    return isinstance(layer, Linear) or (isinstance(layer, GroupNorm) and layer.affine)
+    return isinstance(layer, Linear | Conv1d) or (isinstance(layer, GroupNorm) and layer.affine)
 
 
 def _linear(m: nn.Module, shape: Shape) -> Layer | None:
@@ -202,10 +215,52 @@ def _heads(m: nn.Module, shape: Shape) -> Layer | None:
     return Heads(linear, m.simplex.T.contiguous(), ROW_NORM) if isinstance(linear, Linear) else None
 
 
+def _unflatten(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.Unflatten)
+    size = tuple(m.unflattened_size)
+    if (
+        m.dim != 1
+        or len(shape) != 1
+        or len(size) != 2
+        or shape[0] % size[0]
+        or size[1] not in (-1, shape[0] // size[0])
+    ):
+        return None
+    return Fold(shape, size[0])
+
+
+def _convolution(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.Conv1d)
+    (width,) = m.kernel_size
+    plain = (m.stride, m.dilation, m.groups, m.padding_mode) == ((1,), (1,), 1, "zeros")
+    if not plain or width % 2 == 0 or m.padding != (width // 2,) or len(shape) != 2 or shape[0] != m.in_channels:
+        return None
+    return Conv1d(inputs=m.in_channels, outputs=m.out_channels, width=width, length=shape[1], bias=m.bias is not None)
+
+
+def _pooling(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.MaxPool1d)
+    pairs = (m.kernel_size, m.stride, m.padding, m.dilation) == (2, 2, 0, 1) and not (m.ceil_mode or m.return_indices)
+    return MaxPool1d(shape) if pairs and len(shape) == 2 and shape[1] > 1 else None
+
+
+def _recurrent(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, _LastStep)
+    lstm = m.lstm
+    plain = lstm.num_layers == 1 and lstm.batch_first and lstm.bias and not lstm.bidirectional and not lstm.proj_size
+    if not plain or len(shape) != 2 or shape[0] != lstm.input_size:
+        return None
+    return Lstm(inputs=lstm.input_size, hidden=lstm.hidden_size, steps=shape[1])
+
+
 _LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
     nn.Linear: _linear,
     nn.GroupNorm: _norm,
     nn.Flatten: _flatten,
+    nn.Unflatten: _unflatten,
+    nn.Conv1d: _convolution,
+    nn.MaxPool1d: _pooling,
+    _LastStep: _recurrent,
     Residual: _residual,
     SimplexETF: _simplex,
     TwoHeads: _heads,
