@@ -32,8 +32,6 @@ class Task:
     """Sampled clients, ascending; row i of every probe array belongs to ``clients[i]``."""
     probes: Mapping[str, np.ndarray]
     lr: float
-    rival: int = 0
-    """Which of several models side by side this is of (``rounds.rivals``): what a client keeps is kept for each."""
     broadcast: Tensors = field(default_factory=dict)
     """The method's message to every client (Ratio Loss weights, SCAFFOLD's control variate ...)."""
     messages: Mapping[int, Tensors] = field(default_factory=dict)
@@ -45,6 +43,8 @@ class Task:
     the server. Both are for engines whose clients do so."""
     reports: frozenset[str] = frozenset()
     """Scalars the rate strategy asks for: ``local_gain`` (FAST), ``local_validation``, ``diverged`` (a race)."""
+    rival: int = 0
+    """Which of several models side by side this is of (``rounds.rivals``): what a client keeps is kept for each."""
     advance: Callable[[float], None] = field(default=lambda part: None, compare=False)
     """For engines to call now and then: so much more of the task's local training is done, 1 in all. Stays at home."""
 

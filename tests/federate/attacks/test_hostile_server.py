@@ -65,7 +65,7 @@ def first(job: Job) -> Tensor:
 
 
 def message(job: Job, x: Tensor, probes: Any = (0.5,), lr: float = 0.1, round: int = 0, rival: int = 0) -> Parts:
-    task = Task(round, x, (0,), {"rate": np.array([probes])}, lr, rival)
+    task = Task(round, x, (0,), {"rate": np.array([probes])}, lr, rival=rival)
     return pack(pack_task(task, 0, {"job": job.to_json(), "client": 0}))
 
 
