@@ -6,6 +6,8 @@ running statistics to average over clients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,65 +87,33 @@ class ResNet(nn.Module):
         return self.output(out.mean(dim=(2, 3)))
 
 
-@MODELS.add("resnet18")
-def resnet18(
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    norm_groups: int = 32,
-    stem: str = "auto",
-    width: int = 64,
-    init: str = "he",
-) -> nn.Module:
-    """ResNet-18-GN: 11,173,962 parameters for 3x32x32 and 10 classes.
+def resnet(*blocks: int) -> Callable[..., nn.Module]:
+    """The builder of a ResNet-GN with so many blocks in each stage."""
 
-    ``stem``: ``small`` is a 3x3 convolution without pooling (the paper's, for CIFAR); ``large`` is 7x7 with stride
-    2 and max-pooling, for images of 96 pixels and more; ``auto`` chooses by size.
-    ``init``: ``he`` as in the original paper, ``torch`` for the library's smaller default.
-    """
-    return _resnet((2, 2, 2, 2), input_shape, n_classes, norm_groups, stem, width, init)
+    def build(
+        input_shape: tuple[int, ...],
+        n_classes: int,
+        norm_groups: int = 32,
+        stem: str = "auto",
+        width: int = 64,
+        init: str = "he",
+    ) -> nn.Module:
+        """``stem``: ``small`` is a 3x3 convolution without pooling (the paper's, for CIFAR); ``large`` is 7x7 with
+        stride 2 and max-pooling, for images of 96 pixels and more; ``auto`` chooses by size.
+        ``init``: ``he`` as in the original paper, ``torch`` for the library's smaller default.
+        """
+        if len(input_shape) != 3:
+            raise FedtailError(f"a ResNet takes images (channels, height, width), not samples of shape {input_shape}")
+        if stem not in STEMS:
+            raise one_of("model.stem", stem, STEMS)
+        if init not in INITS:
+            raise one_of("model.init", init, INITS)
+        large = stem == "large" or (stem == "auto" and min(input_shape[1:]) >= LARGE_SIDE)
+        return ResNet(input_shape[0], n_classes, blocks, width, norm_groups, large, init == "he")
 
-
-@MODELS.add("resnet8")
-def resnet8(
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    norm_groups: int = 32,
-    stem: str = "auto",
-    width: int = 64,
-    init: str = "he",
-) -> nn.Module:
-    """ResNet-8-GN: three stages of one block, as papers on long-tailed federated learning use it for CIFAR; options as
-    for ``resnet18``."""
-    return _resnet((1, 1, 1), input_shape, n_classes, norm_groups, stem, width, init)
+    return build
 
 
-@MODELS.add("resnet34")
-def resnet34(
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    norm_groups: int = 32,
-    stem: str = "auto",
-    width: int = 64,
-    init: str = "he",
-) -> nn.Module:
-    """ResNet-34-GN; options as for ``resnet18``."""
-    return _resnet((3, 4, 6, 3), input_shape, n_classes, norm_groups, stem, width, init)
-
-
-def _resnet(
-    blocks: tuple[int, ...],
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    groups: int,
-    stem: str,
-    width: int,
-    init: str,
-) -> nn.Module:
-    if len(input_shape) != 3:
-        raise FedtailError(f"a ResNet takes images (channels, height, width), not samples of shape {input_shape}")
-    if stem not in STEMS:
-        raise one_of("model.stem", stem, STEMS)
-    if init not in INITS:
-        raise one_of("model.init", init, INITS)
-    large = stem == "large" or (stem == "auto" and min(input_shape[1:]) >= LARGE_SIDE)
-    return ResNet(input_shape[0], n_classes, blocks, width, groups, large, init == "he")
+MODELS.add("resnet8")(resnet(1, 1, 1))  # what papers on long-tailed federated learning take for CIFAR
+MODELS.add("resnet18")(resnet(2, 2, 2, 2))  # 11,173,962 parameters for 3x32x32 and 10 classes
+MODELS.add("resnet34")(resnet(3, 4, 6, 3))
