@@ -127,8 +127,8 @@ class Local(Section):
     """What local steps make of the method's direction: take it, a running mean of it, or Adam of it. Weight decay is
     added after it. SCAFFOLD and Ratio Loss take ``sgd`` alone."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
-    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, on the
-    clients' private validation splits; with FedCGNM its ``delta`` too. ``auto`` is the default for your own data; with
+    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, each
+    with a model of its own, on the clients' private validation splits. ``auto`` is the default for your own data; with
     ``adam`` the default is 0.001."""
     lr_min: float = Field(1e-4, ge=0)
     """Learning rate of the last round under ``cosine``."""

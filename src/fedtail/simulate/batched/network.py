@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtail.models.classifiers import ROW_NORM, SimplexETF, TwoHeads
 from fedtail.models.cnn_lstm import CnnLstm
 from fedtail.models.residual import Residual
+from fedtail.simulate.batched.classifiers import Heads, Simplex
 from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
 from fedtail.simulate.batched.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
@@ -52,14 +54,24 @@ class Network:
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         params = self.parameters(x)
-        a, saved = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape | Fold)), []
+        a, saved = self._samples_last(inputs), []
         for layer, p in zip(self.layers, params, strict=True):
             a, kept = layer.forward(p, a)
             saved.append(kept)
         return a, (params, saved)
 
     def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return self.forward(x, inputs)[0]
+        a = self._samples_last(inputs)
+        for layer, p in zip(self.layers, self.parameters(x), strict=True):
+            a = _answers(layer, p, a)
+        return a
+
+    def _samples_last(self, inputs: Tensor) -> Tensor:
+        """(n, B, ...) -> (n, ..., B); a view where the first layer takes flat samples, whose products read either
+        order."""
+        if isinstance(self.layers[0], Linear | Reshape | Fold):
+            return inputs.flatten(2).transpose(1, 2)
+        return inputs.movedim(1, -1).contiguous()
 
     @property
     def leading_linear(self) -> int | None:
@@ -76,12 +88,12 @@ class Network:
         models = base + patterns @ directions
         first = self.leading_linear
         if first is None:
-            return self.forward(models, inputs.expand(len(models), *inputs.shape))[0]
+            return self.answers(models, inputs.expand(len(models), *inputs.shape))
         a = inputs.reshape(1, inputs.shape[0], -1).transpose(1, 2).expand(len(directions) + 1, -1, -1)
         parts = self.layers[first].forward(self.parameters(torch.cat([base.unsqueeze(0), directions]))[first], a)[0]
         z = torch.addmm(parts[0].reshape(1, -1), patterns, parts[1:].flatten(1)).view(-1, *parts.shape[1:])
         for layer, p in list(zip(self.layers, self.parameters(models), strict=True))[first + 1 :]:
-            z, _ = layer.forward(p, z)
+            z = _answers(layer, p, z)
         return z
 
     def backward(
@@ -104,11 +116,9 @@ class Network:
         out.finish()
 
 
-def _samples_last(inputs: Tensor, flat: bool) -> Tensor:
-    """(n, B, ...) -> (n, ..., B); a view for fully connected networks, whose products read either order."""
-    if flat:
-        return inputs.flatten(2).transpose(1, 2)
-    return inputs.movedim(1, -1).contiguous()
+def _answers(layer: Layer, p: Sequence[Tensor], a: Tensor) -> Tensor:
+    """A layer's output when the model is asked and not trained."""
+    return layer.answers(p, a) if isinstance(layer, Heads) else layer.forward(p, a)[0]
 
 
 def recognise(module: nn.Module, input_shape: Shape) -> Network | None:
@@ -195,6 +205,16 @@ def _residual(m: nn.Module, shape: Shape) -> Layer | None:
     return Branch(tuple(layers)) if layers is not None and layers[-1].out == shape else None
 
 
+def _simplex(m: nn.Module, shape: Shape) -> Layer | None:
+    return Simplex(shape) if len(shape) == 1 else None
+
+
+def _heads(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, TwoHeads)
+    linear = _linear(m.linear, shape)
+    return Heads(linear, m.simplex.T.contiguous(), ROW_NORM) if isinstance(linear, Linear) else None
+
+
 def _unflatten(m: nn.Module, shape: Shape) -> Layer | None:
     assert isinstance(m, nn.Unflatten)
     size = tuple(m.unflattened_size)
@@ -242,4 +262,6 @@ _LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
     nn.MaxPool1d: _pooling,
     _LastStep: _recurrent,
     Residual: _residual,
+    SimplexETF: _simplex,
+    TwoHeads: _heads,
 }

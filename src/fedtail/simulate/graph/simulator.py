@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.random import torch_seed
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
@@ -238,7 +238,7 @@ class GraphSimulator(ClientStates, Scoring):
             losses, delta = [t.losses for t in mine], out[row]
             reason, failed = diverged(losses, task, delta)
             if reason is not None:
-                refusals.append(Refusal(k, task.round, reason))
+                refusals.append(Refusal(k, task.round, reason, DIVERGED))
                 continue
             client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(*(self._finish(t, delta[t.run.probe], before) for t in mine), strict=True)
