@@ -127,8 +127,8 @@ class Local(Section):
     """What local steps make of the method's direction: take it, a running mean of it, or Adam of it. Weight decay is
     added after it. SCAFFOLD and Ratio Loss take ``sgd`` alone."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
-    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, on the
-    clients' private validation splits; with FedCGNM its ``delta`` too. ``auto`` is the default for your own data; with
+    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, each
+    with a model of its own, on the clients' private validation splits. ``auto`` is the default for your own data; with
     ``adam`` the default is 0.001."""
     lr_min: float = Field(1e-4, ge=0)
     """Learning rate of the last round under ``cosine``."""
@@ -205,21 +205,23 @@ class Engine(Section):
     """How the simulator runs clients."""
 
     path: Literal["auto", "reference", "batched", "graph"] = "auto"
-    """``reference``, ``batched`` (all clients in one step: small models, on a CPU or a GPU) or ``graph`` (convolutional
-    and recurrent models on a GPU); ``auto`` is the fastest that takes the run."""
+    """``reference``, ``batched`` (all clients in one step: small models and the CNN-LSTM, on a CPU or a GPU) or
+    ``graph`` (other convolutional and recurrent models on a GPU); ``auto`` is the fastest that takes the run."""
     device: str = "cpu"
     """Device: cpu, cuda, cuda:1 ..."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, else fp32."""
+    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, tf32 for the
+    CNN-LSTM in one stack, else fp32."""
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
     """Cores that train and evaluate clients at once, each with one of torch's threads; the bits do not depend on it.
     ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, at most
     four, where the work is worth it. On a GPU, 1."""
     threads: int = Field(1, ge=1)
     """torch's threads of a worker on the batched path. More change the bits, and seldom pay for models this small."""
-    kernels: Literal["library", "own"] = "library"
-    """On a GPU, who computes weight gradients, LSTM layers and FedCGNM's step: libraries and the compiler, or our own
-    Triton kernels, which a run checks against them before it uses them. Not timed in whole runs yet."""
+    kernels: Literal["auto", "library", "own", "all"] = "auto"
+    """On a GPU, who computes weight gradients and FedCGNM's step: ``library`` (and compiler), or our ``own`` Triton
+    kernels, which a run checks against them before it uses them; ``auto``: own in batches of at most 32, where they
+    were faster on an H200. ``all``: further kernels too, never timed in whole runs."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
 

@@ -11,10 +11,10 @@ import torch
 
 from fedtail import fit
 from fedtail.errors import FedtailError
-from fedtail.methods import FedAvg, FedCGNM
+from fedtail.methods import METHODS, FedAvg
 from fedtail.models import build_model
 from fedtail.rates import FedHOO, Setting, Uniform
-from fedtail.rates.race import LRS, SHARE, VALUES, Race, heats
+from fedtail.rates.race import LRS, RATES, SHARE, Race, heats
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_text
 from fedtail.rounds.loop import train_rounds
@@ -26,93 +26,110 @@ from tests.conftest import blob_federation
 K = 4
 
 
-def race(rounds: int = 50, names: tuple[str, ...] = ("lr",)) -> Race:
+def race(rounds: int = 50, names: tuple[str, ...] = ("lr",), *, rivals: bool = True) -> Race:
     out = Race(Uniform(K, "auto"), names)
-    out.begin(Setting(rounds, 1.0, np.full(K, 10)))
+    out.begin(Setting(rounds, 1.0, np.full(K, 10), rivals=rivals))
     return out
 
 
-def run_out(it: Race, reward: Any) -> None:
+def tried(it: Race) -> list[dict[str, float]]:
+    """What the coming round tries: rival by rival, or probe by probe."""
+    if not it.rivals:
+        return [dict(zip(it.trials(), values, strict=True)) for values in zip(*it.trials().values(), strict=True)]
+    out = []
+    for rival in it.rivals:
+        it.enter(rival)
+        assert it.lr == it.trials()["lr"].item() and it.ask().shape == (K, 1) and it.patterns() is None
+        out.append({name: value.item() for name, value in it.trials().items()})
+    return out
+
+
+def played(it: Race, rewards: Any, failed: Any = None) -> int:
+    field = tried(it)
+    if len(field) == 1:
+        return it.tell()
+    r = np.array([rewards(values) for values in field], dtype=np.float64)
+    bad = np.zeros(len(field), dtype=bool) if failed is None else np.array([failed(values) for values in field])
+    return it.judge(r, {"reward": r}, bad)
+
+
+def run_out(it: Race, rewards: Any, failed: Any = None) -> None:
     while it.racing:
-        it.tell(np.array([reward(it, i) for i in range(it.ask().shape[1])]))
+        played(it, rewards, failed)
 
 
+@pytest.mark.parametrize("rivals", [True, False])
 @pytest.mark.parametrize("rounds", [1, 3, 5, 10, 20, 50, 300])
-@pytest.mark.parametrize("names", [("lr",), ("rate",), ("lr", "delta"), ("lr", "delta", "rate")])
-def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[str, ...]) -> None:
-    it = race(rounds, names)
-    extra = played = 0
+@pytest.mark.parametrize("names", [("lr",), ("rate",), ("lr", "rate")])
+def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[str, ...], rivals: bool) -> None:
+    it = race(rounds, names, rivals=rivals)
+    extra = done = 0
     while it.racing:
-        assert it.ask().shape[1] == len(it.trials()[names[0]])
-        extra += it.ask().shape[1] - 1
-        played += 1
-        it.tell(np.zeros(it.ask().shape[1]))
+        extra += len(tried(it)) - 1
+        done += 1
+        played(it, lambda values: 0.0)
     assert extra <= SHARE * rounds
-    assert played == it.length <= rounds
+    assert done == it.length <= rounds
 
 
+@pytest.mark.parametrize("rivals", [True, False])
 @pytest.mark.parametrize("best", LRS["sgd"])
-def test_the_best_learning_rate_wins_and_is_then_held(best: float) -> None:
-    it = race()
-    run_out(it, lambda it, i: -abs(np.log(it.trials()["lr"][i] / best)))
-    assert it.lr == best
+def test_the_best_learning_rate_wins_and_is_then_held(best: float, rivals: bool) -> None:
+    it = race(rivals=rivals)
+    run_out(it, lambda values: -abs(np.log(values["lr"] / best)))
+    assert it.lr == best and LRS["sgd"][it.rival] == (best if rivals else LRS["sgd"][0])
     assert it.trials()["lr"].tolist() == [best]
     assert it.done and it.patterns() is None and it.ask().shape == (K, 1)
 
 
-def test_the_methods_scale_is_raced_at_the_learning_rate_that_won() -> None:
-    it = race(names=("lr", "delta"))
-    run_out(it, lambda it, i: -abs(it.trials()["lr"][i] - 0.3) - abs(it.trials()["delta"][i] - 1.0))
-    assert {name: values.tolist() for name, values in it.trials().items()} == {"lr": [0.3], "delta": [1.0]}
-
-
-def test_a_learning_rate_at_which_a_client_diverges_is_out() -> None:
+def test_rivals_are_compared_by_where_they_are_and_not_by_how_they_started() -> None:
     it = race()
-    while it.racing:
-        lrs = it.trials()["lr"]
-        failed = np.zeros((K, len(lrs)))
-        failed[1] = lrs > 0.2
-        it.tell(np.asarray(lrs), reports={"diverged": failed})
+    (_, (first, *rest)), *_ = heats(50)
+    for t in range(first[1] + rest[0][1]):
+        played(it, lambda values, t=t: values["lr"] * (t - first[1]) if values["lr"] >= 0.3 else -9.0)
+    assert not it.racing and it.lr == 1.0
+
+
+@pytest.mark.parametrize("rivals", [True, False])
+def test_a_learning_rate_at_which_a_client_diverges_is_out(rivals: bool) -> None:
+    it = race(rivals=rivals)
+    run_out(it, lambda values: values["lr"], lambda values: values["lr"] > 0.2)
     assert it.lr == 0.1
 
 
 def test_a_very_short_run_has_no_race() -> None:
     assert heats(2) == []
-    assert race(2).trials()["lr"].tolist() == [0.1]
+    assert race(2).trials()["lr"].tolist() == [LRS["sgd"][0]] and race(2).rivals == ()
 
 
 def test_a_saved_race_goes_on_as_the_original() -> None:
     rng = np.random.default_rng(0)
-    one = race(names=("lr", "delta", "rate"))
+    one = race(names=("lr", "rate"))
     for _ in range(3):
-        one.tell(np.asarray(rng.random(one.ask().shape[1])))
-    two = Race(Uniform(K, "auto"), ("lr", "delta", "rate"))
+        played(one, lambda values: rng.random())
+    two = Race(Uniform(K, "auto"), ("lr", "rate"))
     two.load_state(one.state())
-    two.begin(Setting(50, 1.0, np.full(K, 10)))
+    two.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
+    assert one.rival == two.rival
     while one.racing:
-        rewards = np.asarray(rng.random(one.ask().shape[1]))
-        assert one.tell(rewards) == two.tell(rewards)
+        rewards = {str(values): rng.random() for values in tried(one)}
+        assert played(one, lambda values, r=rewards: r[str(values)]) == played(two, lambda v, r=rewards: r[str(v)])
     assert not two.racing and one.trials() == two.trials() and np.array_equal(one.rates, two.rates)
 
 
-@pytest.mark.parametrize("best", VALUES["rate"])
+@pytest.mark.parametrize("best", RATES)
 def test_the_rate_is_raced_at_the_learning_rate_that_won_and_all_clients_take_it(best: float) -> None:
     it = race(names=("lr", "rate"))
-
-    def reward(it: Race, i: int) -> float:
-        assert (it.ask()[:, i] == it.trials()["rate"][i]).all()
-        return -abs(it.trials()["lr"][i] - 0.3) - abs(it.ask()[0, i] - best)
-
-    run_out(it, reward)
+    run_out(it, lambda values: -abs(values["lr"] - 0.3) - abs(values["rate"] - best))
     assert {name: values.tolist() for name, values in it.trials().items()} == {"lr": [0.3], "rate": [best]}
     assert it.rates.tolist() == [best] * K and it.ask().tolist() == [[best]] * K
 
 
-def test_a_short_run_races_the_rate_rather_than_scales() -> None:
-    names = ("lr", "delta", "rate")
-    assert [name for name, _ in heats(50, names)] == ["lr", "delta", "", "rate"]
-    assert [name for name, _ in heats(20, names)] == ["lr", "", "rate"]
-    assert [name for name, _ in heats(10, names)] == ["lr"]
+def test_a_short_run_races_the_learning_rate_rather_than_the_rate() -> None:
+    names = ("lr", "rate")
+    assert [name for name, _ in heats(50, names)] == ["lr", "rate"]
+    assert [name for name, _ in heats(15, names)] == ["lr", "", "rate"]
+    assert [name for name, _ in heats(8, names)] == ["lr"]
 
 
 def test_the_rate_is_raced_once_the_model_knows_its_way() -> None:
@@ -127,7 +144,7 @@ def test_the_rate_is_raced_once_the_model_knows_its_way() -> None:
 def test_a_run_finds_its_rate_with_the_learning_rate_given(path: str) -> None:
     result = fit(blob_federation(K), "mlp", FedAvg(), "auto", rounds=10, path=path, batch_size=16)
     tried = [[r["rate"] for r in record["race"]] for record in result.history if "race" in record]
-    assert tried and all(sorted(field) == sorted(VALUES["rate"]) for field in tried)
+    assert tried and all(sorted(field) == sorted(RATES) for field in tried)
     assert set(result.rates) == {result.summary["found"]["rate"]} and result.history[0]["lr"] == 0.1
     assert result.history[-1]["rates"] == result.rates.tolist()
 
@@ -139,22 +156,42 @@ def test_a_rate_cannot_be_raced_under_central_noise() -> None:
 
 def test_the_strategy_behind_a_race_gets_the_rounds_that_are_left() -> None:
     it = Race(FedHOO(K, cold_rounds=1, max_rounds=4))
-    it.begin(Setting(50, 1.0, np.full(K, 10)))
-    run_out(it, lambda it, i: float(i))
+    it.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
+    run_out(it, lambda values: values["lr"])
     assert not it.done and it.patterns() == "binary" and it.ask().shape == (K, 2)
     assert it.trials()["lr"].shape == (1,)
 
 
-def problem(path: str = "batched", lr: Any = "auto", rounds: int = 20) -> tuple[Problem, Settings]:
+def problem(
+    path: str = "batched", lr: Any = "auto", rounds: int = 20, method: str = "fedcgnm", **more: Any
+) -> tuple[Problem, Settings]:
     federation = blob_federation(K)
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
-    settings = Settings.of(batch_size=16, path=path, lr=lr, rounds=rounds)
-    return assemble(federation, module, FedCGNM(), Uniform(K), settings), settings
+    settings = Settings.of(batch_size=16, path=path, lr=lr, rounds=rounds, **more)
+    return assemble(federation, module, METHODS.build(method), Uniform(K), settings), settings
 
 
+@pytest.mark.parametrize("method", ["fedcgnm", "scaffold", "fedgrab"])
 @pytest.mark.parametrize("path", ["reference", "batched"])
-def test_a_run_races_then_trains_at_what_won(path: str) -> None:
+def test_a_raced_run_is_the_run_that_had_the_winning_learning_rate_from_the_start(method: str, path: str) -> None:
+    """Whatever server, method and clients keep between rounds: a rival has its own."""
+    more: dict[str, Any] = {"server": {"optimizer": "adam"}, "metric": "macro_f1", "participation": 0.5}
+    raced, settings = problem(path, method=method, **more)
+    found = train_rounds(raced, settings, raced.begin())
+    assert sum("race" in r for r in found.history) == raced.rates.length and not found.rivals
+    assert {"lr", "reward", "balanced_loss"} <= {*found.history[0]["race"][0]}
+    fixed, plain = problem(path, lr=raced.rates.lr, method=method, **more)
+    alone = train_rounds(fixed, plain, fixed.begin())
+    assert torch.equal(found.x, alone.x)
+    for k, kept in fixed.engine.state().items():
+        assert all(torch.equal(value, raced.engine.state()[k][name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize("rivals", [True, False])
+@pytest.mark.parametrize("path", ["reference", "batched"])
+def test_a_run_races_then_trains_at_what_won(path: str, rivals: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     p, settings = problem(path)
+    monkeypatch.setattr(p.engine, "takes_rivals", rivals)  # as under masks, where a model is asked about once
     history = train_rounds(p, settings, p.begin()).history
     raced = [r for r in history if "race" in r]
     assert raced and raced == history[: len(raced)]
@@ -163,15 +200,17 @@ def test_a_run_races_then_trains_at_what_won(path: str) -> None:
     assert history[-1]["lr"] == pytest.approx(1e-4)
 
 
-def test_a_raced_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
-    p, settings = problem()
+@pytest.mark.parametrize("method", ["fedcgnm", "scaffold"])
+def test_a_raced_run_resumes_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    p, settings = problem(method=method)
 
     def save(state: State, record: dict[str, Any], seconds: float) -> None:
-        if state.round == 1:
+        if state.round == 2:
+            assert len(state.rivals) == 2
             save_checkpoint(tmp_path, p.capture(state))
 
     whole = train_rounds(p, settings, p.begin(), save)
-    again, _ = problem()
+    again, _ = problem(method=method)
     state = load_checkpoint(tmp_path, again.model.vector, whole.history)
     assert state is not None and again.rates.evidence == []
     resumed = train_rounds(again, settings, again.restore(state))
@@ -180,7 +219,7 @@ def test_a_raced_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["reference", "batched"])
-def test_a_probe_that_diverges_loses_and_its_client_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rival_that_diverges_loses_and_its_clients_stay(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LRS, "sgd", (0.1, 1e12, 1e9))  # type: ignore[arg-type]
     federation = blob_federation(K)
     result = fit(federation, "mlp", FedAvg(), 0.5, lr="auto", rounds=10, path=path, batch_size=4)

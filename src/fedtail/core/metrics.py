@@ -92,6 +92,8 @@ class Metric:
     """Whether it can be told from totals, where a site reveals no counts per class."""
     headline: bool = True
     """Whether tables show it, where the runs have it."""
+    smooth: str = ""
+    """A metric of probabilities that goes with it and that fewer samples tell: what races compare models by."""
 
     def __call__(self, evidence: Evidence) -> np.ndarray:
         return np.asarray(self.function(evidence))
@@ -130,11 +132,23 @@ def _declare(name: str, title: str, function: Callable[[Any], Any], **more: Any)
     METRICS.add(name)(Metric(name=name, title=title, function=function, **more))
 
 
-_declare("accuracy", "Accuracy", lambda e: _ratio(e.hit.sum(-1), e.support.sum(-1), np.nan), totals=True)
-_declare("balanced_accuracy", "Balanced acc.", lambda e: _class_mean(e.recall, e.seen), words="balanced accuracy")
-_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen))
-_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e))
-_declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False)
+_declare(
+    "accuracy",
+    "Accuracy",
+    lambda e: _ratio(e.hit.sum(-1), e.support.sum(-1), np.nan),
+    totals=True,
+    smooth="log_loss",
+)
+_declare(
+    "balanced_accuracy",
+    "Balanced acc.",
+    lambda e: _class_mean(e.recall, e.seen),
+    words="balanced accuracy",
+    smooth="balanced_loss",
+)
+_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth="balanced_loss")
+_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), smooth="log_loss")
+_declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False, smooth="log_loss")
 for _kind in ("many", "medium", "few"):
     _declare(
         _kind,

@@ -313,6 +313,12 @@ class RemoteEngine:
         return {split: {k: one[i].reshape(matrix) for k, one in replies.items()} for i, split in enumerate(splits)}
 
     @property
+    def takes_rivals(self) -> bool:
+        """Under masks a model is asked about once: sums of the same model at several learning rates would tell more of
+        a site that misses some of them."""
+        return self.job.updates != "masked"
+
+    @property
     def tells_scores(self) -> bool:
         return self.job.reveal != "totals"
 

@@ -141,7 +141,7 @@ def federate(
     problem = Problem(
         engine=engine,
         method=method,
-        rates=racing(rates if began_with == len(names) else WithNewcomers(rates, len(names)), method, config),
+        rates=racing(rates if began_with == len(names) else WithNewcomers(rates, len(names)), config),
         n_classes=job.n_classes,
         background=schema.get("background"),
         gone=gone,

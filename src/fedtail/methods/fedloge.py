@@ -25,5 +25,6 @@ class FedLoGe(Method):
     classifier = "sparse_etf"
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        simplex, linear = logits.chunk(2, dim=-1)
+        c = logits.shape[-1] // 2
+        simplex, linear = logits[..., :c], logits[..., c:]
         return cross_entropy(simplex, batch.y) + cross_entropy(linear, batch.y), state

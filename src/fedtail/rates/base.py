@@ -13,7 +13,7 @@ A round under a strategy with P probes and A axes (A = K clients, or fewer clust
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +35,8 @@ class Setting:
     """A label per client that the user's data names (region, machine type ...); empty if none."""
     seed: int = 0
     """The run's."""
+    rivals: bool = False
+    """Whether clients may be asked to train several models in a round, each from its own start."""
 
 
 class RateStrategy:
@@ -80,8 +82,32 @@ class RateStrategy:
         return {}
 
     @property
+    def rivals(self) -> tuple[int, ...]:
+        """Numbers of the models that the coming round trains side by side; empty for the one that is usual. Each is
+        told of by ``enter`` before it is asked for."""
+        return ()
+
+    @property
+    def rival(self) -> int:
+        """The number of the model that ``ask``, ``trials`` and ``lr`` are of."""
+        return 0
+
+    def enter(self, rival: int) -> None:
+        """What follows is of this rival."""
+
+    @property
+    def racing(self) -> bool:
+        """Whether ``judge`` is told of the coming round's rivals or candidates, in place of ``tell``."""
+        return False
+
+    def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
+        """Digest a round of all rivals or candidates; the number of the one that leads. (N,) each: what they are
+        compared by, higher is better; what else is known of them, for ``evidence``; whether they have failed."""
+        raise FedtailError(f"rates {self.name!r} has nothing to race")
+
+    @property
     def evidence(self) -> list[dict[str, Any]]:
-        """What ``trials`` was tried in the last round, each with its reward, for history and report."""
+        """What was tried in the last round, each with its reward, for history and report."""
         return []
 
     @property

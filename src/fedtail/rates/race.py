@@ -1,13 +1,17 @@
 """Learning rate and resampling rate found by a race: what ``local.lr = "auto"`` and ``rates.rate = "auto"`` do in the
 first rounds of a run.
 
-Every client trains at every value still in the race, from the same global model and as further probes of the same step.
-Aggregation is linear, so candidate j is the model in which all clients took value j; the clients compare the candidates
-on their private validation splits, and the better half goes on (successive halving; Jamieson and Talwalkar, AISTATS
-2016). The round's best candidate becomes the global model, so no round is lost. A method's own scale, such as FedCGNM's
-delta, is raced at the learning rate that won, and the resampling rate at both, once the model knows its way: a high
-rate is ahead in the first rounds, because its epochs are longer, whether or not it is at the end. Then the rate
-strategy takes over.
+Learning rates race on models of their own (``rounds.rivals``): from the same beginning, each trains a few rounds at its
+value, the clients compare the models on their private validation splits, and the better half goes on (successive
+halving; Jamieson and Talwalkar, AISTATS 2016). The winner's model is then the run's, as if it had had that learning
+rate from the start. Where clients may not be asked for several models (masked sums), all values start every round from
+the leader's model, as further probes of the same step; so does the resampling rate, raced at the learning rate that won
+once the model knows its way: a high rate is ahead in the first rounds, because its epochs are longer, whether or not it
+is at the end. Aggregation is linear, so candidate j is the model in which all clients took value j; the best one is the
+next global model, and no round is lost. Then the rate strategy takes over.
+
+FedCGNM's delta is not raced: where gradients are shorter than it, only lr / delta counts, and from a common model the
+value that makes the smallest steps wins.
 """
 
 from __future__ import annotations
@@ -24,25 +28,24 @@ from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy, Setting
 
 LRS: Final[Mapping[str, tuple[float, ...]]] = {
-    "sgd": (0.1, 0.3, 0.03, 1.0, 0.01),
+    "sgd": (0.3, 0.1, 1.0, 0.03, 0.01),
     "adam": (0.001, 0.003, 0.0003, 0.01, 0.0001),
 }
 """Learning rates raced, by optimizer, the likeliest first: it is in force before the first round, and a short run races
 fewer. Another optimizer races those of ``sgd``; as many for each."""
-VALUES: Final[Mapping[str, tuple[float, ...]]] = {"delta": (0.1, 0.01, 1.0), "rate": (0.6, 1.0)}
-"""What else is raced after the learning rate, in this order; the first value is the default. A short run leaves out the
-first of them first. All but ``rate`` are scales of a method."""
+RATES: Final = (0.6, 1.0)
+"""Resampling rates raced, after the learning rate; the first is the default."""
 WAIT: Final = 0.2
 """Share of the rounds before the resampling rate is raced."""
-HEAD_START: Final[Mapping[str, float]] = {"delta": 0.01}
-"""What another value than the default must gain in every round to replace it: validation splits are small."""
 TIE: Final = 1e-9
-"""What the likeliest value has ahead otherwise: networks that all answer one class still are equally good."""
-MOST: Final[Mapping[str, int]] = {"lr": 3, "rate": 3, "delta": 1}
-"""Rounds of a rung, at most."""
+"""What the likeliest value has ahead: networks that all answer one class still are equally good."""
+MOST: Final[Mapping[str, int]] = {"lr": 10, "rate": 3}
+"""Rounds of the first rung, at most."""
 FEWEST: Final[Mapping[int, int]] = {1: 2, 2: 4}
-"""Learning rates in the race, at least, by how many things are raced; all of them where more are."""
-SHARE: Final = 0.3
+"""Learning rates in the race, at least, by how many things are raced."""
+LONGER: Final = 5
+"""Times as many rounds go to the two best as to all, at most."""
+SHARE: Final = 0.4
 """Most local runs that a race may add, as a share of those that the run has without it."""
 
 
@@ -50,9 +53,8 @@ class Race(RateStrategy):
     """Races what ``names`` says, then is the strategy ``inner``. Ties go to the likeliest, then to the larger value."""
 
     def __init__(self, inner: RateStrategy, names: Sequence[str] = ("lr",), optimizer: str = "sgd") -> None:
-        """``names``: ``lr`` and those of ``VALUES``, in the order in which they are raced; ``optimizer``: whose
-        learning rates."""
-        self.values = {name: usual_lrs(optimizer) if name == "lr" else VALUES[name] for name in names}
+        """``names``: ``lr``, ``rate`` or both, in this order; ``optimizer``: whose learning rates."""
+        self.values = {name: usual_lrs(optimizer) if name == "lr" else RATES for name in names}
         self.inner, self.n_clients = inner, inner.n_clients
         self.name, self.title = " and ".join(f"{name}=auto" for name in names), inner.title  # type: ignore[misc]
         self.held = {name: values[0] for name, values in self.values.items()}
@@ -62,16 +64,31 @@ class Race(RateStrategy):
         self._heat = self._round = 0
         self._field: list[float] = []
         self._gain: list[float] = []
-        self._choice = 0
+        self._choice = self._rival = 0
+        self._apart = False
         self._last: list[dict[str, Any]] = []
 
     # -- the race -------------------------------------------------------------------------------------
 
     @property
     def lr(self) -> float | None:
-        return self.held.get("lr")
+        return self.values["lr"][self._rival] if self.rivals else self.held.get("lr")
+
+    @property
+    def rivals(self) -> tuple[int, ...]:
+        if not self._apart or not self.racing or self._name != "lr" or len(self._runners()) == 1:
+            return ()
+        return tuple(map(self.values["lr"].index, self._runners()))
+
+    @property
+    def rival(self) -> int:
+        return self._rival
+
+    def enter(self, rival: int) -> None:
+        self._rival = rival
 
     def begin(self, setting: Setting) -> None:
+        self._apart = setting.rivals
         if self._heats is None:
             self._heats = heats(setting.rounds, tuple(self.values))
         self.inner.begin(replace(setting, rounds=max(setting.rounds - self.length, 1)))
@@ -96,13 +113,13 @@ class Race(RateStrategy):
         if not self._field:
             values, rungs = self.values.get(self._name, (0.0,)), self._heats[self._heat][1]
             self._field = sorted(values[: rungs[0][0]], reverse=True)
-            ahead = HEAD_START.get(self._name, 0.0) * sum(rounds for _, rounds in rungs) or TIE
-            self._gain = [ahead * (value == values[0]) for value in self._field]
+            self._gain = [TIE * (value == values[0]) for value in self._field]
         return self._field
 
     def trials(self) -> dict[str, np.ndarray]:
-        if not self.racing:
-            return {name: np.array([value]) for name, value in self.held.items()}
+        if not self.racing or self.rivals:
+            held = {**self.held, "lr": self.lr} if self.rivals else self.held
+            return {name: np.array([value]) for name, value in held.items()}
         n = len(self._runners())
         return {k: np.array(self._runners() if k == self._name else [v] * n) for k, v in self.held.items()}
 
@@ -116,24 +133,36 @@ class Race(RateStrategy):
         if not self.racing:
             self._last = []
             return self.inner.tell(rewards, reports=reports, present=present)
-        field = self._runners()
-        if len(field) == 1:
-            self._last, self._choice = [], 0
-            self._advance()
-            return 0
-        r = np.asarray([] if rewards is None else rewards, dtype=np.float64)
-        if r.shape != (len(field),) or not np.isfinite(r).all():
-            raise FedtailError(f"a race of {len(field)} needs as many finite rewards, got {r.tolist()}")
-        failed = np.nan_to_num((reports or {}).get(DIVERGED, np.zeros((1, len(field))))).max(axis=0) > 0
-        self._gain = [g + v if not f else -np.inf for g, v, f in zip(self._gain, r - r.mean(), failed, strict=True)]
-        self._choice = int(np.argmax(self._gain))
-        self._hold(self._name, field[self._choice])
-        self._last = [
-            {self._name: value, "reward": float(v), **({"diverged": True} if f else {})}
-            for value, v, f in zip(field, r, failed, strict=True)
-        ]
+        if len(self._runners()) > 1:
+            raise FedtailError("a race is told of by judge()")
+        self._last, self._choice = [], 0
         self._advance()
-        return self._choice
+        return 0
+
+    def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
+        """Rivals by the models as they are now, since who was ahead before shows in them; probes from a common model by
+        what they have gained in all rounds."""
+        rivals, field, values = self.rivals, self._runners(), self.values[self._name]
+        self._check(rewards)
+        if rivals:
+            gain = rewards + TIE * np.array([value == values[0] for value in field])
+        else:
+            gain = rewards - rewards.mean() + self._gain
+        self._gain = np.where(failed, -np.inf, gain).tolist()
+        first = int(np.argmax(self._gain))
+        self._hold(self._name, field[first])
+        self._last = [
+            {self._name: value, **{name: float(v[i]) for name, v in told.items()}, **({"diverged": True} if f else {})}
+            for i, (value, f) in enumerate(zip(field, failed, strict=True))
+        ]
+        self._choice, self._rival = (0, rivals[first]) if rivals else (first, self._rival)
+        self._advance()
+        return rivals[first] if rivals else first
+
+    def _check(self, rewards: np.ndarray) -> None:
+        n = len(self._runners())
+        if rewards.shape != (n,) or not np.isfinite(rewards).all():
+            raise FedtailError(f"a race of {n} needs as many finite rewards, got {rewards.tolist()}")
 
     def _hold(self, name: str, value: float) -> None:
         self.held[name] = value
@@ -164,19 +193,23 @@ class Race(RateStrategy):
         if not self.racing:
             return rows
         field = self._runners()
+        if self.rivals:
+            return rows[:, :1]
         return np.tile(field, (self.n_clients, 1)) if self._name == "rate" else np.tile(rows[:, :1], (1, len(field)))
 
     def patterns(self) -> str | None:
         if self.racing:
-            return "uniform" if len(self._runners()) > 1 else None
+            return "uniform" if len(self._runners()) > 1 and not self.rivals else None
         return self.inner.patterns()
 
     @property
     def choice(self) -> np.ndarray:
-        return np.full(self.n_clients, self._choice) if self._last else self.inner.choice
+        return np.full(self.n_clients, self._choice) if self._last or self.rivals else self.inner.choice
 
     @property
     def reports(self) -> frozenset[str]:  # type: ignore[override]
+        if self.rivals:
+            return frozenset()
         return frozenset({DIVERGED}) if self.racing else self.inner.reports
 
     @property
@@ -219,6 +252,7 @@ class Race(RateStrategy):
             "heats": self._heats,
             "heat": self._heat,
             "round": self._round,
+            "rival": self._rival,
             "field": self._field,
             "gain": [g if np.isfinite(g) else None for g in self._gain],
         }
@@ -228,7 +262,7 @@ class Race(RateStrategy):
         race = state["race"]
         self._field = list(race["field"])
         self._heats = [(name, [(n, rounds) for n, rounds in rungs]) for name, rungs in race["heats"]]
-        self._heat, self._round = race["heat"], race["round"]
+        self._heat, self._round, self._rival = race["heat"], race["round"], race.get("rival", 0)
         self._gain = [-np.inf if g is None else g for g in race["gain"]]
         self.inner.load_state(state["inner"])
         for name, value in race["held"].items():
@@ -242,33 +276,37 @@ def usual_lrs(optimizer: str) -> tuple[float, ...]:
 
 def heats(rounds: int, names: Sequence[str] = ("lr",)) -> list[tuple[str, list[tuple[int, int]]]]:
     """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs;
-    where nothing is raced for a while, one value is. A run too short for everything races less, then fewer learning
-    rates; rounds that are left go to what is raced first."""
-    budget = SHARE * rounds
-    kept = [(*names[:1], *names[1 + gone :]) for gone in range(len(names))]
-    most = len(LRS["sgd"])
-    for some, size in ((k, n) for k in kept for n in range(most, FEWEST.get(len(k), most) - 1, -1)):
-        sizes = {name: size if name == "lr" else len(VALUES[name]) for name in some}
-        left = budget - sum(cost(n) for n in sizes.values())
+    where nothing is raced for a while, one value is. A run too short for both races the learning rate alone, then fewer
+    of them; rounds that are left go to what is raced first."""
+    budget = int(SHARE * rounds + 1e-9)
+    kept = [tuple(names[: len(names) - gone]) for gone in range(len(names))]
+    for some, size in ((k, n) for k in kept for n in range(len(LRS["sgd"]), FEWEST[len(k)] - 1, -1)):
+        sizes = {name: size if name == "lr" else len(RATES) for name in some}
+        left = budget - sum(least(n) for n in sizes.values())
         if left < 0:
             continue
         out: list[tuple[str, list[tuple[int, int]]]] = []
         for name, n in sizes.items():
-            more = min(int(left // cost(n)), MOST[name] - 1)
-            left -= more * cost(n)
-            before = sum(each for _, rungs in out for _, each in rungs)
+            found = rungs(n, least(n) + left, MOST[name])
+            left -= sum((each - 1) * length for each, length in found) - least(n)
+            before = sum(length for _, each in out for _, length in each)
             if name == "rate" and before < (wait := round(WAIT * rounds)):
                 out.append(("", [(1, wait - before)]))
-            out.append((name, [(each, 1 + more) for each in halves(n)]))
+            out.append((name, found))
         return out
     return []
 
 
-def cost(n: int) -> int:
-    """Local runs that a race of ``n`` values adds, a round to each rung."""
-    return sum(size - 1 for size in halves(n))
+def least(n: int) -> int:
+    """Local runs that a race of ``n`` values adds at least: a round of all, and one of the two best."""
+    return n if n > 2 else 1
 
 
-def halves(n: int) -> list[int]:
-    """How many values are on each rung: 5, 3, 2."""
-    return [n, *halves(-(-n // 2))] if n > 2 else [n] if n == 2 else []
+def rungs(n: int, budget: int, most: int) -> list[tuple[int, int]]:
+    """A race of ``n`` values that adds at most ``budget`` local runs: half of them for a few rounds of all, which find
+    out those that lead nowhere, the others for the two best, which need more rounds to be told apart. ``most``: rounds
+    of the first rung."""
+    if n == 2:
+        return [(2, min(budget, most))]
+    first = min(max(budget // (2 * (n - 1)), 1), most)
+    return [(n, first), (2, min(budget - (n - 1) * first, LONGER * first))]

@@ -97,24 +97,29 @@ def verdicts(comparison: Comparison) -> str:
 def races(comparison: Comparison) -> str:
     """What ``auto`` tried for learning rate, method and resampling rate, and what won."""
     colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
+    metric = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))]
     for contender in comparison.contenders:
         for run in contender.runs:
             for record in run.history:
                 for tried in record.get("race", []):
-                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in ("reward", "diverged")]
-                    reward = "diverged" if tried.get("diverged") else f"{tried['reward']:.3f}"
+                    told = ("reward", "diverged", metric.smooth)
+                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in told]
+                    shown = [f"{tried[k]:.3f}" if k in tried else "" for k in ("reward", metric.smooth)]
+                    shown = ["diverged", ""] if tried.get("diverged") else shown
                     kept = run.result.get("found", {}).get(name) == value
-                    row = [name, f"{value:g}", reward, "kept" if kept else "", str(record["round"] + 1)]
+                    row = [name, f"{value:g}", *shown, "kept" if kept else "", str(record["round"] + 1)]
                     rows.append([*([contender.label, str(run.seed)] if several else []), *row])
                     runs.append(colours[contender.label])
     if not rows:
         return ""
-    metric = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))].words
+    smooth = METRICS[metric.smooth].title if metric.smooth else ""
+    by = f"{METRICS[metric.smooth].words} or, where sites do not tell it, by {metric.words}" if smooth else metric.words
     text = (
-        f"<p>Every site trained at each of these values from the same model; the sites' private validation splits "
-        f"compared the outcomes by {esc(metric)}, and the better half went on.</p>"
+        "<p>Every site trained at each of these values, learning rates each with a model of its own; the sites' "
+        f"private validation splits compared the models by {esc(by)}, and the better ones went on.</p>"
     )
-    head = [*(["Method", "Seed"] if several else []), "Setting", "Value", "Validation", "", "Round"]
+    shown = [metric.title, smooth or " "]
+    head = [*(["Method", "Seed"] if several else []), "Setting", "Value", *shown, "", "Round"]
     return text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
 
 

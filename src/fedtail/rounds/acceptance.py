@@ -17,6 +17,11 @@ from fedtail.methods.base import Method, run_bound
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
 
+
+class QuorumError(FedtailError):
+    """Too few clients returned an update that can be taken."""
+
+
 REPORTS = {DIVERGED: (0.0, 1.0)}
 """Range of the scalars that clients report, where there is one."""
 
@@ -40,7 +45,7 @@ def accept(
     n_good = len(clients_of(good))
     if n_good < max(quorum * len(task.clients) - 1e-9, 1):  # 0.28 * 25 is a little more than 7
         first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
-        raise FedtailError(
+        raise QuorumError(
             f"round {task.round}: {n_good} of {len(task.clients)} clients returned a valid update, fewer than the "
             f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
         )

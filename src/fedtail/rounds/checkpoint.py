@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,7 +19,7 @@ from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
 from fedtail.files import sync
 from fedtail.rounds.history import plain
-from fedtail.rounds.state import Best, State
+from fedtail.rounds.state import Best, Rival, State
 
 FORMAT = 1
 
@@ -27,11 +27,9 @@ FORMAT = 1
 def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | None = None) -> None:
     """Write the state after ``state.round`` rounds and drop older checkpoints. ``settings`` are what the run's result
     depends on, by dotted key."""
-    tensors: Tensors = {"x": state.x}
-    tensors |= {f"method/{k}": v for k, v in state.method.items()}
-    tensors |= {f"server/{k}": v for k, v in state.server.items()}
-    for client, kept in state.clients.items():
-        tensors |= {f"client/{client}/{k}": v for k, v in kept.items()}
+    tensors = _named(state)
+    for number, rival in state.rivals.items():
+        tensors |= {f"rival/{number}/{k}": v for k, v in _named(rival).items()}
     about: dict[str, Any] = {"format": FORMAT, "round": state.round, "rates": state.rates}
     if settings is not None:
         about["settings"] = plain(settings)
@@ -100,14 +98,37 @@ def _state(about: dict[str, Any], tensors: Tensors, like: Tensor, history: list[
         best = about["best"]
         since = best.get("since", best["round"])
         state.best = Best(round=best["round"], score=best["score"], x=tensors.pop("best"), since=since)
+    rivals: dict[int, Tensors] = {}
+    for key in [key for key in tensors if key.startswith("rival/")]:
+        number, name = key.split("/", 2)[1:]
+        rivals.setdefault(int(number), {})[name] = tensors.pop(key)
+    state.rivals = {n: _sorted(Rival(of.pop("x"), {}, {}, {}), of) for n, of in rivals.items()}
+    return _sorted(state, tensors)
+
+
+Model = TypeVar("Model", State, Rival)
+
+
+def _named(model: State | Rival) -> Tensors:
+    """All tensors of a model, its method, server and clients by their names in a checkpoint."""
+    tensors: Tensors = {"x": model.x}
+    tensors |= {f"method/{k}": v for k, v in model.method.items()}
+    tensors |= {f"server/{k}": v for k, v in model.server.items()}
+    for client, kept in model.clients.items():
+        tensors |= {f"client/{client}/{k}": v for k, v in kept.items()}
+    return tensors
+
+
+def _sorted(model: Model, tensors: Tensors) -> Model:
+    """The model with what is named so put where it belongs."""
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if kind == "client":
             number, _, name = name.partition("/")
-            state.clients.setdefault(int(number), {})[name] = value
+            model.clients.setdefault(int(number), {})[name] = value
         else:
-            {"method": state.method, "server": state.server}[kind][name] = value
-    return state
+            {"method": model.method, "server": model.server}[kind][name] = value
+    return model
 
 
 def _owned(tensor: Tensor) -> Tensor:

@@ -28,6 +28,11 @@ class Engine(Protocol):
     sizes: np.ndarray
     """(K,) training samples per client."""
 
+    @property
+    def takes_rivals(self) -> bool:
+        """Whether clients train several models in a round, each with its own start and state (``Task.rival``)."""
+        ...
+
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         """Local training of the sampled clients; failures are reported, not raised."""
         ...

@@ -40,7 +40,7 @@ from fedtail.settings import Settings
 class DivergedError(FedtailError):
     """Local training met a loss that is not finite."""
 
-    code = "diverged"
+    code = DIVERGED
     """What a real site says of it."""
 
 

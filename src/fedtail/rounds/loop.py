@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, signed
 from fedtail.core.random import generator
-from fedtail.core.records import Deltas, Task, clients_of, pooled
+from fedtail.core.records import DIVERGED, Deltas, Task, clients_of, pooled
 from fedtail.core.schedule import round_rate
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
@@ -22,7 +23,8 @@ from fedtail.rounds.acceptance import accept
 from fedtail.rounds.aggregation import Gathered, check_aggregate, limited
 from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.progress import Pace, ProgressHook
-from fedtail.rounds.search import RatesInForce, probes_of, reports_of, rewards_of
+from fedtail.rounds.rivals import Played, play_rivals
+from fedtail.rounds.search import RatesInForce, probes_of, race_values, reports_of, rewards_of
 from fedtail.rounds.server import server_step
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
@@ -44,8 +46,7 @@ def train_rounds(
 
     The record holds only what the settings determine, so that a resumed run has the history of an uninterrupted one.
     """
-    engine, method, rates = problem.engine, problem.method, problem.rates
-    local, run = settings.local, settings.run
+    engine, method, rates, run = problem.engine, problem.method, problem.rates, settings.run
     begin_search(problem, settings, state.round)
     in_force = RatesInForce(state.history)
     pace = Pace(run.rounds, on_progress) if on_progress is not None else None
@@ -55,63 +56,20 @@ def train_rounds(
         began = time.perf_counter()
         # Of this round: a site may have joined after the last one.
         p_all = limited(engine.sizes / engine.sizes.sum(), settings.server, problem.real)
-        first = starting_lr(rates, local)
-        lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
-        server = _server_view(problem, settings, state.x, t, p_all, lr)
-        state.method = method.before_round(server, state.method)
-
-        clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
-        task = Task(
-            round=t,
-            x=state.x,
-            clients=clients,
-            probes=probes_of(rates, clients, lr / first),
-            lr=lr,
-            broadcast=method.broadcast(state.method),
-            messages={k: m for k in clients if (m := method.message(state.method, k))},
-            reports=rates.reports,
-            weights=p_all[list(clients)],
-            axes=rates.axes[list(clients)] if rates.patterns() == "binary" else None,
-        )
-        if pace is not None:
-            pace.begin(t, task.n_probes)
-            task = replace(task, advance=pace.advance)
-        updates, refusals = accept(*engine.train(task), problem, task, settings)
-        present, first_of = clients_of(updates), np.array([u.client for u in updates])
-        p = pooled(rates.weights(p_all, present), updates)
-        summed = len(present) > len(updates)  # under masks there is nothing to say of single clients
-        rates.observe(first_of, Deltas(updates))
-        gathered = Gathered(problem, settings, updates, method.weights(p, updates, state.method))
-        updates, weights = gathered.updates, gathered.weights
-
-        candidates = gathered.candidates(state.x, rates, first_of)
-        rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
-        winner = rates.tell(
-            rewards, reports=reports_of(updates, engine.n_clients), present=_mask(engine.n_clients, present)
-        )
-        choice = rates.choice[first_of]
-        aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
-        aggregate, cost = privatize(problem, settings.privacy, task, aggregate, weights, updates, state.history)
-        state.x, state.server = server_step(settings.server, state.x, aggregate, state.server, problem.model.n_params)
-
-        state.method = method.after_round(server, updates, choice.tolist(), state.method)
-        engine.commit(dict(zip(present.tolist(), rates.choice[present].tolist(), strict=True)))
+        one = partial(play, problem, settings, state, t, p_all, pace)
+        played = play_rivals(problem, settings, state, one) if rates.rivals else one()
+        task, server = played.task, played.server
         record = {
             "round": t,
-            "lr": lr / first * starting_lr(rates, local) if rates.evidence else lr,
-            "clients": present.tolist(),
-            "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
+            **played.record,
             **in_force.record(rates, p_all, t),
             "searching": not rates.done,
-            "refused": [r.to_json() for r in refusals],
+            "refused": [r.to_json() for r in played.refused],
             **({"race": rates.evidence} if rates.evidence else {}),
             **({"search": stats} if (stats := rates.stats()) else {}),
             **({"method": stats} if (stats := method.stats(state.method)) else {}),
-            **cost,
-            **({} if summed else gathered.diagnostics(choice, p, problem.watched, run.diagnostics)),
+            **played.more,
         }
-        if rewards is not None:
-            record["reward"] = float(rewards[winner])
         for monitor in problem.monitors:
             record |= monitor(task, state.x)
         state.round = t + 1
@@ -136,6 +94,87 @@ def train_rounds(
     return state
 
 
+def play(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    t: int,
+    p_all: np.ndarray,
+    pace: Pace | None,
+    spent: dict[str, Any] | None = None,
+) -> Played:
+    """Round t of one model, that of ``state``, which is moved on. ``spent``: the last record of what privacy has cost,
+    where it is not that of the history."""
+    engine, method, rates = problem.engine, problem.method, problem.rates
+    local, run = settings.local, settings.run
+    first = starting_lr(rates, local)
+    lr = round_rate(local.schedule, t, run.rounds, first, min(local.lr_min, first), local.warmup)
+    server = _server_view(problem, settings, state.x, t, p_all, lr)
+    state.method = method.before_round(server, state.method)
+
+    clients = sample_clients(engine.n_clients, run.participation, run.seed, t, problem.gone)
+    task = Task(
+        round=t,
+        rival=rates.rival,
+        x=state.x,
+        clients=clients,
+        probes=probes_of(rates, clients, lr / first),
+        lr=lr,
+        broadcast=method.broadcast(state.method),
+        messages={k: m for k in clients if (m := method.message(state.method, k))},
+        reports=rates.reports,
+        weights=p_all[list(clients)],
+        axes=rates.axes[list(clients)] if rates.patterns() == "binary" else None,
+    )
+    if pace is not None:
+        rivals = rates.rivals or (task.rival,)
+        if task.rival == rivals[0]:
+            pace.begin(t, task.n_probes * len(rivals))
+        task = replace(task, advance=lambda part: pace.advance(part / len(rivals)))
+    updates, refusals = accept(*engine.train(task), problem, task, settings)
+    present, first_of = clients_of(updates), np.array([u.client for u in updates])
+    p = pooled(rates.weights(p_all, present), updates)
+    summed = len(present) > len(updates)  # under masks there is nothing to say of single clients
+    rates.observe(first_of, Deltas(updates))
+    gathered = Gathered(problem, settings, updates, method.weights(p, updates, state.method))
+    updates, weights = gathered.updates, gathered.weights
+
+    candidates = gathered.candidates(state.x, rates, first_of)
+    rewards, winner = None, 0
+    reports = reports_of(updates, engine.n_clients)
+    if candidates is not None and rates.racing:
+        rewards, told = race_values(problem, settings, candidates, present)
+        failed = np.nan_to_num(reports.get(DIVERGED, np.zeros((1, len(candidates))))).max(axis=0) > 0
+        winner, rewards = rates.judge(rewards, told, failed), told["reward"]
+    elif not rates.rivals:
+        rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
+        winner = rates.tell(rewards, reports=reports, present=_mask(engine.n_clients, present))
+    choice = rates.choice[first_of]
+    aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
+    history = state.history if spent is None else [spent]
+    aggregate, cost = privatize(problem, settings.privacy, task, aggregate, weights, updates, history)
+    state.x, state.server = server_step(settings.server, state.x, aggregate, state.server, problem.model.n_params)
+
+    state.method = method.after_round(server, updates, choice.tolist(), state.method)
+    engine.commit(dict(zip(present.tolist(), rates.choice[present].tolist(), strict=True)))
+    return Played(
+        task=task,
+        server=server,
+        present=present,
+        refused=refusals,
+        record={
+            "lr": lr / first * starting_lr(rates, local) if rates.evidence else lr,
+            "clients": present.tolist(),
+            "train_loss": float(sum(a * u.loss[c] for a, u, c in zip(p, updates, choice, strict=True))),
+        },
+        more={
+            **cost,
+            **({} if summed else gathered.diagnostics(choice, p, problem.watched, run.diagnostics)),
+            **({} if rewards is None else {"reward": float(rewards[winner])}),
+        },
+    )
+
+
 def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     """Tell the rate strategy of the run, and refuse a search that cannot work with this method, this data or this
     participation. Safe to repeat; a caller that leaves traces on disk calls it before it does."""
@@ -156,6 +195,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
         sizes=np.asarray(problem.engine.sizes),
         labels=problem.labels,
         seed=run.seed,
+        rivals=problem.engine.takes_rivals,
     )
     rates.begin(setting)
 

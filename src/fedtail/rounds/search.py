@@ -11,17 +11,15 @@ from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import METRICS, score, score_of
 from fedtail.core.records import Update
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
-from fedtail.rates.race import VALUES, Race
+from fedtail.rates.race import Race
 from fedtail.rounds.evaluation import count_candidates, score_candidates
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
 
 
-def racing(rates: RateStrategy, method: Method, settings: Settings) -> RateStrategy:
-    """The strategy, behind a race where ``local.lr`` or the rate is ``auto``; with a learning rate go those scales of
-    the method that the settings do not name."""
+def racing(rates: RateStrategy, settings: Settings) -> RateStrategy:
+    """The strategy, behind a race where ``local.lr`` or the rate is ``auto``."""
     lr = settings.local.lr == "auto"
     if not lr and not rates.raced:
         return rates
@@ -32,9 +30,7 @@ def racing(rates: RateStrategy, method: Method, settings: Settings) -> RateStrat
             f"privacy.mode = 'central' covers one aggregate per round, but {'local.lr' if lr else 'rates.rate'} = "
             f"'auto' compares several; set a number, e.g. {0.1 if lr else 0.6}"
         )
-    free = [name for name in method.tunable if lr and name not in (*settings.method.options, rates.searches)]
-    wanted = {*free, *(["rate"] if rates.raced else [])}
-    names = (*(["lr"] if lr else []), *(name for name in VALUES if name in wanted))
+    names = (*(["lr"] if lr else []), *(["rate"] if rates.raced else []))
     return Race(rates, names, settings.local.optimizer)
 
 
@@ -52,25 +48,50 @@ def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> di
 
 def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:
     """(N,) the metric of every candidate, from counts summed over all validating clients or from the server's set."""
-    run, clients = settings.run, present.tolist()
-    held = problem.holdout if run.validate_on == "server" else None
-    if METRICS[run.metric].needs == "scores":
+    return _values(problem, settings, candidates, present, settings.run.metric)[settings.run.metric]
+
+
+def race_values(
+    problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(N,) what the models of a race are compared by, higher is better, and what is to be told of them: a smooth
+    companion of the metric where somebody tells of probabilities, since after a few rounds they differ by less than a
+    small split tells by right and wrong answers."""
+    run = settings.run
+    smooth = METRICS[run.metric].smooth
+    tells = problem.engine.tells_scores or (run.validate_on == "server" and problem.holdout is not None)
+    if not smooth or not tells:
+        found = rewards_of(problem, settings, candidates, present)
+        return found, {"reward": found}
+    both = _values(problem, settings, candidates, present, run.metric, smooth)
+    return both[smooth], {"reward": both[run.metric], smooth: 1 / both[smooth] - 1}
+
+
+def _values(
+    problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray, *metrics: str
+) -> dict[str, np.ndarray]:
+    """(N,) each metric of every candidate as ``core.metrics.reward`` has it."""
+    clients = present.tolist()
+    held = problem.holdout if settings.run.validate_on == "server" else None
+    if any(METRICS[metric].needs == "scores" for metric in metrics):
         told = None if held is None else score_candidates(problem.model, candidates, held)
-        scored = told or problem.engine.validate_scores(candidates, clients)
-        found = {s: (score_of(one, run.metric, problem.background), one.n) for s, one in scored}
-        rewards, n = (np.array([found[s][i] for s in range(len(candidates))]) for i in (0, 1))
+        scored = dict(told or problem.engine.validate_scores(candidates, clients))
+        each = [scored[s] for s in range(len(candidates))]
+        values = {m: np.array([score_of(one, m, problem.background) for one in each]) for m in metrics}
+        n = np.array([one.n for one in each])
     else:
         counts = (
             problem.engine.validate(candidates, clients)
             if held is None
             else count_candidates(problem.model, candidates, held)
         )
-        rewards, n = score(counts, run.metric, problem.background), counts[:, 1].sum(axis=-1)
+        values = {m: score(counts, m, problem.background) for m in metrics}
+        n = counts[:, 1].sum(axis=-1)
     if not n.all():
-        where = "at the clients; set data.validation" if run.validate_on == "clients" else "at the server"
+        where = "at the clients; set data.validation" if settings.run.validate_on == "clients" else "at the server"
         who = problem.rates.name if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
         raise FedtailError(f"{who} compares models, but there is no validation data {where}")
-    return rewards
+    return values
 
 
 def reports_of(updates: Sequence[Update], n_clients: int) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,16 @@ class Best:
     """Rounds done when the metric last rose: what ``run.patience`` counts from."""
 
 
+@dataclass(frozen=True)
+class Rival:
+    """One of several models side by side (``rounds.rivals``), with all that belongs to it."""
+
+    x: Tensor
+    method: Tensors
+    server: Tensors
+    clients: dict[int, Tensors]
+
+
 @dataclass
 class State:
     """All that a run is, between two rounds; checkpoint it and nothing is lost."""
@@ -54,6 +64,8 @@ class State:
     """What clients keep, where the engine holds it."""
     history: list[dict[str, Any]] = field(default_factory=list)
     best: Best | None = None
+    rivals: dict[int, Rival] = field(default_factory=dict)
+    """Models that still race, by number; that of the state is the leading one."""
 
 
 @dataclass
@@ -113,6 +125,9 @@ class Problem:
         """Hand a checkpoint's state back to strategy and clients, of which there may be more than when it was made."""
         fresh = self.method.init_server(self.engine.n_clients, self.n_classes, self.model.n_params)
         state.method = grown_tensors(state.method, fresh)
+        state.rivals = {
+            n: replace(rival, method=grown_tensors(rival.method, fresh)) for n, rival in state.rivals.items()
+        }
         state.history = grown_history(state.history, self.engine.n_clients)
         self.rates.load_state(state.rates)
         self.engine.load_state(state.clients)

@@ -138,7 +138,7 @@ def assemble(
     return Problem(
         engine=engine,
         method=method,
-        rates=racing(rates, method, settings),
+        rates=racing(rates, settings),
         n_classes=federation.n_classes,
         train_counts=federation.label_map().sum(0),
         auxiliary=auxiliary_monitor(model, federation) if method.needs_auxiliary else None,

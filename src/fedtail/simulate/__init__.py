@@ -14,6 +14,7 @@ from fedtail.models.flat import FlatModel
 from fedtail.rounds.engine import Engine
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import batched_pays, choose_kernel
+from fedtail.simulate.batched.network import recognise
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.graph.stacked import StackedSimulator
@@ -35,10 +36,11 @@ def simulator(federation: Federation, module: nn.Module, method: Method, setting
 
 def _on_one_device(federation: Federation, module: nn.Module, method: Method, settings: Settings) -> Engine:
     engine = settings.engine
-    if engine.path == "graph" or (engine.path == "auto" and engine.device.startswith("cuda") and heavy(module)):
+    cuda = engine.device.startswith("cuda")
+    if engine.path == "graph" or (engine.path == "auto" and cuda and heavy(module, federation.input_shape)):
         return GraphSimulator(federation, module, method, settings)
     reason = "asked for"
-    if engine.device.startswith("cuda") and engine.path != "reference":
+    if cuda and engine.path != "reference":
         kernel, reason = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
         if kernel is not None or engine.path == "batched":
             return StackedSimulator(federation, module, method, settings, kernel=kernel, reason=reason)
@@ -55,9 +57,10 @@ def _on_one_device(federation: Federation, module: nn.Module, method: Method, se
     return ReferenceSimulator(federation, module, method, settings, reason=reason)
 
 
-def heavy(module: nn.Module) -> bool:
-    """Convolutional or recurrent: such models fill a GPU one by one and lose by being batched over clients."""
-    return any(isinstance(m, (nn.modules.conv._ConvNd, nn.RNNBase)) for m in module.modules())
+def heavy(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Convolutional or recurrent, and not of known layers: such models lose by being batched over clients on a GPU."""
+    kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
+    return any(isinstance(m, kinds) for m in module.modules()) and recognise(module, input_shape) is None
 
 
 __all__ = [

@@ -11,6 +11,7 @@ class ClientStates:
     """The part of an engine that keeps each client's state: a round offers one per probe, ``commit`` takes one."""
 
     device: torch.device
+    takes_rivals = True
 
     def __init__(self) -> None:
         self.client_states: dict[int, Tensors] = {}

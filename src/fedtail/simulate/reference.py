@@ -79,7 +79,7 @@ class ReferenceSimulator(ClientStates, Scoring):
             try:
                 return train_client(model, client, self.method, mine, row, before, self.settings)
             except DivergedError as error:
-                return Refusal(k, task.round, str(error))
+                return Refusal(k, task.round, str(error), error.code)
 
         # the largest clients first, so that no worker is left with one at the end
         order = np.argsort([-int(self.sizes[k]) for k in task.clients], kind="stable").tolist()

@@ -56,7 +56,7 @@ class ShardedSimulator:
         self.inner = inner
         self.n_clients, self.sizes = inner.n_clients, inner.sizes
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.device = inner.model.vector.device
+        self.device, self.takes_rivals = inner.model.vector.device, inner.takes_rivals
 
     @property
     def model(self) -> FlatModel:
@@ -75,7 +75,7 @@ class ShardedSimulator:
             updates, refusals = self.inner.train(part)
         about = {
             "round": task.round,
-            "refusals": [[r.client, r.reason] for r in refusals],
+            "refusals": [[r.client, r.reason, r.code] for r in refusals],
             "updates": [
                 [u.client, u.n_samples, u.steps, u.loss, {n: v.tolist() for n, v in u.reports.items()}] for u in updates
             ],
@@ -98,7 +98,9 @@ class ShardedSimulator:
             for a in everyone
             for client, n_samples, steps, losses, reports in a["updates"]
         ]
-        refused = [Refusal(client, task.round, reason) for a in everyone for client, reason in a["refusals"]]
+        refused = [
+            Refusal(client, task.round, reason, code) for a in everyone for client, reason, code in a["refusals"]
+        ]
         return sorted(merged, key=lambda u: u.client), sorted(refused, key=lambda r: r.client)
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:

@@ -64,8 +64,8 @@ def first(job: Job) -> Tensor:
     return FlatModel(job.build_model(job.seed)).vector.clone()
 
 
-def message(job: Job, x: Tensor, probes: Any = (0.5,), lr: float = 0.1, round: int = 0) -> Parts:
-    task = Task(round, x, (0,), {"rate": np.array([probes])}, lr)
+def message(job: Job, x: Tensor, probes: Any = (0.5,), lr: float = 0.1, round: int = 0, rival: int = 0) -> Parts:
+    task = Task(round, x, (0,), {"rate": np.array([probes])}, lr, rival=rival)
     return pack(pack_task(task, 0, {"job": job.to_json(), "client": 0}))
 
 
@@ -156,6 +156,19 @@ def test_a_model_far_from_the_last_one_is_refused(federation: Federation) -> Non
     far = x + 30 * delta
     assert asked(victim, "train", message(asked_for, far, round=2)).meta["error"] == "policy-model"
     assert asked(victim, "train", message(asked_for, x * torch.nan, round=2)).meta["error"] == "policy-model"
+
+
+def test_models_that_race_are_each_held_to_their_own_way(federation: Federation) -> None:
+    asked_for, victim = job(federation), site(federation)
+    x, deltas = first(asked_for), []
+    for rival, lr in enumerate((0.001, 0.5)):
+        reply = asked(victim, "train", message(asked_for, x, lr=lr, rival=rival))
+        deltas.append(unpack_update(reply).delta[0])
+    slow, fast = (x + delta for delta in deltas)
+    assert asked(victim, "train", message(asked_for, fast, round=1)).meta["error"] == "policy-model"
+    for rival, model in enumerate((slow, fast)):
+        assert "error" not in asked(victim, "train", message(asked_for, model, round=1, rival=rival)).meta
+    assert asked(victim, "train", message(asked_for, x, rival=8)).meta["error"] == "out-of-range"
 
 
 def test_noise_does_not_average_out_over_equal_probes_or_messages(federation: Federation, tmp_path: Path) -> None:

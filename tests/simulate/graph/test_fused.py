@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtail.models import build_model
+from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.fused import Unsupported, fused_network
 
 
@@ -55,10 +56,13 @@ def models() -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("name", ["resnet18", "small_cnn", "tricky", "sequence"])
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (7, 0)])
-def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("further", [False, True])
+def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...], further: bool) -> None:
     torch.manual_seed(0)
     module = models()[name].double()
-    run = fused_network(module)
+    aside = Aside()
+    aside.kernels = aside.untimed = further
+    run = fused_network(module, aside)
     x = torch.randn(7, 3, 8, 8, dtype=torch.float64)
     weights = [{n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()} for _ in sizes]
     out = run(weights, x, sizes)
@@ -76,6 +80,12 @@ def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...]
 
 
 def test_networks_that_cannot_be_taken_apart_are_refused() -> None:
+    class Twice(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[0](self[0](x))
+
+    with pytest.raises(Unsupported, match="used twice"):
+        fused_network(Twice(nn.Linear(4, 4)))
     frozen = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
     frozen[0].weight.requires_grad_(False)
     for module in (

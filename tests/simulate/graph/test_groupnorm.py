@@ -21,9 +21,12 @@ KERNELS = [
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize(("channels", "groups", "side"), [(64, 32, 9), (128, 2, 4), (8, 8, 3), (4, 1, 96)])
+@pytest.mark.parametrize(
+    ("channels", "groups", "side", "read"),
+    [(64, 32, 9, "twice"), (128, 2, 4, "halved"), (8, 8, 3, "once"), (4, 1, 96, "halved")],
+)
 def test_both_directions_equal_autograd_and_weights_get_one_gradient_per_group_of_rows(
-    kernel: bool, relu: bool, added: bool, channels: int, groups: int, side: int
+    kernel: bool, relu: bool, added: bool, channels: int, groups: int, side: int, read: str
 ) -> None:
     generator = torch.Generator().manual_seed(0)
 
@@ -33,9 +36,18 @@ def test_both_directions_equal_autograd_and_weights_get_one_gradient_per_group_o
     n, sizes = 6, (4, 2)
     x, r, dy = (draw(n, channels, side, side).contiguous(memory_format=torch.channels_last) for _ in range(3))
     w, b = draw(channels) + 1, draw(channels)
-    saved = norm_forward(x, r if added else None, w, b, groups, 1e-5, relu=relu, kernel=kernel)
-    dx, dz, sums = norm_backward(dy, saved, relu=relu, residual=added, kernel=kernel)
+    more = None if read == "once" else draw(*dy.shape).contiguous(memory_format=torch.channels_last)
+    saved, half = norm_forward(
+        x, r if added else None, w, b, groups, 1e-5, relu=relu, kernel=kernel, halved=read == "halved"
+    )
+    if more is not None and half is not None:
+        assert torch.equal(half, saved.y[:, :, ::2, ::2])
+        more = more[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)
+    dx, dz, sums = norm_backward(dy, saved, relu=relu, residual=added, kernel=kernel, more=more)
     grads = norm_gradients(sums, sizes, w.dtype, kernel)
+    if more is not None:
+        dy = dy.clone()
+        (dy if half is None else dy[:, :, ::2, ::2]).add_(more)
 
     leaves = [t.clone().requires_grad_() for t in (x, r, w, b)]
     z = F.group_norm(leaves[0], groups, leaves[2], leaves[3], 1e-5) + (leaves[1] if added else 0.0)

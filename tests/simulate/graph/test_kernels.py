@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedtail.core.momentum import cgnm_direction
+from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.methods import METHODS
+from fedtail.methods.base import cross_entropy
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.simulate.graph import convolution, fused, momentum, step
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
+from fedtail.simulate.graph.convolution import (
+    NARROW,
+    Plan,
+    Shape,
+    Tile,
+    halved_inputs,
+    has_halved,
+    plan_of,
+    same_size,
+    weight_gradients,
+)
 from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.numerics import Layout, Numerics
+from fedtail.simulate.graph.samples import Entropy, Look, read_images, takes_images
 from fedtail.simulate.graph.step import Local, agree
 
 interpreted = pytest.mark.skipif(
@@ -27,10 +42,11 @@ interpreted = pytest.mark.skipif(
 @interpreted
 @pytest.mark.parametrize("sizes", [(3, 2), (2, 0), (5,)])
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "kernel", "stride"), [(64, 64, 3, 1), (64, 128, 3, 2), (64, 64, 1, 2), (3, 64, 3, 1)]
+    ("inputs", "outputs", "kernel", "stride", "across"),
+    [(64, 64, 3, 1, False), (64, 64, 3, 1, True), (64, 128, 3, 2, True), (64, 64, 1, 2, False), (3, 64, 3, 1, False)],
 )
 def test_weight_gradients_of_every_group_go_where_they_are_wanted(
-    sizes: tuple[int, ...], inputs: int, outputs: int, kernel: int, stride: int
+    sizes: tuple[int, ...], inputs: int, outputs: int, kernel: int, stride: int, across: bool
 ) -> None:
     torch.manual_seed(0)
     pad, size = kernel // 2, inputs * outputs * kernel**2
@@ -42,12 +58,61 @@ def test_weight_gradients_of_every_group_go_where_they_are_wanted(
     given = x if inputs > NARROW else nn.functional.pad(x, (0, 0, 0, 0, 0, NARROW - inputs), value=7.0)
     given = given.contiguous(memory_format=torch.channels_last)
     shape = Shape((given.shape[1], outputs, kernel, kernel, stride, pad, pad), (8, 8, dy.shape[2], dy.shape[3]))
-    plan = plan_of(shape) or Plan(64, 64)
+    plan = replace(plan_of(shape) or Plan(64, 64), across=across)
     weight_gradients(given, dy, sizes=sizes, shape=shape, plan=plan, places=places)
     for place, x_h, dy_h in zip(places, x.split(sizes), dy.split(sizes), strict=True):
         expected = nn.grad.conv2d_weight(x_h, w.shape, dy_h, stride, pad) if len(x_h) else w
         torch.testing.assert_close(place, expected, rtol=1e-4, atol=1e-4)
     assert (flat[:, :3] == 9).all() and (flat[:, 3 + size :] == 9).all()
+
+
+@interpreted
+@pytest.mark.parametrize("drawn", [False, True])
+def test_images_are_read_as_the_transform_and_the_augmentation_make_them(drawn: bool) -> None:
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    pool = torch.randint(0, 256, (7, 3, 10, 12), dtype=torch.uint8, generator=generator)
+    labels, rows = torch.arange(7), torch.tensor([3, 0, ~0, 6, ~5])
+    draws = torch.as_tensor(draw_augment("crop-flip", 5, rng)) if drawn else None
+    look = Look(1 / 255, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.3, 0.25]))
+    assert takes_images(pool, draws) and not takes_images(pool, torch.zeros(5, 12))
+    x, y, real = read_images(pool, labels, rows, draws, look, torch.float32)
+    index = torch.where(rows >= 0, rows, ~rows)
+    expected = (pool[index] / 255 - look.mean.view(3, 1, 1)) / look.std.view(3, 1, 1)
+    torch.testing.assert_close(x[:, :3], expected if draws is None else apply_augment(expected, draws))
+    assert (x[:, 3:] == 0).all() and torch.equal(y, index) and torch.equal(real, (rows >= 0).float())
+
+
+@interpreted
+def test_cross_entropy_and_its_gradient_leave_out_filling() -> None:
+    torch.manual_seed(0)
+    logits, real = (5 * torch.randn(6, 10)).requires_grad_(), torch.tensor([1.0, 1, 0, 1, 0, 1])
+    y, scales = torch.randint(0, 10, (6,)), torch.rand(6)
+    expected = cross_entropy(logits, y) * real
+    out = Entropy.apply(logits, y, real)
+    torch.testing.assert_close(out, expected)
+    mine, theirs = (torch.autograd.grad(v, logits, scales)[0] for v in (out, expected))
+    torch.testing.assert_close(mine, theirs)
+
+
+@interpreted
+def test_layers_that_keep_the_size_of_images_both_ways() -> None:
+    torch.manual_seed(0)
+    w, x, dy = torch.randn(32, 64, 3, 3), torch.randn(3, 64, 5, 6), torch.randn(3, 32, 5, 6)
+    x, w, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, w, dy))
+    y, dx = same_size(x, w, Tile(64, 32, 32), back=False), same_size(dy, w, Tile(64, 32, 16), back=True)
+    torch.testing.assert_close(y, nn.functional.conv2d(x, w, None, 1, 1), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(dx, nn.grad.conv2d_input(x.shape, w, dy, 1, 1), rtol=1e-4, atol=1e-3)
+
+
+@interpreted
+def test_input_gradients_of_a_layer_with_stride_2() -> None:
+    torch.manual_seed(0)
+    w, dy = torch.randn(128, 64, 3, 3), torch.randn(3, 128, 4, 6)
+    shape = Shape((64, 128, 3, 3, 2, 1, 1), (8, 12, 4, 6))
+    assert has_halved(shape) and not has_halved(Shape((64, 128, 3, 3, 2, 1, 1), (7, 12, 4, 6)))
+    given = (t.contiguous(memory_format=torch.channels_last) for t in (dy, w))
+    expected = nn.grad.conv2d_input((3, 64, 8, 12), w, dy, 2, 1)
+    torch.testing.assert_close(halved_inputs(*given, shape), expected, rtol=1e-4, atol=1e-3)
 
 
 @interpreted
@@ -91,6 +156,7 @@ def test_a_network_takes_its_weight_gradients_from_the_kernel_in_their_place(mon
     layout = Layout(module, Numerics.choose(module, torch.device("cpu")))
     own = layout.inward(torch.cat([p.detach().flatten() for p in module.parameters()]))
     sizes, aside = (3, 2), Aside()
+    aside.kernels = True
     flat = torch.full((2, layout.n_params), 9.0)
     aside.places = [layout.named(row) for row in flat]
     weights = [{n: w.detach().requires_grad_() for n, w in layout.named(own).items()} for _ in sizes]

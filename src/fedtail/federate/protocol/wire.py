@@ -27,7 +27,7 @@ Parts = dict[str, bytes]
 META = "meta"
 FORMAT = 1
 """Raised when the layout changes; a peer that speaks another format is refused with both numbers."""
-MOST, MOST_PROBES, MOST_CANDIDATES = 1 << 40, 256, 1 << 16
+MOST, MOST_PROBES, MOST_CANDIDATES, MOST_RIVALS = 1 << 40, 256, 1 << 16, 8
 """No count of samples or steps is larger, no local run has more probes, and no search compares more models at once."""
 
 
@@ -99,6 +99,8 @@ def pack_task(task: Task, row: int, meta: dict[str, Any]) -> Parcel:
     tensors |= {f"broadcast/{name}": value for name, value in task.broadcast.items()}
     tensors |= {f"message/{name}": value for name, value in task.messages.get(client, {}).items()}
     fields = {"round": task.round, "lr": task.lr, "reports": sorted(task.reports), "client": client}
+    if task.rival:
+        fields["rival"] = task.rival
     return Parcel({**meta, "task": fields}, tensors)
 
 
@@ -121,6 +123,7 @@ def unpack_task(parcel: Parcel) -> Task:
         clients=(client,),
         probes=probes,
         lr=real(fields.get("lr"), "lr"),
+        rival=whole(fields.get("rival", 0), 0, MOST_RIVALS - 1, "rival"),
         broadcast=_under(parcel.tensors, "broadcast/"),
         messages={client: message} if message else {},
         reports=frozenset(reports),

@@ -47,9 +47,10 @@ class Guard:
         to. A site that joins late has nothing to compare with but the method's own bound."""
         run = hashlib.sha256(json.dumps(job.to_json(), sort_keys=True).encode()).hexdigest()[:24]
         about: dict[str, Any] = {"run": run, "round": task.round, "model": self.ledger.sketch(task.x), "moved": 0.0}
+        about |= {"rival": task.rival} if task.rival else {}
         if not self.policy.max_move or not self.own:
             return about
-        before = self.ledger.last("rounds", run=run)
+        before = self.ledger.last("rounds", run=run, rival=task.rival or None)  # each rival is a way of its own
         if before is not None and before.about is not None:
             start, rounds = before.about["model"], abs(task.round - before.about["round"])
             most = self.policy.max_move * before.about["moved"] * min(max(rounds, 1), MOST_ROUNDS)

@@ -212,10 +212,10 @@ class Site:
             self.policy.max_rounds_per_day,
             about=self.guard.check_model(here.job, here.client, here.method, task),
         )
-        committed = parcel.meta.get("commit")
+        state, committed = here.state.rival(task.rival), parcel.meta.get("commit")
         if committed is not None:
-            here.state.commit(int(committed["round"]), int(committed["probe"]))
-        kept = {name: value.to(self.device) for name, value in here.state.before(task.round).items()}
+            state.commit(int(committed["round"]), int(committed["probe"]))
+        kept = {name: value.to(self.device) for name, value in state.before(task.round).items()}
         left = kept.pop(LEFT, None)
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
         self.policy.check_steps(max(update.steps))
@@ -225,7 +225,7 @@ class Site:
         if here.job.compress != "none":
             return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
-            here.state.hold(task.round, states)
+            state.hold(task.round, states)
         if here.job.updates == "masked":
             return self._masked(here, parcel, task, update)
         if here.job.noise:
@@ -292,7 +292,8 @@ class Site:
         n = here.job.n_classes
         bounds = [run_bound(here.method, task, update.client, i, steps, n) for i, steps in enumerate(update.steps)]
         sent, rest = compress(update.delta, left, bounds, here.job.compress)
-        here.state.hold(task.round, [{**state, LEFT: row} for state, row in zip(states, rest, strict=True)])
+        kept = [{**state, LEFT: row} for state, row in zip(states, rest, strict=True)]
+        here.state.rival(task.rival).hold(task.round, kept)
         parcel = pack_update(update, {"round": task.round})
         return Parcel(parcel.meta, {**parcel.tensors, **sent})
 

@@ -24,6 +24,14 @@ class SiteState:
     def __init__(self, folder: Path | None, run: str) -> None:
         self.folder = None if folder is None else folder / "state" / re.sub(r"[^\w.-]", "_", run)
         self.memory: dict[str, Tensors] = {}
+        self.rivals: dict[int, SiteState] = {0: self}
+
+    def rival(self, number: int) -> SiteState:
+        """What is kept for one of several models side by side."""
+        if number not in self.rivals:
+            own = self.rivals[number] = SiteState(None, "")
+            own.folder = None if self.folder is None else self.folder / f"rival-{number}"
+        return self.rivals[number]
 
     def before(self, round: int) -> Tensors:
         """The state round ``round`` starts from; later states are dropped, they belong to a future undone."""

@@ -79,6 +79,27 @@ class Gradients:
             else:
                 add_into(place, torch.bmm(part, inputs.transpose(1, 2)), self.keep)
 
+    def over_positions(self, i: int, d: Tensor, a: Tensor, reach: int = 0) -> None:
+        """Parameter i (out, in, 1 + 2 reach), per group: the sum over samples and positions l of w_s d_l a_{l+r}^T for
+        each r from -reach to reach. d: (n, out, L, B); a: (n, in, L, B)."""
+        n, outputs, length, _ = d.shape
+        begin, end = self.spans[i]
+        for h, (low, high, mask) in enumerate(self.windows):
+            part, inputs = d, a
+            if high - low < d.shape[-1]:
+                part, inputs = d[..., low:high], a[..., low:high]
+            if mask is not None:
+                part = part * mask.unsqueeze(2)
+            found = []
+            for r in range(-reach, reach + 1):
+                here, there = part[:, :, max(-r, 0) : max(length - r, 0)], inputs[:, :, max(r, 0) : max(length + r, 0)]
+                found.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
+            value = torch.stack(found, -1).flatten(2) if reach else found[0]
+            if torch.compiler.is_compiling():
+                self._products.setdefault(i, []).append(value)
+            else:
+                add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
+
     def sums(self, i: int, terms: Tensor) -> None:
         """Parameter i, per group: the sum over samples of (n, features, B)."""
         self._sums[i] = terms

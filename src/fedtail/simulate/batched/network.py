@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtail.models.classifiers import ROW_NORM, SimplexETF, TwoHeads
+from fedtail.models.cnn_lstm import CnnLstm
 from fedtail.models.residual import Residual
+from fedtail.simulate.batched.classifiers import Heads, Simplex
 from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
+from fedtail.simulate.batched.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,16 @@ class Network:
     @property
     def n_params(self) -> int:
         return sum(math.prod(s) for layer in self.layers for s in layer.shapes)
+
+    @property
+    def values(self) -> int:
+        """Of a sample's activations, those of all layers."""
+        return sum(math.prod(layer.out) for layer in self.layers)
+
+    @property
+    def along_sequences(self) -> bool:
+        """Whether it convolves or is recurrent."""
+        return any(isinstance(layer, Conv1d | Lstm) for layer in self.layers)
 
     def parameters(self, flat: Tensor) -> list[list[Tensor]]:
         """Views of (n, d) parameters, layer by layer."""
@@ -40,14 +54,24 @@ class Network:
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         params = self.parameters(x)
-        a, saved = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape)), []
+        a, saved = self._samples_last(inputs), []
         for layer, p in zip(self.layers, params, strict=True):
             a, kept = layer.forward(p, a)
             saved.append(kept)
         return a, (params, saved)
 
     def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return self.forward(x, inputs)[0]
+        a = self._samples_last(inputs)
+        for layer, p in zip(self.layers, self.parameters(x), strict=True):
+            a = _answers(layer, p, a)
+        return a
+
+    def _samples_last(self, inputs: Tensor) -> Tensor:
+        """(n, B, ...) -> (n, ..., B); a view where the first layer takes flat samples, whose products read either
+        order."""
+        if isinstance(self.layers[0], Linear | Reshape | Fold):
+            return inputs.flatten(2).transpose(1, 2)
+        return inputs.movedim(1, -1).contiguous()
 
     @property
     def leading_linear(self) -> int | None:
@@ -64,12 +88,12 @@ class Network:
         models = base + patterns @ directions
         first = self.leading_linear
         if first is None:
-            return self.forward(models, inputs.expand(len(models), *inputs.shape))[0]
+            return self.answers(models, inputs.expand(len(models), *inputs.shape))
         a = inputs.reshape(1, inputs.shape[0], -1).transpose(1, 2).expand(len(directions) + 1, -1, -1)
         parts = self.layers[first].forward(self.parameters(torch.cat([base.unsqueeze(0), directions]))[first], a)[0]
         z = torch.addmm(parts[0].reshape(1, -1), patterns, parts[1:].flatten(1)).view(-1, *parts.shape[1:])
         for layer, p in list(zip(self.layers, self.parameters(models), strict=True))[first + 1 :]:
-            z, _ = layer.forward(p, z)
+            z = _answers(layer, p, z)
         return z
 
     def backward(
@@ -92,11 +116,9 @@ class Network:
         out.finish()
 
 
-def _samples_last(inputs: Tensor, flat: bool) -> Tensor:
-    """(n, B, ...) -> (n, ..., B); a view for fully connected networks, whose products read either order."""
-    if flat:
-        return inputs.flatten(2).transpose(1, 2)
-    return inputs.movedim(1, -1).contiguous()
+def _answers(layer: Layer, p: Sequence[Tensor], a: Tensor) -> Tensor:
+    """A layer's output when the model is asked and not trained."""
+    return layer.answers(p, a) if isinstance(layer, Heads) else layer.forward(p, a)[0]
 
 
 def recognise(module: nn.Module, input_shape: Shape) -> Network | None:
@@ -131,6 +153,10 @@ def _layers(leaves: Sequence[nn.Module], shape: Shape) -> list[Layer] | None:
 
 
 def _leaves(module: nn.Module) -> list[nn.Module] | None:
+    if type(module) is CnnLstm:
+        blocks = _leaves(module.blocks)
+        start = [nn.Flatten(), nn.Unflatten(1, (module.in_channels, -1))]
+        return None if blocks is None else [*start, *blocks, _LastStep(module.lstm), module.output]
     if type(module) is not nn.Sequential:
         return [module] if type(module) in (*_LAYERS, nn.Identity, nn.ReLU) else None
     out: list[nn.Module] = []
@@ -142,9 +168,17 @@ def _leaves(module: nn.Module) -> list[nn.Module] | None:
     return out
 
 
+class _LastStep(nn.Module):
+    """An LSTM of which only the last output is used, on (N, channels, length)."""
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        self.lstm = lstm
+
+
 def _fresh(layer: Layer) -> bool:
     """Whether a layer's output is used by the next layer only."""
-    return isinstance(layer, Linear) or (isinstance(layer, GroupNorm) and layer.affine)
+    return isinstance(layer, Linear | Conv1d) or (isinstance(layer, GroupNorm) and layer.affine)
 
 
 def _linear(m: nn.Module, shape: Shape) -> Layer | None:
@@ -171,9 +205,63 @@ def _residual(m: nn.Module, shape: Shape) -> Layer | None:
     return Branch(tuple(layers)) if layers is not None and layers[-1].out == shape else None
 
 
+def _simplex(m: nn.Module, shape: Shape) -> Layer | None:
+    return Simplex(shape) if len(shape) == 1 else None
+
+
+def _heads(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, TwoHeads)
+    linear = _linear(m.linear, shape)
+    return Heads(linear, m.simplex.T.contiguous(), ROW_NORM) if isinstance(linear, Linear) else None
+
+
+def _unflatten(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.Unflatten)
+    size = tuple(m.unflattened_size)
+    if (
+        m.dim != 1
+        or len(shape) != 1
+        or len(size) != 2
+        or shape[0] % size[0]
+        or size[1] not in (-1, shape[0] // size[0])
+    ):
+        return None
+    return Fold(shape, size[0])
+
+
+def _convolution(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.Conv1d)
+    (width,) = m.kernel_size
+    plain = (m.stride, m.dilation, m.groups, m.padding_mode) == ((1,), (1,), 1, "zeros")
+    if not plain or width % 2 == 0 or m.padding != (width // 2,) or len(shape) != 2 or shape[0] != m.in_channels:
+        return None
+    return Conv1d(inputs=m.in_channels, outputs=m.out_channels, width=width, length=shape[1], bias=m.bias is not None)
+
+
+def _pooling(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, nn.MaxPool1d)
+    pairs = (m.kernel_size, m.stride, m.padding, m.dilation) == (2, 2, 0, 1) and not (m.ceil_mode or m.return_indices)
+    return MaxPool1d(shape) if pairs and len(shape) == 2 and shape[1] > 1 else None
+
+
+def _recurrent(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, _LastStep)
+    lstm = m.lstm
+    plain = lstm.num_layers == 1 and lstm.batch_first and lstm.bias and not lstm.bidirectional and not lstm.proj_size
+    if not plain or len(shape) != 2 or shape[0] != lstm.input_size:
+        return None
+    return Lstm(inputs=lstm.input_size, hidden=lstm.hidden_size, steps=shape[1])
+
+
 _LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
     nn.Linear: _linear,
     nn.GroupNorm: _norm,
     nn.Flatten: _flatten,
+    nn.Unflatten: _unflatten,
+    nn.Conv1d: _convolution,
+    nn.MaxPool1d: _pooling,
+    _LastStep: _recurrent,
     Residual: _residual,
+    SimplexETF: _simplex,
+    TwoHeads: _heads,
 }

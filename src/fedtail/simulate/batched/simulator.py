@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.metrics import class_counts
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
@@ -352,7 +352,7 @@ class BatchedSimulator(ReferenceSimulator):
             delta = ends[mine[0]].delta.unsqueeze(0) if len(mine) == 1 else torch.stack([ends[i].delta for i in mine])
             reason, failed = diverged([ends[i].loss for i in mine], task, delta)
             if reason is not None:
-                return Refusal(k, task.round, reason)
+                return Refusal(k, task.round, reason, DIVERGED)
             client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(
                 *(

@@ -30,11 +30,21 @@ class Aside:
         self._held: list[Any] = []
         """What the work reads: memory must not go to others before it is done."""
         self.kernels = False
-        """Whether weight gradients and LSTM layers may be computed by our own kernels."""
+        """Whether our own kernels may take the place of libraries."""
+        self.untimed = False
+        """Whether those too that were never timed in whole runs."""
         self.checked = False
         """Whether that is known; see ``step.agree``."""
         self.places: list[dict[str, Tensor]] = []
         """Where weight gradients of each group are wanted, by name; empty if anywhere."""
+        self.sums: dict[str, Tensor] = {}
+        """Where GroupNorm layers leave the sums of which their gradients are made for all layers at once, by name; see
+        ``groupnorm.place_gradients``."""
+
+    @property
+    def further(self) -> bool:
+        """Whether kernels that were never timed in whole runs may be used."""
+        return self.kernels and self.untimed
 
     def __call__(self, work: Callable[..., T], *reads: Tensor) -> T:
         if not self.streams:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +30,13 @@ NARROW = 8
 
 if triton is not None:
 
-    @triton.jit(do_not_specialize=["first", "second", "apart"])
+    @triton.jit(do_not_specialize=["first", "rest", "apart"])
     def _product_kernel(  # type: ignore[no-untyped-def]
         x,
         dy,
         out,
         first,
-        second,
+        rest,
         apart,
         HI: tl.constexpr,
         WI: tl.constexpr,
@@ -52,20 +53,25 @@ if triton is not None:
         BI: tl.constexpr,
         BP: tl.constexpr,
         PARTS: tl.constexpr,
+        ACROSS: tl.constexpr,
     ):
-        """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other."""
+        """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other. ACROSS: a program takes the three
+        positions of a row of the filter, for which it reads dy once."""
         tile = tl.program_id(0)
         part = tl.program_id(1)
         group = tl.program_id(2)
-        tap = tile % (KH * KW)
-        o = (tile // (KH * KW)) % (CO // BO) * BO + tl.arange(0, BO)
-        i = tile // (KH * KW) // (CO // BO) * BI + tl.arange(0, BI)
+        TAPS: tl.constexpr = KH if ACROSS else KH * KW
+        tap = tile % TAPS * KW if ACROSS else tile % TAPS
+        o = (tile // TAPS) % (CO // BO) * BO + tl.arange(0, BO)
+        i = tile // TAPS // (CO // BO) * BI + tl.arange(0, BI)
         begin = tl.where(group == 0, 0, first)
-        pixels = tl.where(group == 0, first, second) * (HO * WO)
+        pixels = tl.where(group == 0, first, rest) * (HO * WO)
         length = tl.cdiv(tl.cdiv(pixels, PARTS), BP) * BP
         low = part * length
         high = tl.minimum(low + length, pixels)
         total = tl.zeros([BO, BI], tl.float32)
+        second = tl.zeros([BO, BI], tl.float32)
+        third = tl.zeros([BO, BI], tl.float32)
         for p in range(low, high, BP):
             q = p + tl.arange(0, BP)
             n = begin + q // (HO * WO)
@@ -73,12 +79,22 @@ if triton is not None:
             row = place // WO * STRIDE + tap // KW - PAD_H
             column = place % WO * STRIDE + tap % KW - PAD_W
             ok = q < high
-            inside = ok & (row >= 0) & (row < HI) & (column >= 0) & (column < WI)
+            within = ok & (row >= 0) & (row < HI)
+            inside = within & (column >= 0) & (column < WI)
             d = tl.load(dy + (begin * (HO * WO) + q)[:, None] * CO + o[None, :], mask=ok[:, None], other=0.0)
-            v = tl.load(x + ((n * HI + row) * WI + column)[:, None] * CI + i[None, :], mask=inside[:, None], other=0.0)
+            here = x + ((n * HI + row) * WI + column)[:, None] * CI + i[None, :]
+            v = tl.load(here, mask=inside[:, None], other=0.0)
             total = tl.dot(tl.trans(d), v, total)
-        at = (o[:, None] * (KH * KW) + tap) * CI + i[None, :]
-        tl.store(out + group * apart + part * (CO * KH * KW * CI) + at, total)
+            if ACROSS:
+                inside = within & (column >= -1) & (column < WI - 1)
+                second = tl.dot(tl.trans(d), tl.load(here + CI, mask=inside[:, None], other=0.0), second)
+                inside = within & (column >= -2) & (column < WI - 2)
+                third = tl.dot(tl.trans(d), tl.load(here + 2 * CI, mask=inside[:, None], other=0.0), third)
+        at = out + group * apart + part * (CO * KH * KW * CI) + (o[:, None] * (KH * KW) + tap) * CI + i[None, :]
+        tl.store(at, total)
+        if ACROSS:
+            tl.store(at + CI, second)
+            tl.store(at + 2 * CI, third)
 
     @triton.jit(do_not_specialize=["first", "second"])
     def _narrow_kernel(  # type: ignore[no-untyped-def]
@@ -132,6 +148,98 @@ if triton is not None:
         used = ((tap < KH * KW) & (i < REAL))[None, :]
         tl.store(out + (group * PARTS + part) * (CO * KH * KW * REAL) + at, total, mask=used)
 
+    @triton.jit(do_not_specialize=["samples"])
+    def _halved_kernel(  # type: ignore[no-untyped-def]
+        dy,
+        w,
+        dx,
+        samples,
+        HI: tl.constexpr,
+        WI: tl.constexpr,
+        HO: tl.constexpr,
+        WO: tl.constexpr,
+        CI: tl.constexpr,
+        CO: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        PAD_H: tl.constexpr,
+        PAD_W: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+    ):
+        """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels; odd rows and columns,
+        which have the longest sums, come first."""
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        c = tl.program_id(1) * BN + tl.arange(0, BN)
+        quarter = 3 - tl.program_id(2)
+        odd_row = quarter // 2
+        odd_column = quarter % 2
+        n = m // (HI // 2 * (WI // 2))
+        u = m // (WI // 2) % (HI // 2)
+        v = m % (WI // 2)
+        ok = n < samples
+        first_row = (odd_row + PAD_H) % 2
+        first_column = (odd_column + PAD_W) % 2
+        columns = (KW - first_column + 1) // 2
+        taps = (KH - first_row + 1) // 2 * columns
+        total = tl.zeros([BM, BN], tl.float32)
+        for t in range(0, taps * (CO // BK)):  # noqa: PIE808
+            tap = t // (CO // BK)
+            k = t % (CO // BK) * BK + tl.arange(0, BK)
+            r = first_row + tap // columns * 2
+            s = first_column + tap % columns * 2
+            row = u + ((odd_row + PAD_H - r) >> 1)
+            column = v + ((odd_column + PAD_W - s) >> 1)
+            inside = ok & (row >= 0) & (row < HO) & (column >= 0) & (column < WO)
+            d = tl.load(dy + ((n * HO + row) * WO + column)[:, None] * CO + k[None, :], mask=inside[:, None], other=0.0)
+            f = tl.load(w + (k[:, None] * (KH * KW) + r * KW + s) * CI + c[None, :])
+            total = tl.dot(d, f, total)
+        at = ((n * HI + u * 2 + odd_row) * WI + v * 2 + odd_column)[:, None] * CI + c[None, :]
+        tl.store(dx + at, total, mask=ok[:, None])
+
+    @triton.jit(do_not_specialize=["pixels"])
+    def _same_kernel(  # type: ignore[no-untyped-def]
+        a,
+        w,
+        out,
+        pixels,
+        H: tl.constexpr,
+        W: tl.constexpr,
+        CK: tl.constexpr,
+        CN: tl.constexpr,
+        KH: tl.constexpr,
+        KW: tl.constexpr,
+        BACK: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+    ):
+        """out (pixels, CN) of a layer with stride 1 that keeps the size of images a (pixels, CK): its outputs, or BACK
+        its input gradients. The filter's positions come one after the other, so that what they read is near."""
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        c = tl.program_id(1) * BN + tl.arange(0, BN)
+        u = m // W % H
+        v = m % W
+        total = tl.zeros([BM, BN], tl.float32)
+        for t in range(0, KH * KW * (CK // BK)):  # noqa: PIE808
+            tap = t % (KH * KW)
+            k = t // (KH * KW) * BK + tl.arange(0, BK)
+            down = tap // KW - KH // 2
+            right = tap % KW - KW // 2
+            if BACK:
+                down = -down
+                right = -right
+            inside = (m < pixels) & (u + down >= 0) & (u + down < H) & (v + right >= 0) & (v + right < W)
+            d = tl.load(a + (m + down * W + right)[:, None] * CK + k[None, :], mask=inside[:, None], other=0.0)
+            if BACK:
+                f = tl.load(w + (k[:, None] * (KH * KW) + tap) * CN + c[None, :])
+                total = tl.dot(d, f, total)
+            else:
+                f = tl.load(w + (c[:, None] * (KH * KW) + tap) * CK + k[None, :])
+                total = tl.dot(d, tl.trans(f), total)
+        tl.store(out + m[:, None] * CN + c[None, :], total, mask=(m < pixels)[:, None])
+
     @triton.jit(do_not_specialize=["apart"])
     def _sum_kernel(parts, out, apart, N: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
         """out (H, N): the sum of parts (H, PARTS, N)."""
@@ -167,9 +275,12 @@ class Plan:
     programs: int = 264
     """As many at least are launched, two for each multiprocessor of a large GPU: pixels are cut into parts for it."""
 
+    across: bool = False
+    """Whether a program takes all positions of a row of a 3x3 filter."""
+
     @property
     def warps(self) -> int:
-        return 8 if self.outputs * self.inputs > 8192 else 4
+        return 8 if self.outputs * self.inputs * (2 if self.across else 1) > 8192 else 4
 
 
 PLANS = {
@@ -181,12 +292,41 @@ PLANS = {
 }
 """By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
 library did, four at once with 21 and 11 samples, and its best plan."""
+UNTIMED = {
+    (64, 128, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
+    (128, 256, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
+    (256, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
+    (64, 128, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
+    (128, 256, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
+    (256, 512, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
+}
+"""The other layers, whose kernels were only compiled for that GPU; ``benchmarks/kernels.py`` times them."""
 
 
-def plan_of(shape: Shape) -> Plan | None:
+class Tile(NamedTuple):
+    """What a program takes at a time of outputs or input gradients."""
+
+    pixels: int
+    channels: int
+    summed: int
+    """Channels of a step of its sum."""
+    warps: int = 4
+    stages: int = 4
+
+
+HALVED = {(64, 128): Tile(128, 64, 64), (128, 256): Tile(64, 64, 64), (256, 512): Tile(64, 64, 64)}
+"""By inputs and outputs: 3x3 layers with stride 2 whose input gradients a kernel computes."""
+SAME: dict[tuple[str, int, int], Tile] = {
+    (direction, 64, 64): Tile(128, 64, 64, warps=4, stages=1) for direction in ("forward", "backward")
+}
+"""By direction, inputs and outputs: 3x3 layers with stride 1 that a kernel computes."""
+
+
+def plan_of(shape: Shape, untimed: bool = False) -> Plan | None:
     """None where the library takes the layer."""
     inputs, outputs, kh, kw, *_ = shape.layer
-    return PLANS.get((inputs, outputs, kh)) if kh == kw else None
+    plans = PLANS | UNTIMED if untimed else PLANS
+    return plans.get((inputs, outputs, kh)) if kh == kw else None
 
 
 def kernel_shape(layer: nn.Conv1d | nn.Conv2d, x: Tensor, dy: Tensor) -> Shape | None:
@@ -215,7 +355,7 @@ def weight_gradients(
     hi, wi, ho, wo = shape.space
     bo, bi = plan.outputs, plan.inputs
     narrow, real = inputs == NARROW, places[0].shape[1]
-    count = outputs // bo * (1 if narrow else (inputs // bi) * kh * kw)
+    count = outputs // bo * (1 if narrow else (inputs // bi) * kh * (1 if plan.across else kw))
     size = outputs * real * kh * kw
     longest = -(-max(sizes) * ho * wo // plan.pixels)
     parts = max(1, min(-(-plan.programs // (count * len(sizes))), longest // 2, MOST_PARTS))
@@ -246,9 +386,84 @@ def weight_gradients(
         _narrow_kernel[grid](x, dy, out, sizes[0], second, REAL=real, BN=bi, **common)
     else:
         far = apart if parts == 1 else parts * size
-        _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, **common)
+        _product_kernel[grid](x, dy, out, sizes[0], second, far, BI=bi, ACROSS=plan.across, **common)
     if parts > 1:
         _sum_kernel[(triton.cdiv(size, 1024), len(sizes))](out, places[0], apart, N=size, PARTS=parts, B=1024)
+
+
+def same_tile(direction: str, layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tile | None:
+    """For the layer's outputs (``forward``) or input gradients (``backward``); None where the library computes them."""
+    plain = (layer.kernel_size, layer.stride, layer.padding, layer.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
+    if triton is None or not x.is_cuda or x.dtype != torch.bfloat16 or layer.groups != 1 or layer.bias is not None:
+        return None
+    fits = x.shape[1] == layer.in_channels and x.is_contiguous(memory_format=torch.channels_last)
+    fits = fits and max(x.shape[1], layer.out_channels) * len(x) * x[0, 0].numel() < 2**31
+    return SAME.get((direction, layer.in_channels, layer.out_channels)) if plain and fits else None
+
+
+def same_size(a: Tensor, w: Tensor, tile: Tile, *, back: bool) -> Tensor:
+    """Outputs of a 3x3 layer with stride 1 for images a, or its input gradients for output gradients a; all
+    channels-last."""
+    (n, summed, height, width), channels = a.shape, w.shape[1 if back else 0]
+    bm, bn, bk, warps, stages = tile
+    out = torch.empty(n, channels, height, width, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
+    _same_kernel[(triton.cdiv(n * height * width, bm), channels // bn)](
+        a,
+        w,
+        out,
+        n * height * width,
+        H=height,
+        W=width,
+        CK=summed,
+        CN=channels,
+        KH=3,
+        KW=3,
+        BACK=back,
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def has_halved(shape: Shape) -> bool:
+    """Whether a kernel computes the layer's input gradient."""
+    inputs, outputs, kh, kw, stride, up, side = shape.layer
+    hi, wi, ho, wo = shape.space
+    fits = stride == 2 and kh == kw and (up, side) == (kh // 2, kw // 2) and (hi, wi) == (2 * ho, 2 * wo)
+    return fits and kh == 3 and (inputs, outputs) in HALVED
+
+
+def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """The input gradient of a layer with stride 2; all channels-last."""
+    inputs, outputs, kh, kw, _, up, side = shape.layer
+    hi, wi, ho, wo = shape.space
+    bm, bn, bk, warps, stages = HALVED[inputs, outputs]
+    dx = torch.empty(len(dy), inputs, hi, wi, device=dy.device, dtype=dy.dtype, memory_format=torch.channels_last)
+    _halved_kernel[(triton.cdiv(len(dy) * ho * wo, bm), inputs // bn, 4)](
+        dy,
+        w,
+        dx,
+        len(dy),
+        HI=hi,
+        WI=wi,
+        HO=ho,
+        WO=wo,
+        CI=inputs,
+        CO=outputs,
+        KH=kh,
+        KW=kw,
+        PAD_H=up,
+        PAD_W=side,
+        BM=bm,
+        BN=bn,
+        BK=bk,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return dx
 
 
 def _apart(places: Sequence[Tensor]) -> int:

@@ -100,5 +100,6 @@ class Evaluator:
         return self.network([self.params], self.rest, self.model.inputs(self.resident.x, rows), (rows.shape[0],))
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self.model.numerics.apply()  # another run of this process may compute otherwise
         out = torch.empty(n, self.n_classes, device=self.device)
         return self.recorder.record(lambda: out.copy_(self._call(self.rows[:n].clone())), lambda: None), out

@@ -11,6 +11,7 @@ GroupNorm and LSTM layers.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +23,15 @@ from torch.nn import functional as F
 
 from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
+from fedtail.simulate.graph.convolution import (
+    halved_inputs,
+    has_halved,
+    kernel_shape,
+    plan_of,
+    same_size,
+    same_tile,
+    weight_gradients,
+)
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 
 Weights = list[dict[str, Tensor]]
@@ -31,6 +40,8 @@ Network = Callable[[Weights, Tensor, tuple[int, ...]], Tensor]
 Layers = dict[str, nn.Module]
 Conv = nn.Conv1d | nn.Conv2d
 Absorbed = tuple[fx.Node, fx.Node | None]
+SAME, HALF = "same", "half"
+"""What a second reader of an output takes of it: all, or even rows and columns."""
 
 ADD = (operator.add, operator.iadd, torch.add)
 RELU = (F.relu, torch.relu)
@@ -55,8 +66,17 @@ class _Conv(torch.autograd.Function):
             x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
         if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
             x, w = _whole_eights(x), _whole_eights(w)
+        elif w.shape[1] * layer.groups != x.shape[1]:  # images that come filled up
+            w = _whole_eights(w)
         ctx.save_for_backward(x, w)
-        y = F.conv2d(x, w, bias, *_geometry(layer), layer.groups)
+        ctx.plain = aside.further and _is_product(layer, x)
+        same = same_tile("forward", layer, x) if aside.further and any(ctx.needs_input_grad) else None
+        if ctx.plain:
+            y = F.linear(x.movedim(1, -1), w[:, :, 0, 0], bias).movedim(-1, 1)
+        elif same is not None:
+            y = same_size(x, w, same, back=False)
+        else:
+            y = F.conv2d(x, w, bias, *_geometry(layer), layer.groups)
         return y.squeeze(2) if ctx.flat else y
 
     @staticmethod
@@ -83,8 +103,8 @@ class _Conv(torch.autograd.Function):
                 dw = dw.squeeze(2)
             return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
 
-        shape = kernel_shape(layer, x, dy) if ctx.aside.kernels and ctx.places else None
-        plan = None if shape is None else plan_of(shape)
+        shape = kernel_shape(layer, x, dy) if ctx.aside.kernels else None
+        plan = None if shape is None or not ctx.places else plan_of(shape, ctx.aside.further)
         if shape is not None and plan is not None:
             work = partial(weight_gradients, sizes=ctx.sizes, shape=shape, plan=plan, places=ctx.places)
             ctx.aside(work, x, dy)
@@ -92,10 +112,18 @@ class _Conv(torch.autograd.Function):
         else:
             parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
             grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        dx = back(dy, x, [True, False, False])[0] if ctx.needs_input_grad[0] else None
-        if dx is not None:
-            dx = dx[:, : layer.in_channels]
-            dx = dx.squeeze(2) if ctx.flat else dx
+        same = same_tile("backward", layer, x) if ctx.aside.further else None
+        if not ctx.needs_input_grad[0]:
+            dx = None
+        elif ctx.plain:
+            dx = (dy.movedim(1, -1) @ w[:, :, 0, 0]).movedim(-1, 1)
+        elif same is not None:
+            dx = same_size(dy, w, same, back=True)
+        elif ctx.aside.further and shape is not None and has_halved(shape):
+            dx = halved_inputs(dy, w, shape)
+        else:
+            dx = back(dy, x, [True, False, False])[0][:, : layer.in_channels]
+        dx = dx.squeeze(2) if dx is not None and ctx.flat else dx
         return dx, None, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
@@ -105,6 +133,12 @@ def _geometry(layer: Conv) -> tuple[list[int], list[int], list[int]]:
     one = isinstance(layer, nn.Conv1d)
     values = ((layer.stride, 1), (layer.padding, 0), (layer.dilation, 1))
     return tuple([*([none] if one else []), *value] for value, none in values)  # type: ignore[return-value]
+
+
+def _is_product(layer: Conv, x: Tensor) -> bool:
+    """Whether a layer on a GPU is a product of matrices: 1x1, channels-last."""
+    one = set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(layer.padding) and layer.groups == 1
+    return one and x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _whole_eights(t: Tensor) -> Tensor:
@@ -138,6 +172,9 @@ class _Linear(torch.autograd.Function):
 
 
 class _Norm(torch.autograd.Function):
+    """An output that is read twice is given twice, the second time all of it or its even rows and columns, so that the
+    backward pass has both gradients and adds them where it reads them."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -145,28 +182,45 @@ class _Norm(torch.autograd.Function):
         residual: Tensor | None,
         layer: nn.GroupNorm,
         relu: bool,
+        again: str | None,
         aside: Aside,
+        name: str,
         sizes: tuple[int, ...],
         *weights: Tensor,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         w, b = weights[0], weights[len(sizes)]
         kernel = x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
         if kernel:
             x = x.contiguous(memory_format=torch.channels_last)
             residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
-        saved = norm_forward(x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel)
+        saved, half = norm_forward(
+            x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel, halved=again == HALF
+        )
         ctx.save_for_backward(*saved)
-        ctx.relu, ctx.aside, ctx.sizes, ctx.residual, ctx.kernel = relu, aside, sizes, residual is not None, kernel
-        return saved.y
+        ctx.relu, ctx.aside, ctx.name, ctx.sizes, ctx.kernel = relu, aside, name, sizes, kernel
+        ctx.residual = residual is not None
+        if again is None:
+            return saved.y
+        return saved.y, saved.y.detach() if half is None else half
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), saved = upstream, Saved(*ctx.saved_tensors)
+        saved, aside, name = Saved(*ctx.saved_tensors), ctx.aside, ctx.name
         if ctx.kernel:
-            dy = dy.contiguous(memory_format=torch.channels_last)
-        dx, dz, sums = norm_backward(dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel)
-        grads = ctx.aside(partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel), sums)
-        return dx, dz, None, None, None, None, *grads[:, 0].unbind(), *grads[:, 1].unbind()
+            upstream = tuple(d.contiguous(memory_format=torch.channels_last) for d in upstream)
+        dy, more = upstream[0], upstream[1] if len(upstream) > 1 else None
+        sums = aside.sums.get(name) if ctx.kernel else None
+        dx, dz, left = norm_backward(
+            dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel, more=more, sums=sums
+        )
+        grads: Any
+        if sums is not None:
+            grads = [place[f"{name}.{kind}"] for kind in ("weight", "bias") for place in aside.places]
+        else:
+            work = partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel)
+            both = aside(work, left)
+            grads = [*both[:, 0].unbind(), *both[:, 1].unbind()]
+        return dx, dz, None, None, None, None, None, None, *grads
 
 
 class _Lstm(torch.autograd.Function):
@@ -175,7 +229,7 @@ class _Lstm(torch.autograd.Function):
         h = len(sizes)
         w_in, w = weights[0], weights[h]
         b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
-        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.kernels and recurrent.has_kernel(w.shape[1], x.device)
+        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.further and recurrent.has_kernel(w.shape[1], x.device)
         saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
         ctx.save_for_backward(x, w_in, w, *saved)
         return saved.y
@@ -215,23 +269,32 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
     layers = dict(module.named_modules())
     _check(module, layers, graph)
     late, skipped = _absorbing(layers, graph)
+    readers = _second_readers(layers, graph, late)
 
     def norm(
-        node: fx.Node, other: fx.Node | None, relu: bool, env: dict[fx.Node, Any], weights: Weights, sizes: Any
+        at: fx.Node, node: fx.Node, other: fx.Node | None, env: dict[Any, Any], weights: Weights, sizes: Any
     ) -> Tensor:
+        """The norm ``node`` with what is computed with it, up to ``at``."""
         name = str(node.target)
         layer = layers[name]
         assert isinstance(layer, nn.GroupNorm)
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        x, residual = env[source], None if other is None else env[other]
+        x, residual = env[source], None if other is None else env.get((at, other), env[other])
         if residual is not None and residual.shape != x.shape:
-            out = _Norm.apply(x, None, layer, False, beside, sizes, *_pick(weights, name, True))
+            out = _Norm.apply(x, None, layer, False, None, beside, name, sizes, *_pick(weights, name, True))
             return F.relu(out + residual)
-        return _Norm.apply(x, residual, layer, relu, beside, sizes, *_pick(weights, name, True))
+        reader, again = readers.get(at, (None, None)) if beside.further else (None, None)
+        if again == HALF and (x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2):
+            again = None
+        more = _Norm.apply(x, residual, layer, at is not node, again, beside, name, sizes, *_pick(weights, name, True))
+        if again is None:
+            return more
+        env[reader, at] = more[1]
+        return more[0]
 
     def run(weights: Weights, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        env: dict[fx.Node, Any] = {}
+        env: dict[Any, Any] = {}
         for node in graph.nodes:
             if node in skipped:
                 continue
@@ -242,12 +305,12 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
                 assert isinstance(result, fx.Node)
                 return env[result]
             elif node in late:
-                env[node] = norm(*late[node], True, env, weights, sizes)
+                env[node] = norm(node, *late[node], env, weights, sizes)
             else:
                 env[node] = call(node, env, weights, sizes)
         raise AssertionError("a traced graph ends with its output")
 
-    def call(node: fx.Node, env: dict[fx.Node, Any], weights: Weights, sizes: tuple[int, ...]) -> Any:
+    def call(node: fx.Node, env: dict[Any, Any], weights: Weights, sizes: tuple[int, ...]) -> Any:
         args = fx.node.map_arg(node.args, lambda n: env[n])
         kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
         if node.op == "call_function":
@@ -257,17 +320,33 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         name = str(node.target)
         layer = layers[name]
         if isinstance(layer, nn.GroupNorm):
-            return norm(node, None, False, env, weights, sizes)
+            return norm(node, node, None, env, weights, sizes)
         if isinstance(layer, nn.LSTM):
             return _Lstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
         if isinstance(layer, Conv):
             places = [p[f"{name}.weight"] for p in beside.places]
-            return _Conv.apply(args[0], layer, beside, places, sizes, *_pick(weights, name, layer.bias is not None))
+            x = args[0]
+            if (node, node.args[0]) in env:
+                x, layer = env[node, node.args[0]], copy.copy(layer)
+                layer.stride = (1, 1)
+            return _Conv.apply(x, layer, beside, places, sizes, *_pick(weights, name, layer.bias is not None))
         if isinstance(layer, nn.Linear):
             return _Linear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         return layer(*args, **kwargs)
 
     return run
+
+
+def reads_images(module: nn.Module) -> bool:
+    """Whether the only reader of the input is a convolution of images, which takes them with channels filled up."""
+    try:
+        graph = fx.symbolic_trace(module).graph
+    except Exception:
+        return False
+    layers = dict(module.named_modules())
+    readers = [user for node in graph.nodes if node.op == "placeholder" for user in node.users]
+    first = layers.get(str(readers[0].target)) if len(readers) == 1 and readers[0].op == "call_module" else None
+    return isinstance(first, nn.Conv2d) and first.groups == 1
 
 
 def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
@@ -285,6 +364,10 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
             raise Unsupported(f"layer {name!r} is frozen")
     if len(list(module.parameters())) != len(list(module.named_parameters(remove_duplicate=False))):
         raise Unsupported("layers share parameters")
+    called = [node.target for node in graph.nodes if node.op == "call_module"]
+    twice = [n for n in set(called) if called.count(n) > 1 and list(layers[str(n)].parameters())]
+    if twice:
+        raise Unsupported(f"layer {twice[0]!r} is used twice")  # gradients are written to one place
     if any(node.op == "get_attr" for node in graph.nodes):
         raise Unsupported("a parameter is used outside a layer")
 
@@ -332,6 +415,33 @@ def _absorbing(layers: Layers, graph: fx.Graph) -> tuple[dict[fx.Node, Absorbed]
                 late[after] = (node, other)
                 skipped |= {node, user}
     return late, skipped
+
+
+def _second_readers(
+    layers: Layers, graph: fx.Graph, late: dict[fx.Node, Absorbed]
+) -> dict[fx.Node, tuple[fx.Node, str]]:
+    """Norm, or the ReLU it is computed with -> the second of two readers of its output, and what that one takes. These
+    are a residual network's shortcuts: an addition, named by the ReLU it is computed with, or a 1x1 convolution with
+    stride 2."""
+    absorbed = {norm for norm, _ in late.values()}
+    norms = {n for n in graph.nodes if n.op == "call_module" and isinstance(layers[str(n.target)], nn.GroupNorm)}
+    adds = {other: at for at, (_, other) in late.items() if other is not None}
+    out: dict[fx.Node, tuple[fx.Node, str]] = {}
+    for node in (norms - absorbed) | set(late):
+        if len(node.users) != 2:
+            continue
+        if node in adds:
+            out[node] = (adds[node], SAME)
+        for user in node.users:
+            layer = layers[str(user.target)] if user.op == "call_module" else None
+            if isinstance(layer, nn.Conv2d) and user.args == (node,) and _is_halving(layer):
+                out[node] = (user, HALF)
+    return out
+
+
+def _is_halving(layer: nn.Conv2d) -> bool:
+    kind = (layer.kernel_size, layer.stride, layer.padding, layer.groups)
+    return kind == ((1, 1), (2, 2), (0, 0), 1)
 
 
 def _pick(weights: Weights, name: str, bias: bool) -> list[Tensor]:

@@ -29,10 +29,11 @@ if triton is not None:
 
     @triton.jit
     def _forward_kernel(  # type: ignore[no-untyped-def]
-        x, residual, w, b, y, mean, rstd, space, eps,
+        x, residual, w, b, y, half, mean, rstd, space, eps,
         C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr, ONCE: tl.constexpr,
-        RELU: tl.constexpr, RESIDUAL: tl.constexpr,
+        RELU: tl.constexpr, RESIDUAL: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     ):  # fmt: skip
+        """HALF: also ``half``, y at even rows and columns of an image of WIDTH."""
         n = tl.program_id(0).to(tl.int64)
         block = tl.program_id(1)
         GB: tl.constexpr = CB // CG
@@ -75,6 +76,10 @@ if triton is not None:
             if RELU:
                 z = tl.maximum(z, 0.0)
             tl.store(y + at, z, mask=inside)
+            if HALF:
+                even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
+                quarter = base // 4 + (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
+                tl.store(half + quarter, z, mask=even[:, None])
         else:
             for i in range(0, space, BH):
                 p = i + tl.arange(0, BH)
@@ -86,12 +91,36 @@ if triton is not None:
                 if RELU:
                     z = tl.maximum(z, 0.0)
                 tl.store(y + at, z, mask=inside)
+                if HALF:
+                    even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
+                    quarter = base // 4 + (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
+                    tl.store(half + quarter, z, mask=even[:, None])
+
+    @triton.jit
+    def _upstream(  # type: ignore[no-untyped-def]
+        dy, more, y, base, p, c, space, C: tl.constexpr, RELU: tl.constexpr, MORE: tl.constexpr, WIDTH: tl.constexpr
+    ):
+        """The gradient of z at some pixels: dy and, MORE, the other reader's, where y is not cut off. MORE 2: the other
+        has read even rows and columns."""
+        at = base + p[:, None] * C + c[None, :]
+        inside = (p < space)[:, None]
+        d = tl.load(dy + at, mask=inside, other=0.0)
+        if MORE == 1:
+            d = (d.to(tl.float32) + tl.load(more + at, mask=inside, other=0.0).to(tl.float32)).to(d.dtype)
+        if MORE == 2:
+            even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
+            quarter = base // 4 + (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
+            other = tl.load(more + quarter, mask=even[:, None], other=0.0)
+            d = (d.to(tl.float32) + other.to(tl.float32)).to(d.dtype)
+        if RELU:
+            d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+        return d
 
     @triton.jit
     def _backward_kernel(  # type: ignore[no-untyped-def]
-        dy, x, y, w, mean, rstd, dx, dz, sums, samples, space,
+        dy, more, x, y, w, mean, rstd, dx, dz, sums, which, wide, space,
         C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr, ONCE: tl.constexpr,
-        RELU: tl.constexpr, RESIDUAL: tl.constexpr,
+        RELU: tl.constexpr, RESIDUAL: tl.constexpr, MORE: tl.constexpr, WIDTH: tl.constexpr,
     ):  # fmt: skip
         n = tl.program_id(0).to(tl.int64)
         block = tl.program_id(1)
@@ -106,10 +135,8 @@ if triton is not None:
             p = tl.arange(0, BH)
             at = base + p[:, None] * C + c[None, :]
             inside = (p < space)[:, None]
-            kept_d = tl.load(dy + at, mask=inside, other=0.0)
             kept_x = tl.load(x + at, mask=inside, other=0.0)
-            if RELU:
-                kept_d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, kept_d, 0.0)
+            kept_d = _upstream(dy, more, y, base, p, c, space, C, RELU, MORE, WIDTH)
             if RESIDUAL:
                 tl.store(dz + at, kept_d, mask=inside)
             d = kept_d.to(tl.float32)
@@ -122,16 +149,14 @@ if triton is not None:
                 p = i + tl.arange(0, BH)
                 at = base + p[:, None] * C + c[None, :]
                 inside = (p < space)[:, None]
-                d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-                if RELU:
-                    d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+                d = _upstream(dy, more, y, base, p, c, space, C, RELU, MORE, WIDTH).to(tl.float32)
                 v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
                 plain += d
                 scaled += d * v
             a = tl.sum(plain, 0)
             s = tl.sum(scaled, 0)
-        tl.store(sums + n * C + c, s)
-        tl.store(sums + (samples + n) * C + c, a)
+        tl.store(sums + n * wide + c, s)
+        tl.store(sums + which + n * wide + c, a)
         count = space * CG
         a_g = tl.sum(tl.reshape(w_c * a, [GB, CG]), 1) / count
         s_g = tl.sum(tl.reshape(w_c * s, [GB, CG]), 1) / count
@@ -146,9 +171,7 @@ if triton is not None:
                 p = i + tl.arange(0, BH)
                 at = base + p[:, None] * C + c[None, :]
                 inside = (p < space)[:, None]
-                d = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-                if RELU:
-                    d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)
+                d = _upstream(dy, more, y, base, p, c, space, C, RELU, MORE, WIDTH).to(tl.float32)
                 v = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mu_c[None, :]) * r_c[None, :]
                 tl.store(dx + at, r_c[None, :] * (w_c[None, :] * d - a_c[None, :] - v * s_c[None, :]), mask=inside)
                 if RESIDUAL:
@@ -156,20 +179,26 @@ if triton is not None:
 
     @triton.jit
     def _reduce_kernel(  # type: ignore[no-untyped-def]
-        sums, out, samples, first, C: tl.constexpr, CB: tl.constexpr, BN: tl.constexpr
-    ):
-        """out (H, 2, C): sums (2, N, C) over the samples of each group; group 0 is the ``first`` samples."""
+        sums, out, targets, apart, samples, first,
+        C: tl.constexpr, CB: tl.constexpr, BN: tl.constexpr, PLACED: tl.constexpr,
+    ):  # fmt: skip
+        """sums (2, N, C) over the samples of each group go to their place in out (H, apart), which is (2, C) unless
+        PLACED by ``targets``; group 0 is the ``first`` samples."""
         h = tl.program_id(0)
         which = tl.program_id(1)
         c = tl.program_id(2) * CB + tl.arange(0, CB)
+        real = c < C
         begin = tl.where(h == 0, 0, first)
         end = tl.where(h == 0, first, samples)
         total = tl.zeros([BN, CB], tl.float32)
         for i in range(begin, end, BN):
             n = i + tl.arange(0, BN)
             at = (which * samples + n)[:, None] * C + c[None, :]
-            total += tl.load(sums + at, mask=(n < end)[:, None], other=0.0)
-        tl.store(out + (h * 2 + which) * C + c, tl.sum(total, 0))
+            total += tl.load(sums + at, mask=(n < end)[:, None] & real[None, :], other=0.0)
+        place = which * C + c
+        if PLACED:
+            place = tl.load(targets + place, mask=real, other=0)
+        tl.store(out + h.to(tl.int64) * apart + place, tl.sum(total, 0), mask=real)
 
 
 def has_kernel(channels: int, groups: int, device: torch.device) -> bool:
@@ -201,9 +230,19 @@ class Saved(NamedTuple):
 
 
 def norm_forward(
-    x: Tensor, residual: Tensor | None, w: Tensor, b: Tensor, groups: int, eps: float, *, relu: bool, kernel: bool
-) -> Saved:
-    """The layer's output y with what belongs to it. x: (N, C, ...), channels-last when ``kernel``."""
+    x: Tensor,
+    residual: Tensor | None,
+    w: Tensor,
+    b: Tensor,
+    groups: int,
+    eps: float,
+    *,
+    relu: bool,
+    kernel: bool,
+    halved: bool = False,
+) -> tuple[Saved, Tensor | None]:
+    """The layer's output y with what belongs to it, and where ``halved`` y at even rows and columns. x: (N, C, ...),
+    channels-last when ``kernel``."""
     n, channels = x.shape[:2]
     if not kernel:
         flat = x.float().reshape(n, groups, -1)
@@ -214,27 +253,43 @@ def norm_forward(
         z = z + b.float().view(shape)
         if residual is not None:
             z = z + residual.float()
-        return Saved(x=x, y=(z.clamp_min(0.0) if relu else z).to(x.dtype), w=w, mean=mean, rstd=rstd)
+        y = (z.clamp_min(0.0) if relu else z).to(x.dtype)
+        return Saved(x=x, y=y, w=w, mean=mean, rstd=rstd), y[:, :, ::2, ::2].clone() if halved else None
     y = torch.empty_like(x)
+    half = torch.empty_like(x[:, :, ::2, ::2], memory_format=torch.channels_last) if halved else None
     mean = torch.empty(n, groups, device=x.device)
     rstd = torch.empty_like(mean)
     space = x[0, 0].numel()
     blocks = _blocks("forward", channels, groups, space)
     _forward_kernel[(n, channels // blocks["CB"])](
-        x, x if residual is None else residual, w, b, y, mean, rstd, space, eps,
-        RELU=relu, RESIDUAL=residual is not None, **blocks,
+        x, x if residual is None else residual, w, b, y, y if half is None else half, mean, rstd, space, eps,
+        RELU=relu, RESIDUAL=residual is not None, HALF=halved, WIDTH=x.shape[-1] if halved else 1, **blocks,
     )  # fmt: skip
-    return Saved(x=x, y=y, w=w, mean=mean, rstd=rstd)
+    return Saved(x=x, y=y, w=w, mean=mean, rstd=rstd), half
 
 
 def norm_backward(
-    dy: Tensor, saved: Saved, *, relu: bool, residual: bool, kernel: bool
+    dy: Tensor,
+    saved: Saved,
+    *,
+    relu: bool,
+    residual: bool,
+    kernel: bool,
+    more: Tensor | None = None,
+    sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """dx, dz (the residual's gradient) and sums (2, N, C) over space, of which w's and b's gradients are made."""
+    """dx, dz (the residual's gradient) and sums (2, N, C) over space, of which w's and b's gradients are made.
+
+    ``more``: the gradient from another reader of y, or of its even rows and columns, which is added to dy. ``sums``:
+    where the kernel leaves them, (2, N, C) with any strides but the last's.
+    """
     x, y, w, mean, rstd = saved
     n, channels = x.shape[:2]
     groups = mean.shape[1]
     if not kernel:
+        if more is not None:
+            dy = dy.clone()
+            (dy if more.shape == dy.shape else dy[:, :, ::2, ::2]).add_(more)
         d = torch.where(y > 0, dy, 0.0).float() if relu else dy.float()
         v = ((x.float().reshape(n, groups, -1) - mean[..., None]) * rstd[..., None]).reshape(x.shape)
         sums = torch.stack([(d * v).reshape(n, channels, -1).sum(-1), d.reshape(n, channels, -1).sum(-1)])
@@ -246,12 +301,14 @@ def norm_backward(
         return dx.reshape(x.shape).to(x.dtype), d.to(x.dtype) if residual else None, sums
     dx = torch.empty_like(x)
     dz = torch.empty_like(x) if residual else None
-    sums = torch.empty(2, n, channels, device=x.device)
+    if sums is None:
+        sums = torch.empty(2, n, channels, device=x.device)
     space = x[0, 0].numel()
+    kind = 0 if more is None else 1 if more.shape == dy.shape else 2
     blocks = _blocks("backward", channels, groups, space)
     _backward_kernel[(n, channels // blocks["CB"])](
-        dy, x, y, w, mean, rstd, dx, dx if dz is None else dz, sums, n, space,
-        RELU=relu, RESIDUAL=residual, **blocks,
+        dy, dy if more is None else more, x, y, w, mean, rstd, dx, dx if dz is None else dz, sums, sums.stride(0),
+        sums.stride(1), space, RELU=relu, RESIDUAL=residual, MORE=kind, WIDTH=x.shape[-1] if kind == 2 else 1, **blocks,
     )  # fmt: skip
     return dx, dz, sums
 
@@ -260,8 +317,18 @@ def norm_gradients(sums: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, ker
     """(H, 2, C) gradients of w and b for each group of samples, from what ``norm_backward`` leaves."""
     if not kernel:
         return torch.stack([part.sum(1) for part in sums.split(list(sizes), dim=1)]).to(dtype)
-    _, n, channels = sums.shape
+    channels = sums.shape[2]
     out = torch.empty(len(sizes), 2, channels, device=sums.device, dtype=dtype)
-    cb = min(channels, 64)
-    _reduce_kernel[(len(sizes), 2, channels // cb)](sums, out, n, sizes[0], C=channels, CB=cb, BN=32, num_warps=4)
+    place_gradients(sums, sizes, None, out.flatten(1))
     return out
+
+
+def place_gradients(sums: Tensor, sizes: tuple[int, ...], targets: Tensor | None, out: Tensor) -> None:
+    """Writes the gradients of w and b for each group, of at most two, into out's rows: at ``targets`` (2, C), or one
+    after the other. sums (2, N, C) may be those of many layers, side by side."""
+    _, n, channels = sums.shape
+    grid = (len(sizes), 2, triton.cdiv(channels, 64))
+    _reduce_kernel[grid](
+        sums, out, out if targets is None else targets, out.stride(0), n, sizes[0],
+        C=channels, CB=64, BN=32, PLACED=targets is not None, num_warps=4,
+    )  # fmt: skip

@@ -16,8 +16,9 @@ from torch.func import functional_call
 from fedtail.data.federation import Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.fused import fused_network
+from fedtail.simulate.graph.fused import fused_network, reads_images
 from fedtail.simulate.graph.numerics import Layout, Numerics
+from fedtail.simulate.graph.samples import Look
 
 Weights = Tensor | dict[str, Tensor]
 """Parameters as a flat vector or by name."""
@@ -36,6 +37,13 @@ class DeviceModel:
         mean, std = (torch.tensor(v, device=numerics.device).view(shape) for v in (transform.mean, transform.std))
         self._normal = (mean, std) if transform.mean else None
         self.aside = Aside(numerics.device)
+        bf16 = numerics.fused and numerics.dtype == torch.bfloat16 and numerics.device.type == "cuda"
+        self.look = (
+            Look(transform.scale, mean.flatten(), std.flatten())
+            if bf16 and transform.mean and reads_images(module)
+            else None
+        )
+        """For the kernel that reads images, where the model can be given what it reads."""
 
     def inputs(self, pool: Tensor, index: Tensor, draws: Tensor | None = None) -> Tensor:
         """Model input of some samples; equal to ``Transform`` and ``apply_augment``."""

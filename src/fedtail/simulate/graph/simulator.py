@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.random import torch_seed
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
@@ -47,6 +47,9 @@ from fedtail.simulate.scoring import Scoring
 from fedtail.simulate.turns import hand_over, launching, my_turns, wait_for
 
 MAX_LANES = 10
+OWN_KERNELS = 32
+"""Batches up to which our own kernels are faster than the libraries, measured on an H200: 38,113 images/s against
+36,039 at 32, 43,473 against 45,221 at 64."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +104,14 @@ class GraphSimulator(ClientStates, Scoring):
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        kernels = engine.kernels == "own"
+        few = settings.local.batch_size <= OWN_KERNELS
+        kernels = self.device.type == "cuda" and (
+            engine.kernels in ("own", "all") or (few and engine.kernels == "auto")
+        )
         self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile, kernels)
-        self.network.aside.kernels, self.network.aside.checked = kernels, not kernels
+        aside = self.network.aside
+        aside.kernels, aside.untimed, aside.checked = kernels, engine.kernels == "all", not kernels
         self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
@@ -216,6 +223,7 @@ class GraphSimulator(ClientStates, Scoring):
 
     def _record(self, lane: Lane, slots: list[Slot]) -> None:
         began = time.perf_counter()
+        self.numerics.apply()  # another run of this process may compute otherwise
         count = lane.record(set().union(*(s.schedule.shapes for s in slots)))
         self.recorded += count
         if count:
@@ -230,7 +238,7 @@ class GraphSimulator(ClientStates, Scoring):
             losses, delta = [t.losses for t in mine], out[row]
             reason, failed = diverged(losses, task, delta)
             if reason is not None:
-                refusals.append(Refusal(k, task.round, reason))
+                refusals.append(Refusal(k, task.round, reason, DIVERGED))
                 continue
             client, before = self.federation.client(k), self.client_states.get(k, {})
             kept, extras = zip(*(self._finish(t, delta[t.run.probe], before) for t in mine), strict=True)

@@ -23,6 +23,7 @@ from fedtail.rounds.local import draw_width, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
+from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.step import Kernel, Signature, input_names, make_step
 from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.recorder import Recorder
@@ -30,8 +31,8 @@ from fedtail.simulate.graph.simulator import GraphSimulator, Trained
 from fedtail.simulate.graph.step import Resident
 from fedtail.simulate.turns import hand_over, launching, wait_for
 
-MOST = 256
-"""Runs in one stack."""
+MOST, MOST_VALUES = 256, 2**30
+"""Runs in one stack, and values of their activations: twice as many are in memory at times, 4 bytes each."""
 
 
 class StackedSimulator(GraphSimulator):
@@ -58,8 +59,12 @@ class StackedSimulator(GraphSimulator):
             kernel, why = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
             if kernel is None:
                 raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
-        exact = {"precision": "fp32" if settings.engine.precision == "auto" else settings.engine.precision}
-        engine = settings.engine.model_copy(update=exact)
+        self.along = isinstance(kernel, Network) and kernel.along_sequences
+        if settings.engine.precision == "auto":
+            chosen = "tf32" if self.along else "fp32"
+        else:
+            chosen = settings.engine.precision
+        engine = settings.engine.model_copy(update={"precision": chosen})
         super().__init__(federation, module, method, settings.model_copy(update={"engine": engine}))
         self.kernel, self.reason = kernel, reason
         self._stacks: dict[tuple[Signature, int], Stack] = {}
@@ -83,8 +88,9 @@ class StackedSimulator(GraphSimulator):
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         done: list[Trained] = []
         steps = max(sum(r.local.steps for r in runs), 1)
-        for first in range(0, len(runs), MOST):
-            part = slice(first, first + MOST)
+        most = self._most(max((int(r.plan.sizes.max(initial=1)) for r in runs), default=1))
+        for first in range(0, len(runs), most):
+            part = slice(first, first + most)
             cohort = pack_cohort(runs[part], self._labels, self.n_groups)
             mine = {k: v[part] for k, v in const.items()}, {k: v[part] for k, v in state.items()}
             ends, final, losses = self._steps(cohort, task, start, *mine, steps)
@@ -107,6 +113,7 @@ class StackedSimulator(GraphSimulator):
         """Train a cohort: final models (n, d) and method states, and the losses (S, n) on the host."""
         active = cohort.active.tolist()
         stack = self._stack(cohort, task, const, state)
+        self.numerics.apply()  # another run of this process may compute otherwise
         stack.record({_rows(n, len(cohort.runs)) for n in active})
         stack.load(cohort, start, const, state)
         ends = {name: stack.tensors[name][: len(cohort.runs)].clone() for name in stack.moving}
@@ -123,6 +130,11 @@ class StackedSimulator(GraphSimulator):
         wait_for(self.device)
         final = {k: ends[f"state.{k}"] for k in state}
         return ends["x"], final, stack.losses[: len(active)].double().cpu().numpy()
+
+    def _most(self, batch: int) -> int:
+        """Runs in one stack, by what their activations take."""
+        values = self.kernel.values * batch if isinstance(self.kernel, Network) else 1
+        return max(1, min(MOST, MOST_VALUES // values))
 
     def _stack(self, cohort: Cohort, task: Task, const: Tensors, state: Tensors) -> Stack:
         """Memory for so many runs; made anew when a run is longer than it holds."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +18,11 @@ from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
 from fedtail.models.flat import has_batchnorm
 from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.graph.groupnorm import has_kernel as norm_kernel
+from fedtail.simulate.graph.groupnorm import place_gradients
 from fedtail.simulate.graph.momentum import has_kernel, momentum_step
 from fedtail.simulate.graph.network import DeviceModel, Weights
+from fedtail.simulate.graph.samples import Entropy, read_images, takes_images
 
 AGREES = 0.05
 """Relative difference of gradients in bfloat16 that is rounding; a kernel that is wrong is off by 1."""
@@ -100,28 +104,64 @@ def sample_losses(model: DeviceModel, method: Method) -> Losses:
     student = model.network(training=True)
     teacher = model.network(training=False) if method.needs_teacher else None
     d, dtype = model.layout.n_params, model.numerics.weights
+    plain = type(method).loss is Method.loss  # cross-entropy
 
     def losses(
         weights: Sequence[Weights], resident: Resident, local: Local, given: PassInput, sizes: Sizes
     ) -> tuple[Tensor, Tensor, Tensors]:
-        real = given.rows >= 0
-        index = torch.where(real, given.rows, -given.rows - 1)
-        x, y = model.inputs(resident.x, index, given.draws), resident.y[index]
+        kernels = model.aside.further and model.look is not None
+        if model.look is not None and kernels and takes_images(resident.x, given.draws):
+            x, y, weight = read_images(resident.x, resident.y, given.rows, given.draws, model.look, dtype)
+        else:
+            real = given.rows >= 0
+            index = torch.where(real, given.rows, -given.rows - 1)
+            x, y, weight = model.inputs(resident.x, index, given.draws), resident.y[index], real.to(torch.float32)
         guide = None
         if teacher is not None:
             with torch.no_grad():
                 start = resident.start
                 guide = teacher([start[:d].to(dtype)] * len(sizes), start[d:], x, sizes)
-        batch = Batch(y, real.to(torch.float32), guide)
+        logits = student(weights, local.rest, x, sizes)
+        if kernels and plain:
+            return Entropy.apply(logits, y, weight), y, {}
         state = local.state if method.stateful_loss else {}
-        out, state = method.loss(student(weights, local.rest, x, sizes), batch, local.const, state)
-        return torch.where(real, out, 0.0), y, state
+        out, state = method.loss(logits, Batch(y, weight, guide), local.const, state)
+        return torch.where(weight > 0, out, 0.0), y, state
 
     return losses
 
 
+class NormSums:
+    """The GroupNorm layers that have a kernel, side by side, so that one launch makes the gradients of all of them."""
+
+    def __init__(self, model: DeviceModel) -> None:
+        self.names: list[str] = []
+        self.channels: list[int] = []
+        offsets = dict(zip((n for n, _ in model.layout.names), np.cumsum([0, *model.layout.sizes]), strict=False))
+        targets: list[list[np.ndarray]] = [[], []]
+        for name, layer in model.module.named_modules():
+            if isinstance(layer, nn.GroupNorm) and norm_kernel(
+                layer.num_channels, layer.num_groups, model.numerics.device
+            ):
+                self.names.append(name)
+                self.channels.append(layer.num_channels)
+                for of, kind in zip(targets, ("weight", "bias"), strict=True):
+                    of.append(offsets[f"{name}.{kind}"] + np.arange(layer.num_channels))
+        flat = [np.concatenate(of) for of in targets if of]
+        self.targets = torch.as_tensor(np.stack(flat)).to(model.numerics.device) if flat else None
+
+    def rows(self, n: int) -> Tensor:
+        """(2, n, C) for the sums of so many samples."""
+        assert self.targets is not None
+        return torch.empty(2, n, sum(self.channels), device=self.targets.device)
+
+    def named(self, sums: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, sums.split(self.channels, dim=2), strict=True))
+
+
 def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
     named, aside = model.layout.named, model.aside
+    norms = NormSums(model)
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
         if local.params.is_cuda and not aside.checked:
@@ -135,10 +175,14 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
         flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
         places = [named(row) for row in flat]
         aside.places = places if len(sizes) <= 2 else []
+        sums = norms.rows(len(given.rows)) if aside.further and aside.places and norms.targets is not None else None
+        aside.sums = {} if sums is None else norms.named(sums)
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]
-        grads = torch.autograd.grad((out * given.scales).sum(), leaves)
+        grads = torch.autograd.grad(out, leaves, given.scales)
         aside.join()
+        if sums is not None:
+            place_gradients(sums, sizes, norms.targets, flat)
         pairs = zip([place for group in places for place in group.values()], grads, strict=True)
         left = [(place, grad) for place, grad in pairs if place.data_ptr() != grad.data_ptr()]
         # one balanced kernel; concatenation is bound by the largest of the many pieces

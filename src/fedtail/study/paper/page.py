@@ -79,11 +79,14 @@ def tabulated(view: Mapping[str, Any], records: Sequence[Record]) -> str:
     against = view.get("against", grid.rows[0].name)
     blocks = {block for block, _ in columns} if "blocks" not in view else view["blocks"]
     head = [METRICS[view["metric"]].title, *(c if len(blocks) == 1 else f"{c}, {b}" for b, c in columns)]
+    named = view.get("rows", [row.name for row in grid.rows])
     rows = [
-        [row.name, *(_cell(grid, found, place, row.name, against) for place in columns)]
-        for row in grid.rows
-        if any((*place, row.name) in found for place in columns)
+        [name, *(_cell(grid, found, place, name, against) for place in columns)]
+        for name in named
+        if any((*place, name) in found for place in columns)
     ]
+    if "rows" in view:  # two or three rows against each other: what follows belongs to whole columns
+        return markdown_table(head, rows)
     floors = [column_floor(found, place) for place in columns]
     if not all(map(math.isnan, floors)):
         rows.append(["*always the majority class*", *("" if math.isnan(v) else number(v) for v in floors)])
