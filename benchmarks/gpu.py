@@ -101,7 +101,7 @@ def eager(data: Federation, batch: int, device: str, width: int, steps: int = 6)
 
 
 def simulated(
-    data: Federation, batch: int, device: str, width: int, rounds: int = 3, kernels: str = "library", **options: Any
+    data: Federation, batch: int, device: str, width: int, rounds: int = 3, kernels: str = "auto", **options: Any
 ) -> tuple[dict[str, Any], GraphSimulator]:
     """Images per second of FedCGNM rounds on the graph path once their shapes are recorded (median of ``rounds``),
     and what the first round cost."""
@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
     parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
     parser.add_argument(
-        "--kernels", choices=("library", "own"), default="library", help="engine.kernels of the batches"
+        "--kernels", choices=("auto", "library", "own", "all"), default="auto", help="engine.kernels of the batches"
     )
     parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])

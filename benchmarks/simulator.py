@@ -24,12 +24,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from fedtail.core.records import Task
 from fedtail.cores import usable_cores
@@ -40,8 +40,8 @@ from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from job import WARM, Job, in_turns
 from other_simulators import against_peers
-from workers import table
-from workload import BATCH, FEATURES, NUMERIC, SIZE_ROWS, SIZES, Workload, fastest, make_workload, sequential_round
+from workers import LEVELS, table
+from workload import BATCH, FEATURES, SIZE_ROWS, SIZES, Workload, fastest, make_workload, sequential_round
 
 
 def against_loop(work: Workload, clients: int, repeats: int, cores: int) -> dict[str, Any]:
@@ -166,20 +166,73 @@ def padding() -> dict[str, float]:
     return dict(engine.padding)
 
 
-def limits(units: int = 512, repeats: int = 300) -> dict[str, float]:
-    """What one core multiplies at best, and a first layer of one-hot columns: dense products against index sums."""
-    w, a, z = torch.randn(256, units), torch.randn(units, BATCH), torch.empty(256, BATCH)
-    rows = torch.from_numpy(make_workload(BATCH).x)
-    on = rows[:, NUMERIC:].nonzero()[:, 1].view(BATCH, -1) + NUMERIC  # one column of each category
-    first, d, grads = torch.randn(FEATURES, units), torch.randn(BATCH, units), torch.zeros(FEATURES, units)
-    spread = d.repeat_interleave(on.shape[1], 0)
+def limits(repeats: int = 200) -> dict[str, float]:
+    """What one core multiplies at best; what bfloat16 would save of a 220k step's products; and a first layer of
+    one-hot columns, FedCGNM's forward pass and gradients of one batch: dense products against index sums."""
+    w, a, z = torch.randn(256, 512), torch.randn(512, BATCH), torch.empty(256, BATCH)
+    dense, sums = first_layer()
     return {
-        "gigaflops": 2 * 256 * units * BATCH / fastest(lambda: torch.mm(w, a, out=z), repeats) / 1e9,
-        "dense product, us": fastest(lambda: rows @ first, repeats) * 1e6,
-        "index sums, us": fastest(lambda: F.embedding_bag(on, first, mode="sum"), repeats) * 1e6,
-        "dense gradient, us": fastest(lambda: torch.mm(rows.T, d, out=grads), repeats) * 1e6,
-        "index gradient, us": fastest(lambda: grads.index_add_(0, on.view(-1), spread), repeats) * 1e6,
+        "gigaflops": 2 * w.numel() * BATCH / fastest(lambda: torch.mm(w, a, out=z), repeats) / 1e9,
+        "products of a 220k step, us": sum(fastest(p, repeats) for p in products(torch.float32)) * 1e6,
+        "in bfloat16, us": sum(fastest(p, repeats) for p in products(torch.bfloat16)) * 1e6,
+        "one-hot first layer, dense, us": fastest(dense, repeats) * 1e6,
+        "as index sums, us": fastest(sums, repeats) * 1e6,
     }
+
+
+def products(kind: torch.dtype) -> list[Callable[[], object]]:
+    """All matrix products of a step of the 220k model, and in bfloat16 what it takes to have weights, activations and
+    signals in it, and gradients out of it."""
+    out: list[Callable[[], object]] = []
+    widths = (FEATURES, *SIZES["220k"])
+    for first, (n, m) in enumerate(pairwise(widths)):
+        whole = torch.randn(m, n), torch.randn(n, BATCH), torch.randn(m, BATCH)
+        w, a, d = (t.to(kind) for t in whole)
+        out += [partial(torch.mm, w, a), partial(torch.mm, d, a.T)]
+        if first:
+            out.append(partial(torch.mm, w.T, d))
+        if kind != torch.float32:
+            gradient = torch.mm(d, a.T)
+            out += [partial(t.copy_, f) for t, f in zip((w, a, d), whole, strict=True)]
+            out.append(partial(whole[0].sub_, gradient, alpha=1e-3))
+    return out
+
+
+def first_layer(units: int = 256, groups: int = 2) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The first layer of a table of 281 columns, all but 21 of them one-hot: its outputs, and its gradients added to
+    two groups' momentum; as dense products over windows of the batch, and as sums of the columns that are on."""
+    pool = table(BATCH * 4, 1).pool.x[:BATCH].contiguous()
+    numeric = pool.shape[1] - sum(LEVELS)
+    on = pool[:, numeric:].nonzero()[:, 1].view(BATCH, -1)
+    numbers, ones = pool[:, :numeric].contiguous(), on.shape[1]
+    group = (torch.arange(BATCH) >= BATCH * 11 // 16).long()
+    masks = torch.stack([(group == h) / BATCH for h in range(groups)])
+    windows = ((0, BATCH), (BATCH // 4, BATCH))
+    w, bias, d = torch.randn(units, pool.shape[1]), torch.randn(units, 1), torch.randn(units, BATCH)
+    by_column, z = w.T.contiguous(), torch.empty(units, BATCH)
+    momentum, turned = torch.zeros(groups, *w.shape), torch.zeros(groups, *by_column.shape)
+    bag = torch.ops.aten._embedding_bag_forward_only.default
+    key = (group[:, None] * sum(LEVELS) + on).flatten()
+    samples, counts = torch.argsort(key, stable=True) // ones, torch.bincount(key, minlength=groups * sum(LEVELS))
+    offsets, starts = counts.cumsum(0) - counts, torch.arange(0, BATCH * ones, ones)
+
+    def dense() -> None:
+        torch.addmm(bias, w, pool.T, out=z)
+        for h, (low, high) in enumerate(windows):
+            momentum[h].addmm_(d[:, low:high] * masks[h, low:high], pool[low:high], beta=0.5)
+
+    def sums() -> None:
+        found = bag(by_column[numeric:], on.flatten(), starts, False, 0)[0]
+        torch.addmm(found.T, by_column[:numeric].T, numbers.T, out=z).add_(bias)
+        gradients = bag((d / BATCH).T.contiguous(), samples, offsets, False, 0)[0].view(groups, -1, units)
+        for h, (low, high) in enumerate(windows):
+            turned[h, numeric:].mul_(0.5).add_(gradients[h])
+            turned[h, :numeric].addmm_(numbers[low:high].T, (d[:, low:high] * masks[h, low:high]).T, beta=0.5)
+
+    dense()
+    sums()
+    torch.testing.assert_close(momentum.mT, turned, rtol=1e-4, atol=1e-5)
+    return dense, sums
 
 
 def _resident() -> int:

@@ -15,7 +15,6 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import Device, Json, Workers
 from fedtail.cli.progress import terminal
 from fedtail.cli.tables import bare_table
-from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError
 from fedtail.study.bench.leaderboard import Board, mean_spread, rank_submissions, write_board
 from fedtail.study.bench.running import FILE, Run, Submission, bench_method, read_submission
@@ -110,10 +109,9 @@ def verify(
 
 def runner(out: Path, workers: int | None) -> Run:
     """Cells of the suite in ``out/runs``, with progress."""
-    pool = workers or min(4, usable_cores())
 
     def run(title: str, cells: Sequence[Cell]) -> list[Outcome]:
-        return run_with_progress(title, cells, out / "runs", workers=pool, strict=False)
+        return run_with_progress(title, cells, out / "runs", workers=workers, strict=False)
 
     return run
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedtail.cli.progress import Stopped, console, progress_bar
+from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError
-from fedtail.study.cells import Cell, Outcome, run_cells
+from fedtail.study.cells import Cell, Outcome, on_gpu, run_cells
 from fedtail.study.launchers import Launcher
 
 
@@ -18,14 +19,17 @@ def run_with_progress(
     cells: Sequence[Cell],
     out: Path,
     *,
-    workers: int,
+    workers: int | None,
+    most: int = 4,
     fresh: bool = False,
     strict: bool = True,
     launcher: Launcher | None = None,
     on_done: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Run cells with a bar (or plain lines) on standard error. With ``strict`` a failed cell is an error at the end.
-    ``on_done`` is called for each as it finishes."""
+    ``on_done`` is called for each as it finishes. So many ``workers`` at once; None: one for each core, at most
+    ``most``, and one alone on a GPU, which a single run fills."""
+    pool = workers or (1 if on_gpu(cells) else min(most, usable_cores()))
     if fresh:
         for cell in cells:
             shutil.rmtree(cell.folder(out), ignore_errors=True)
@@ -49,7 +53,7 @@ def run_with_progress(
 
     try:
         with bar:
-            outcomes = run_cells(cells, out, workers=workers, on_done=note, launcher=launcher)
+            outcomes = run_cells(cells, out, workers=pool, on_done=note, launcher=launcher)
     except KeyboardInterrupt:
         raise Stopped(
             f"{done} of {len(cells)} runs are finished; the same command{' without --fresh' if fresh else ''} goes on"

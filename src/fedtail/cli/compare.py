@@ -15,7 +15,6 @@ from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import SOURCE, TRAINING, Fresh, Json, Workers, config_flags, split_arguments
 from fedtail.cli.progress import Encoded, console
 from fedtail.cli.tables import print_table
-from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
 from fedtail.report import load_run, write_report
@@ -107,8 +106,7 @@ def compare_command(
         raise FedtailError("--until decided compares methods with the first one; name two or more with --methods")
     cells = comparison_cells(configs, seeds, tried)
     check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
-    pool = workers or min(4, usable_cores())
-    outcomes = run_with_progress("compare", cells, out, workers=pool, fresh=fresh, strict=False)
+    outcomes = run_with_progress("compare", cells, out, workers=workers, fresh=fresh, strict=False)
     kept = best_lrs(outcomes, metric) if tried else outcomes
     decided: dict[str, Any] = {}
     if until:
@@ -116,7 +114,7 @@ def compare_command(
 
         def more(seed: int) -> list[Outcome]:
             cells = [c for label, config in settled.items() for c in seeds_of(config, f"compare-{label}", [seed])]
-            return run_with_progress(f"seed {seed}", cells, out, workers=pool, strict=False)
+            return run_with_progress(f"seed {seed}", cells, out, workers=workers, strict=False)
 
         kept, decided = until_decided(
             list(configs), kept, metric, more, lambda: limit - (time.perf_counter() - began), pair=pair_in(configs)

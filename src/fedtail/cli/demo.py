@@ -11,7 +11,6 @@ import typer
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import Fresh, Workers
 from fedtail.cli.tables import print_table
-from fedtail.cores import usable_cores
 from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.tables import headline
@@ -31,7 +30,7 @@ def demo(
     """FedAvg, FedCGN and FedCGNM on long-tailed digits over 5 clients: a table and a report to look at."""
     began = time.perf_counter()
     cells = comparison_cells(method_configs(METHODS, flags={"run.rounds": rounds}), seeds)
-    outcomes = run_with_progress("demo", cells, out, workers=workers or min(4, usable_cores()), fresh=fresh)
+    outcomes = run_with_progress("demo", cells, out, workers=workers, fresh=fresh)
     runs = [load_run(outcome.folder) for outcome in outcomes]
     page = write_report(runs, out / "report.html", "fedtail demo: digits with a long tail, 5 clients")
     typer.echo()

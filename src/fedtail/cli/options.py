@@ -28,7 +28,7 @@ Arguments = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and notes are still printed.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Runs at once, sharing the cores: one per core; on a GPU at most 4.")
+    int | None, typer.Option(min=1, help="Runs at once, sharing the cores: one per core; on a GPU one, at most 4.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what an earlier call left.")]
 RunFolder = Annotated[Path, typer.Option(help="Run folder of the trained model.")]

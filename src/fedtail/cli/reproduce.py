@@ -58,7 +58,7 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
     name, overrides = split_arguments(arguments)
-    words, pool = only or [], workers or usable_cores()
+    words = only or []
     if name is None:
         print_names(overrides)
         return
@@ -82,7 +82,7 @@ def reproduce(
             for line in made.below:
                 typer.echo(f"below always answering the majority class: {line}", err=True)
         else:
-            search(scale, seeds, words, out, pool, device, data_dir)
+            search(scale, seeds, words, out, workers, device, data_dir)
         return
     asked = Reproduction(
         grid=load_grid(name),
@@ -103,7 +103,9 @@ def reproduce(
     began = time.perf_counter()
     where = launcher_for(launcher, cells)
     note = asked.recorder(places, out)
-    found = run_with_progress(name, cells, base, workers=pool, strict=False, launcher=where, on_done=note)
+    found = run_with_progress(
+        name, cells, base, workers=workers, most=usable_cores(), strict=False, launcher=where, on_done=note
+    )
     failed = [outcome for outcome in found if outcome.error]
     if len(failed) == len(found):
         raise FedtailError(f"every run of {name!r} failed; the first: {failed[0].error}")
@@ -138,12 +140,20 @@ def convergence(scale: str, seeds: int, folder: Path) -> None:
 
 
 def search(
-    scale: str, seeds: int, only: Sequence[str], out: Path, workers: int, device: str | None, data_dir: str | None
+    scale: str,
+    seeds: int,
+    only: Sequence[str],
+    out: Path,
+    workers: int | None,
+    device: str | None,
+    data_dir: str | None,
 ) -> None:
     """Run the search for hyper-parameters, print what it found and write ``search/tuned.toml``."""
 
     def run(recipe: str, cells: Sequence[Cell]) -> list[Outcome]:
-        return run_with_progress(f"search {recipe}", cells, out / "cells", workers=workers, strict=False)
+        return run_with_progress(
+            f"search {recipe}", cells, out / "cells", workers=workers, most=usable_cores(), strict=False
+        )
 
     where = {"engine.device": device, "data.dir": data_dir}
     settings: dict[str, dict[str, object]] = {}

@@ -28,14 +28,18 @@ def group_momentum(momentum: Tensor, grads: Tensor, beta: Scalar) -> Tensor:
     return torch.lerp(momentum, grads, 1.0 - like(beta, grads))
 
 
+def normalizers(momentum: Tensor, delta: Scalar) -> Tensor:
+    """(..., H, 1) what each group's momentum is multiplied with: 1 / (||m_h|| + delta), or 1 for a zero vector."""
+    denominator = torch.linalg.vector_norm(momentum, dim=-1, keepdim=True) + like(delta, momentum)
+    return torch.where(denominator > 0, denominator, torch.ones_like(denominator)).reciprocal()
+
+
 def normalized_sum(momentum: Tensor, delta: Scalar) -> Tensor:
     """(..., d) sum over groups of m_h / (||m_h|| + delta); the norm is over all parameters jointly.
 
     A zero vector contributes zero also with ``delta = 0``.
     """
-    norm = torch.linalg.vector_norm(momentum, dim=-1, keepdim=True)
-    denominator = norm + like(delta, momentum)
-    factor = torch.where(denominator > 0, denominator, torch.ones_like(denominator)).reciprocal()
+    factor = normalizers(momentum, delta)
     if momentum.shape[-2] > FEW:
         return (momentum * factor).sum(dim=-2)
     total = momentum[..., 0, :] * factor[..., 0, :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -79,12 +80,12 @@ class Client:
     augment: str | None
     background: int | None = None
 
-    @property
+    @cached_property
     def labels(self) -> np.ndarray:
         """Labels of the training samples, in the order of ``train``."""
         return np.asarray(self.pool.y.numpy()[self.train])
 
-    @property
+    @cached_property
     def counts(self) -> np.ndarray:
         """(C,) training samples per class; stays at the client."""
         return np.bincount(self.labels, minlength=self.n_classes)
@@ -175,6 +176,16 @@ class Federation:
         return np.array([len(i) for i in self.train])
 
     def client(self, k: int) -> Client:
+        if k not in self._clients:
+            self._clients[k] = self._client(k)
+        return self._clients[k]
+
+    @cached_property
+    def _clients(self) -> dict[int, Client]:
+        """Those asked for so far: every round asks for their labels."""
+        return {}
+
+    def _client(self, k: int) -> Client:
         return Client(
             index=k,
             pool=self.pool,

@@ -157,8 +157,8 @@ class Method:
     """``direction`` is not the plain gradient, which engines may subtract as they compute it. Set by itself."""
     averaged: ClassVar[str] = ""
     """A state (..., H, d) that ``direction`` changes by m <- beta m + (1 - beta) g, with the scalar ``beta``, and is
-    then ``from_average`` of. Engines may add gradients to it as they compute them. A class with a direction of its own
-    loses it, unless it names one."""
+    then the sum of, with ``average_factors``. Engines may add gradients to it as they compute them. A class with a
+    direction of its own loses it, unless it names one."""
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
@@ -212,8 +212,9 @@ class Method:
         """(..., d) direction to subtract (before weight decay), and the step state."""
         return step.grads.sum(dim=-2), step.state
 
-    def from_average(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
-        """(..., d) direction of a method with ``averaged``, from that state after the step's gradients."""
+    def average_factors(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
+        """(..., H, 1) what each group's average counts in the direction of a method with ``averaged``, from that state
+        after the step's gradients."""
         raise NotImplementedError
 
     # -- server ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.grouping import DISPERSIONS, group_classes
-from fedtail.core.momentum import Scalar, group_momentum, normalized_sum
+from fedtail.core.momentum import Scalar, cgnm_direction, normalizers
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.methods.base import LocalRun, LocalStep, Method
@@ -73,11 +73,13 @@ class FedCGNM(Method):
         return {}, {"momentum": torch.zeros(shape, device=run.device)}
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
-        momentum = group_momentum(step.state["momentum"], step.grads, step.hyper["beta"])
-        return self.from_average(momentum, step.hyper), {**step.state, "momentum": momentum}
+        direction, momentum = cgnm_direction(
+            step.state["momentum"], step.grads, step.hyper["beta"], step.hyper["delta"]
+        )
+        return direction, {**step.state, "momentum": momentum}
 
-    def from_average(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
-        return normalized_sum(average, hyper["delta"])
+    def average_factors(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
+        return normalizers(average, hyper["delta"])
 
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
         if self.weight_decay:

@@ -125,13 +125,12 @@ def plan_local_run(
             draws = draws.repeat(2, 0) if views else draws
     if views:
         positions, sizes = positions.repeat(2), sizes * 2
-    counts = np.bincount(labels, minlength=client.n_classes)
     return LocalPlan(
         index=client.train[positions],
         sizes=sizes,
         all_draws=draws,
-        counts=counts,
-        resampled=epoch_counts(counts, rate, sampler, settings.local.batch_size, settings.local.replication),
+        counts=client.counts,
+        resampled=epoch_counts(client.counts, rate, sampler, settings.local.batch_size, settings.local.replication),
     )
 
 

@@ -141,8 +141,11 @@ def launcher_of(cells: Sequence[Cell], workers: int) -> Callable[[Sequence[Cell]
     """How ``workers`` of these cells run at once."""
     if workers <= 1 or len(cells) <= 1:
         return one_by_one
-    on_gpu = all(cell.config.engine.device.startswith("cuda") for cell in cells)
-    return together(min(workers, AT_ONCE)) if on_gpu else in_processes(workers)
+    return together(min(workers, AT_ONCE)) if on_gpu(cells) else in_processes(workers)
+
+
+def on_gpu(cells: Sequence[Cell]) -> bool:
+    return all(cell.config.engine.device.startswith("cuda") for cell in cells)
 
 
 def one_by_one(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:

@@ -13,6 +13,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
+from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.study.cells import run_cell, run_cells, seeds_of, together
@@ -81,3 +82,29 @@ def test_recorded_lstm_layers_equal_the_reference() -> None:
     task = Task(0, reference.model.vector.clone(), (0, 1), {"rate": np.full((2, 1), 0.5)}, 0.1)
     for a, b in zip(reference.train(task)[0], fast.train(task)[0], strict=True):
         assert float((a.delta - b.delta).abs().max()) <= 1e-3 * float(a.delta.abs().max())
+
+
+def test_a_cnn_lstm_in_one_recorded_stack_equals_the_reference() -> None:
+    method, federation = METHODS.build("fedcgnm"), sequences()
+    on_gpu = Settings.of(batch_size=8, device="cuda", precision="fp32")
+    one, two = (build_model("cnn_lstm", (16,), 3, channels=(4, 8), hidden=16) for _ in range(2))
+    reference = ReferenceSimulator(federation, one, method, Settings.of(batch_size=8))
+    fast = simulator(federation, two, method, on_gpu)
+    assert fast.info()["path"] == "batched"
+    task = Task(0, reference.model.vector.clone(), (0, 1), {"rate": np.full((2, 1), 0.5)}, 0.1)
+    for a, b in zip(reference.train(task)[0], fast.train(task)[0], strict=True):
+        assert float((a.delta - b.delta.cpu()).abs().max()) <= 1e-3 * float(a.delta.abs().max())
+
+
+@pytest.mark.parametrize("kernels", ["own", "all"])
+def test_rounds_by_our_kernels_are_those_of_the_libraries(kernels: str) -> None:
+    method, federation = METHODS.build("fedcgnm"), images()
+    deltas = []
+    for kind in ("library", kernels):
+        torch.manual_seed(0)
+        module = build_model("resnet18", (3, 8, 8), 4)
+        engine = GraphSimulator(federation, module, method, Settings.of(batch_size=64, device="cuda", kernels=kind))
+        task, _ = round_task(method, engine.model.vector.clone(), engine)
+        deltas.append(torch.stack([u.delta[0] for u in engine.train(task)[0]]))
+        assert engine.info()["kernels"] == (kind != "library")
+    assert float((deltas[0] - deltas[1]).norm() / deltas[0].norm()) < 0.1  # one step: rounding in bfloat16

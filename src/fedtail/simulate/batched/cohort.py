@@ -15,7 +15,7 @@ from fedtail.rounds.local import LocalPlan, PreparedRun
 
 Span = tuple[int, int]
 
-RARE = 4.5
+RARE = 4.0
 """Standard deviations of a group's place in a batch."""
 GRAIN = 8
 """Batches and windows of groups are rounded to multiples of it, so that few distinct sizes occur. They depend on the

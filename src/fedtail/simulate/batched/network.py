@@ -54,17 +54,24 @@ class Network:
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:
         """Logits (n, C, B) of models (n, d) on inputs (n, B, ...), and what ``backward`` needs."""
         params = self.parameters(x)
-        a, saved = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape | Fold)), []
+        a, saved = self._samples_last(inputs), []
         for layer, p in zip(self.layers, params, strict=True):
             a, kept = layer.forward(p, a)
             saved.append(kept)
         return a, (params, saved)
 
     def answers(self, x: Tensor, inputs: Tensor) -> Tensor:
-        a = _samples_last(inputs, isinstance(self.layers[0], Linear | Reshape))
+        a = self._samples_last(inputs)
         for layer, p in zip(self.layers, self.parameters(x), strict=True):
             a = _answers(layer, p, a)
         return a
+
+    def _samples_last(self, inputs: Tensor) -> Tensor:
+        """(n, B, ...) -> (n, ..., B); a view where the first layer takes flat samples, whose products read either
+        order."""
+        if isinstance(self.layers[0], Linear | Reshape | Fold):
+            return inputs.flatten(2).transpose(1, 2)
+        return inputs.movedim(1, -1).contiguous()
 
     @property
     def leading_linear(self) -> int | None:
@@ -112,13 +119,6 @@ class Network:
 def _answers(layer: Layer, p: Sequence[Tensor], a: Tensor) -> Tensor:
     """A layer's output when the model is asked and not trained."""
     return layer.answers(p, a) if isinstance(layer, Heads) else layer.forward(p, a)[0]
-
-
-def _samples_last(inputs: Tensor, flat: bool) -> Tensor:
-    """(n, B, ...) -> (n, ..., B); a view for fully connected networks, whose products read either order."""
-    if flat:
-        return inputs.flatten(2).transpose(1, 2)
-    return inputs.movedim(1, -1).contiguous()
 
 
 def recognise(module: nn.Module, input_shape: Shape) -> Network | None:

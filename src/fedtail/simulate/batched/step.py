@@ -125,11 +125,14 @@ def make_step(kernel: AnyKernel, method: Method, signature: Signature) -> Callab
             losses, new = _by_chunks(kernel, method, given, const, state, weights, into, keep)
         else:
             losses, new = _at_once(kernel, method, signature.windows, given, const, state, weights, into, keep)
-        if not plain:
-            if not isinstance(beta, Tensor):
-                direction = method.from_average(into, hyper)
-            else:
-                direction, new = method.direction(LocalStep(into, x, x0, const, new, hyper))
+        if not plain and not isinstance(beta, Tensor):
+            factors = method.average_factors(into, hyper) * -lr.unsqueeze(-1)
+            if decays:
+                x.mul_(1.0 - lr * like(decay, x))
+            for h in range(n_groups):  # the direction itself is not written
+                x.addcmul_(into[:, h], factors[:, h])
+        elif not plain:
+            direction, new = method.direction(LocalStep(into, x, x0, const, new, hyper))
             if decays:
                 direction = direction + like(decay, x) * x
             x.addcmul_(direction, lr, value=-1.0)
