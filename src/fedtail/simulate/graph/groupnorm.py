@@ -28,6 +28,13 @@ quarter of that at a time; the third is values per warp."""
 if triton is not None:
 
     @triton.jit
+    def _even(base, p, c, space, C: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Where pixels at even rows and columns lie in a tensor of these alone, and which of them are."""
+        even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
+        place = (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
+        return base // 4 + place, even[:, None]
+
+    @triton.jit
     def _forward_kernel(  # type: ignore[no-untyped-def]
         x, residual, w, b, y, half, mean, rstd, space, eps,
         C: tl.constexpr, CG: tl.constexpr, CB: tl.constexpr, BH: tl.constexpr, ONCE: tl.constexpr,
@@ -77,9 +84,8 @@ if triton is not None:
                 z = tl.maximum(z, 0.0)
             tl.store(y + at, z, mask=inside)
             if HALF:
-                even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
-                quarter = base // 4 + (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
-                tl.store(half + quarter, z, mask=even[:, None])
+                quarter, even = _even(base, p, c, space, C, WIDTH)
+                tl.store(half + quarter, z, mask=even)
         else:
             for i in range(0, space, BH):
                 p = i + tl.arange(0, BH)
@@ -92,9 +98,8 @@ if triton is not None:
                     z = tl.maximum(z, 0.0)
                 tl.store(y + at, z, mask=inside)
                 if HALF:
-                    even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
-                    quarter = base // 4 + (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
-                    tl.store(half + quarter, z, mask=even[:, None])
+                    quarter, even = _even(base, p, c, space, C, WIDTH)
+                    tl.store(half + quarter, z, mask=even)
 
     @triton.jit
     def _upstream(  # type: ignore[no-untyped-def]
@@ -108,9 +113,8 @@ if triton is not None:
         if MORE == 1:
             d = (d.to(tl.float32) + tl.load(more + at, mask=inside, other=0.0).to(tl.float32)).to(d.dtype)
         if MORE == 2:
-            even = (p < space) & (p % WIDTH % 2 == 0) & (p // WIDTH % 2 == 0)
-            quarter = base // 4 + (p // WIDTH // 2 * (WIDTH // 2) + p % WIDTH // 2)[:, None] * C + c[None, :]
-            other = tl.load(more + quarter, mask=even[:, None], other=0.0)
+            quarter, even = _even(base, p, c, space, C, WIDTH)
+            other = tl.load(more + quarter, mask=even, other=0.0)
             d = (d.to(tl.float32) + other.to(tl.float32)).to(d.dtype)
         if RELU:
             d = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, d, 0.0)

@@ -19,7 +19,7 @@ from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.local import draw_width, prepare_runs
+from fedtail.rounds.local import PreparedRun, draw_width, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort
@@ -31,7 +31,7 @@ from fedtail.simulate.graph.simulator import GraphSimulator, Trained
 from fedtail.simulate.graph.step import Resident
 from fedtail.simulate.turns import hand_over, launching, wait_for
 
-MOST, MOST_VALUES = 256, 2**30
+MOST, MOST_VALUES = 256, 2**29
 """Runs in one stack, and values of their activations: twice as many are in memory at times, 4 bytes each."""
 
 
@@ -88,7 +88,7 @@ class StackedSimulator(GraphSimulator):
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         done: list[Trained] = []
         steps = max(sum(r.local.steps for r in runs), 1)
-        most = self._most(max((int(r.plan.sizes.max(initial=1)) for r in runs), default=1))
+        most = self._most(runs)
         for first in range(0, len(runs), most):
             part = slice(first, first + most)
             cohort = pack_cohort(runs[part], self._labels, self.n_groups)
@@ -131,10 +131,12 @@ class StackedSimulator(GraphSimulator):
         final = {k: ends[f"state.{k}"] for k in state}
         return ends["x"], final, stack.losses[: len(active)].double().cpu().numpy()
 
-    def _most(self, batch: int) -> int:
-        """Runs in one stack, by what their activations take."""
+    def _most(self, runs: list[PreparedRun]) -> int:
+        """Runs in one stack, by what their activations take; stacks are of equal size."""
+        batch = max(int(r.plan.sizes.max(initial=1)) for r in runs)
         values = self.kernel.values * batch if isinstance(self.kernel, Network) else 1
-        return max(1, min(MOST, MOST_VALUES // values))
+        stacks = -(-len(runs) // max(1, min(MOST, MOST_VALUES // values)))
+        return -(-len(runs) // stacks)
 
     def _stack(self, cohort: Cohort, task: Task, const: Tensors, state: Tensors) -> Stack:
         """Memory for so many runs; made anew when a run is longer than it holds."""
