@@ -32,7 +32,7 @@ def test_what_is_no_time_is_one_line(text: str) -> None:
 def test_candidates_differ_and_leave_alone_what_was_said() -> None:
     settings = load_config(None, SMALL)
     points = candidates(settings, {"local.lr", "method.name"})
-    assert len(points) == len(SPACE["rates.rate"]) * len(SPACE["method.weight_decay"])
+    assert len(points) == len(SPACE["rates.rate"]) * len(SPACE["method.weight_decay"]) * len(SPACE["local.batch_size"])
     assert len({json.dumps(p, sort_keys=True) for p in points}) == len(points)
     assert all("local.lr" not in p and "method.name" not in p for p in points)
     assert candidates(settings, set(SPACE)) == []
@@ -45,6 +45,13 @@ def test_the_better_third_climbs_the_best_of_them_whatever_the_time() -> None:
     played = climb(standing, lambda values: Trial(values, 1, 9, 0.5, 1.0), lambda: True)
     assert [t.values["a"] for t in played] == [6, 5]
     assert [t.values["a"] for t in climb(standing, lambda v: Trial(v, 1, 9, 0.5, 1.0), lambda: False)] == [6]
+
+
+def test_the_settings_as_given_climb_however_they_did() -> None:
+    standing = [Trial({"a": i} if i else {}, 0, 3, i / 10, 1.0) for i in range(7)]
+    for goes, expected in ((True, [{"a": 6}, {}, {"a": 5}]), (False, [{"a": 6}, {}])):
+        played = climb(standing, lambda values: Trial(values, 1, 9, 0.5, 1.0), lambda goes=goes: goes)
+        assert [t.values for t in played] == expected
 
 
 def test_the_best_is_looked_for_on_the_highest_rung() -> None:
@@ -60,8 +67,8 @@ def test_a_spent_budget_still_has_the_settings_as_given() -> None:
 
 def test_candidates_are_halved_and_the_winner_is_in_the_settings() -> None:
     settings = load_config(None, [*SMALL, "local.lr=1e-5", "local.lr_min=0"])
-    found, tuning = tune_settings(settings, {"method.name", "method.weight_decay", "rates.rate"}, 60.0)
-    assert [sum(t.rung == rung for t in tuning.trials) for rung in (0, 2)] == [5, 1]  # of 3 and of all 9 rounds
+    found, tuning = tune_settings(settings, set(SPACE) - {"local.lr"}, 60.0)
+    assert [sum(t.rung == rung for t in tuning.trials) for rung in (0, 2)] == [5, 2]  # of 3 and of all 9 rounds
     assert found.local.lr in SPACE["local.lr"] and found.run.rounds == 9
 
 

@@ -1,8 +1,9 @@
-"""Method, learning rate, resampling rate and weight decay within a time budget: what ``fedtail tune --budget`` does.
+"""Method, learning rate, batch size, resampling rate and weight decay within a time budget: ``fedtail tune --budget``.
 
 Successive halving (Jamieson and Talwalkar, AISTATS 2016): many candidates are trained for a ninth of the rounds, the
 better third of them for a third, the better third of those for all, and so on with further candidates while there is
-time. They are compared on the clients' private validation splits, never on test data. The data are read and split once.
+time. The settings as given always go on: what wins has beaten them over as many rounds. Candidates are compared on the
+clients' private validation splits, never on test data. The data are read and split once.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from fedtail.settings import Settings
 SPACE: dict[str, tuple[Any, ...]] = {
     "method.name": ("fedcgnm", "fedavg", "logit_adjustment"),
     "local.lr": (0.03, 0.1, 0.3, 1.0),
+    "local.batch_size": (16, 64),
     "rates.rate": (0.0, 0.6, 1.0),
-    "method.weight_decay": (0.0, 1e-4, 1e-3),
+    "method.weight_decay": (0.0, 1e-3),
 }
 """What is raced, where the caller has not said it."""
 KEEP = 3
@@ -141,11 +143,14 @@ def tune_settings(
 def climb(
     standing: list[Trial], play: Callable[[dict[str, Any]], Trial | None], goes: Callable[[], bool]
 ) -> list[Trial]:
-    """The better third on the next rung, the best first, while there is time; at least the best."""
+    """The better third on the next rung, the best first, while there is time; at least the best. The settings as given
+    are second, however they did: a few rounds of them are mostly a race."""
     ahead = sorted(standing, key=lambda trial: -trial.score)[: max(1, len(standing) // KEEP)]
+    given = [trial for trial in standing if not trial.values]
+    ahead = [*ahead[:1], *(t for t in given if t not in ahead[:1]), *(t for t in ahead[1:] if t.values)]
     kept: list[Trial] = []
     for trial in ahead:
-        if kept and not goes():
+        if kept and trial.values and not goes():
             break
         if (found := play(trial.values)) is not None:
             kept.append(found)
