@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtail.errors import check_range
 from fedtail.methods.registry import METHODS
-from fedtail.methods.weighted_ce import Weighted
+from fedtail.methods.weighted_ce import Weighted, inverse_frequency
 
 
 @METHODS.add("grw")
@@ -34,8 +34,5 @@ class GRW(Weighted):
         check_range("method.rho", self.rho, 0.0)
 
     def class_weights(self, counts: np.ndarray) -> np.ndarray:
-        n = np.asarray(counts, dtype=np.float64)
-        present = n > 0
-        weights = np.zeros_like(n)
-        weights[present] = (n.max(initial=0.0) / n[present]) ** self.rho
-        return weights * (present.sum() / weights.sum()) if present.any() else weights
+        weights = inverse_frequency(counts, self.rho)
+        return weights * (np.count_nonzero(weights) / weights.sum()) if weights.any() else weights

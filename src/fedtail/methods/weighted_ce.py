@@ -62,6 +62,15 @@ class Weighted(Method):
         return self.sample_weights(batch, const) * cross_entropy(logits, batch.y), state
 
 
+def inverse_frequency(counts: np.ndarray, power: float) -> np.ndarray:
+    """(C,) float64 powers of n / (C n_c) over the C classes present, 0 for the others."""
+    n = np.asarray(counts, dtype=np.float64)
+    present = n > 0
+    weights = np.zeros_like(n)
+    weights[present] = (n.sum() / (present.sum() * n[present])) ** power
+    return weights
+
+
 @METHODS.add("weighted_ce")
 @dataclass(frozen=True)
 class WeightedCE(Weighted):
@@ -81,8 +90,4 @@ class WeightedCE(Weighted):
         check_range("method.power", self.power, 0.0)
 
     def class_weights(self, counts: np.ndarray) -> np.ndarray:
-        n = np.asarray(counts, dtype=np.float64)
-        present = n > 0
-        weights = np.zeros_like(n)
-        weights[present] = (n.sum() / (present.sum() * n[present])) ** self.power
-        return weights
+        return inverse_frequency(counts, self.power)
