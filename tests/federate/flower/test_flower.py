@@ -111,8 +111,13 @@ def test_a_race_of_learning_rates_over_real_sites_is_the_simulators_bit_by_bit(
     assert_simulators_model(folder, config, tmp_path)
     here, there = (json.loads((f / "result.json").read_text())["found"] for f in (tmp_path / "race", folder))
     assert here == there and there["lr"] in LRS["sgd"]
-    tried = [[r["race"] for r in read_history(f) if "race" in r] for f in (tmp_path / "race", folder)]
-    assert tried[0] == tried[1] and len(tried[1][0]) > 1
+    ours, theirs = (
+        [tried for r in read_history(f) for tried in r.get("race", [])] for f in (tmp_path / "race", folder)
+    )
+    assert len(theirs) == 5  # three, then two
+    for a, b in zip(ours, theirs, strict=True):
+        # sites compute scores in batches of their own, so their last digits differ
+        assert (a["lr"], a["reward"]) == (b["lr"], b["reward"]) and a["log_loss"] == pytest.approx(b["log_loss"])
 
 
 class Liar:
