@@ -30,9 +30,9 @@ PAYS, PIECE_PAYS = 2e8, 3e7
 """Operations of all pieces, and of one, below which other threads cost more than they gain: some milliseconds of a
 core, and pieces that are mostly Python, which one thread runs at a time."""
 
-MOST = 4
-"""Workers that ``auto`` takes at most. Measured on eight cores with two threads each: 1.9 times with two, 2.8 with
-four, 2.4 with eight, 1.5 with sixteen, when steps were traced anew in some rounds, and checked by every worker."""
+MOST = 8
+"""Workers that ``auto`` takes at most. Measured on eight cores with two threads each: 1.85 times with two, 3.2 with
+four, 4.2 with eight, 4.1 with sixteen (``benchmarks/workers.py``)."""
 
 
 def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
