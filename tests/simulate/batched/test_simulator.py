@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from dataclasses import replace
@@ -273,6 +274,35 @@ def test_a_loss_that_is_not_finite_refuses_that_client_only_and_names_the_step()
     assert [r.client for r in refused_too] == [r.client for r in refused] == [0]
     assert refused_too[0].reason.split(" at ")[1] == refused[0].reason.split(" at ")[1]
     assert [u.client for u in got] == [u.client for u in expected] == [2]
+
+
+class Gated(nn.Module):
+    """Parts of a split that go into one concatenation, and that into another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.output = nn.Linear(12, 16), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.inner(x).sigmoid().split(8, -1)
+        h = torch.cat([torch.cat([a * b, b], -1), a], -1)
+        out: torch.Tensor = self.output(h[:, :8] * h[:, 8:16] + h[:, 16:])
+        return out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm"])
+def test_a_step_with_split_activations_is_captured_with_the_bits_of_the_step(name: str) -> None:
+    method = METHODS.build(name)
+    torch.manual_seed(0)
+    module, federation, settings = Gated(), make_federation("mlp"), Settings.of(batch_size=8)
+    called, captured = (
+        BatchedSimulator(federation, copy.deepcopy(module), method, settings, capture_after=n) for n in (math.inf, 0)
+    )
+    task = make_task(method, called)
+    plain, fast = ([u.delta for u in engine.train(task)[0]] for engine in (called, captured))
+    assert all(map(torch.equal, plain, fast))
+    info = captured.info()
+    assert info["steps"] == "replay" and "notes" not in info
 
 
 def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> None:

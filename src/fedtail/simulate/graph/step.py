@@ -165,7 +165,12 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
         if local.params.is_cuda and not aside.checked:
-            aside.kernels = agree(lambda: once(resident, local, given, sizes)[0].float(), aside)
+
+            def attempt() -> Tensor:
+                with torch.random.fork_rng(devices=[local.params.device]):  # both attempts draw the same masks
+                    return once(resident, local, given, sizes)[0].float()
+
+            aside.kernels = agree(attempt, aside)
             aside.checked = True
         return once(resident, local, given, sizes)
 
