@@ -111,20 +111,20 @@ class Trace:
                 continue
             source = copy.args[1]
             if isinstance(source, fx.Node) and source not in out:
-                there = [n for n, c in out.items() if self.base[c] is self.base[copy]]
+                there = {n: c for n, c in out.items() if self.base[c] is self.base[copy]}
                 if self._can_forward(source, copy, there):
                     out[source] = copy
         return out
 
-    def _can_forward(self, source: fx.Node, copy: fx.Node, there: list[fx.Node]) -> bool:
-        """``there``: results that lie in the same memory already."""
+    def _can_forward(self, source: fx.Node, copy: fx.Node, there: dict[fx.Node, fx.Node]) -> bool:
+        """``there``: results that lie in the same memory already, and the copies that need not be made."""
         target = self.base[copy]
         made, moved = self.place[source], self.place[copy]
         if not is_computed(source) or self.base[source] is not source or self.changes.get(source):
             return False
         if target.op != "placeholder" and self.place[target] > made:
             return False
-        reads = [n for owner in (target, *there) for n in self.reads.get(owner, [])]
+        reads = [n for owner in (target, *there) for n in self.reads.get(owner, []) if n is not there.get(owner)]
         if any(made < self.place[n] < moved for n in reads):
             return False
         aliased = [n for n in source.all_input_nodes if self.owner(n) is target or self.owner(n) in there]
