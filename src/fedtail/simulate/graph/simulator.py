@@ -47,9 +47,6 @@ from fedtail.simulate.scoring import Scoring
 from fedtail.simulate.turns import hand_over, launching, my_turns, wait_for
 
 MAX_LANES = 10
-OWN_KERNELS = 32
-"""Batches up to which our own kernels are faster than the libraries, measured on an H200: 38,113 images/s against
-36,039 at 32, 43,473 against 45,221 at 64."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +102,12 @@ class GraphSimulator(ClientStates, Scoring):
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        few = settings.local.batch_size <= OWN_KERNELS
-        kernels = self.device.type == "cuda" and (
-            engine.kernels in ("own", "all") or (few and engine.kernels == "auto")
-        )
+        kernels = self.device.type == "cuda" and engine.kernels != "library"
         self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile, kernels)
         aside = self.network.aside
-        aside.kernels, aside.untimed, aside.checked = kernels, engine.kernels == "all", not kernels
+        aside.kernels = kernels and self.numerics.fused and self.mode != "masked"
+        aside.checked = not aside.kernels
         self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
