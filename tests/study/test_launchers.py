@@ -1,9 +1,12 @@
+import importlib.util
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from fedtail.data import DATASETS
 from fedtail.errors import FedtailError
@@ -61,6 +64,19 @@ def test_ray_runs_every_cell_and_a_lost_node_is_that_cells_error(tmp_path: Path,
     assert [o.error for o in outcomes] == [None, "RuntimeError: node died", None]
     assert (outcomes[0].folder / "result.json").is_file() and not fake.up
     assert fake.asked == [{"num_cpus": 1.0, "num_gpus": 1.0}]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (pip install 'fedtail[ray]')")
+def test_a_ray_cluster_on_this_machine_gives_the_bits_of_processes(tmp_path: Path) -> None:
+    broken = seeds_of(load_config(None, [*SMALL, "data.n_classes=1"]), "broken", range(1))
+    cells = [*seeds_of(load_config(None, SMALL), "cell", range(2)), *broken]
+    here, there = run_cells(cells, tmp_path / "here"), run_cells(cells, tmp_path / "there", launcher=on_ray())
+    assert [o.error for o in there] == [o.error for o in here]
+    assert [o.error is None for o in there] == [True, True, False]
+    for a, b in zip(here[:2], there[:2], strict=True):
+        ours, theirs = load_file(a.folder / "model.safetensors"), load_file(b.folder / "model.safetensors")
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_missing_ray_and_unknown_launchers_are_named(monkeypatch) -> None:

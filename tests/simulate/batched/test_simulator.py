@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +21,7 @@ from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
+from fedtail.simulate.batched import shards
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 
@@ -223,7 +223,7 @@ def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> No
 
 
 def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 3)
+    monkeypatch.setattr(shards, "MAX_ROWS", 3)
     method = METHODS.build("fedcgnm")
     reference, fast = both("mlp", method, Settings.of(batch_size=8))
     assert_same_round(reference, fast, make_task(method, reference))
@@ -232,16 +232,17 @@ def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: p
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "scaffold", "fedgrab"])
 def test_short_batches_have_short_steps_that_equal_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every epoch's last batch, where a run is alone: 61 samples are a step of 32 and one of 24 or 32."""
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 1)
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "SHORT_PAYS", 0.0)
+    monkeypatch.setattr(shards, "MAX_ROWS", 1)
+    monkeypatch.setattr(shards, "SHORT_PAYS", 0.0)
     method, found = METHODS.build(name), []
     for capture_after in (math.inf, 0.0):
         reference, fast = both("wide", method, Settings.of(batch_size=32, epochs=2), capture_after)
         task = make_task(method, reference)
         assert_same_round(reference, fast, task)
         found.append(torch.cat([u.delta for u in fast.train(task)[0]]))
-        columns = {signature.columns for signature, _ in fast._runners[0]}
-        assert len(columns) > 1 and len({id(r.inputs["x"]) for r in fast._runners[0].values()}) == 1
+        kept = fast.programs._runners[0]
+        columns = {signature.columns for signature, _ in kept}
+        assert len(columns) > 1 and len({id(r.inputs["x"]) for r in kept.values()}) == 1
         assert fast.padding["samples"] < 0.2
     assert torch.equal(*found)
 
