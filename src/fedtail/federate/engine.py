@@ -33,6 +33,7 @@ from fedtail.federate.replies import read_counts, read_decision, read_measuremen
 from fedtail.federate.spool import StoredUpdate
 from fedtail.federate.sums import Sums, pools, read_masked_counts, sum_of_counts
 from fedtail.models.flat import FlatModel
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
 
 CANDIDATES = ("affine", "models")
@@ -430,10 +431,10 @@ class RemoteEngine:
         local, row = self.job.local, task.clients.index(client)
         size = float(self.sizes[client]) * self._views
         if self._sampler == "balanced":
-            return local.epochs * np.ceil(size / max(local.batch_size // self.job.n_classes, 1))
+            return local.epochs * np.ceil(size / max(batch_of(local) // self.job.n_classes, 1))
         rate = float(task.probes["rate"][row].max())
         longest = self.job.n_classes * size if rate <= 1 else self.job.n_classes * size**rate + size
-        return local.epochs * (np.ceil(longest / local.batch_size) + 1)
+        return local.epochs * (np.ceil(longest / batch_of(local)) + 1)
 
     @property
     def _present(self) -> list[int]:

@@ -28,6 +28,7 @@ from fedtail.data.federation import Client, Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
@@ -107,7 +108,7 @@ class BatchedSimulator(ReferenceSimulator):
         self._programs: OrderedDict[Size, Program] = OrderedDict()
         self._steps_made: dict[tuple[Signature, int], tuple[Step, Step | None]] = {}
         # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
-        longest, batch = int(federation.sizes.max()), settings.local.batch_size
+        longest, batch = int(federation.sizes.max()), batch_of(settings.local)
         flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
         steps = settings.local.epochs * -(-longest // batch)
         self._compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
