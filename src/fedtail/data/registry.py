@@ -45,7 +45,9 @@ OWN_DATA: dict[str, Any] = {
     "run.patience": 15,
 }
 """Defaults for data that nobody here has seen, by dotted key: settings that find themselves."""
-SUGGESTED: dict[str, dict[str, Any]] = dict.fromkeys(("table", "site_tables", "images"), OWN_DATA)
+OWN_TABLES: dict[str, Any] = {**OWN_DATA, "local.batch_size": "auto"}
+"""And for tables, whose sites may have a hundred rows (docs/your-data.md)."""
+SUGGESTED: dict[str, dict[str, Any]] = {"table": OWN_TABLES, "site_tables": OWN_TABLES, "images": OWN_DATA}
 """Data set -> defaults of a run on it where they are not those of the settings themselves."""
 FROM_SCRATCH: dict[str, Any] = {
     "data.largest": 48,
