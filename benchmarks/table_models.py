@@ -188,6 +188,7 @@ def federated(
         strategy = "auto" if rate == "auto" else float(rate)
         result = fit(sites, module, method, strategy, seed=seed, diagnostics=(), **settings)
         told = {k: result.summary.get(k) for k in ("found", "rounds", "selected_round")}
+        told |= {"likeliest": {k: result.before[k] for k in SHOWN}} if result.before is not None else {}
         return {**{k: result.test[k] for k in SHOWN}, "validation": result.validation.get("macro_f1"), **told}
 
     said = "".join(f", {k} {v}" for k, v in settings.items()) + (f", {clients} sites" if clients != 10 else "")
