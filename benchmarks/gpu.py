@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
     parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
     parser.add_argument(
-        "--kernels", choices=("auto", "library", "own", "all"), default="auto", help="engine.kernels of the batches"
+        "--kernels", choices=("auto", "library", "own"), default="auto", help="engine.kernels of the batches"
     )
     parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])

@@ -58,7 +58,7 @@ def measure(case: dict[str, Any], path: str, repeats: int) -> dict[str, Any]:
     method = METHODS.build("fedcgnm", n_groups=case["H"])
     engine = simulator(federation, module, method, Settings.of(batch_size=64, path=path))
     if path == "batched":
-        engine.capture_after = 0.0
+        engine.programs.capture_after = 0.0
     task = Task(0, engine.model.vector.clone(), tuple(range(k)), {"rate": np.zeros((k, case["P"]))}, 0.1)
     seconds = fastest(lambda: engine.train(task), repeats)
     return {

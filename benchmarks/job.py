@@ -32,7 +32,7 @@ class Job:
             Settings.of(batch_size=BATCH, path=path, compile="off", workers=workers),
         )  # fmt: skip
         if path != "reference":
-            self.problem.engine.capture_after = 0.0
+            self.problem.engine.programs.capture_after = 0.0
         self.plan: dict[str, Any] = {
             "lr": work.lr, "schedule": "constant", "participation": participation,
             "evaluate_every": rounds + 1, "validate_every": validate_every, "diagnostics": (),

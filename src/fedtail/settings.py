@@ -216,13 +216,12 @@ class Engine(Section):
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
     """Cores that train and evaluate clients at once, each with one of torch's threads; the bits do not depend on it.
     ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, at most
-    four, where the work is worth it. On a GPU, 1."""
+    eight, where the work is worth it. On a GPU, 1."""
     threads: int = Field(1, ge=1)
     """torch's threads of a worker on the batched path. More change the bits, and seldom pay for models this small."""
-    kernels: Literal["auto", "library", "own", "all"] = "auto"
-    """On a GPU, who computes weight gradients and FedCGNM's step: ``library`` (and compiler), or our ``own`` Triton
-    kernels, which a run checks against them before it uses them; ``auto``: own in batches of at most 32, where they
-    were faster on an H200. ``all``: further kernels too, never timed in whole runs."""
+    kernels: Literal["auto", "library", "own"] = "auto"
+    """On a GPU, who computes gradients and FedCGNM's step on the graph path: ``library`` (and compiler), or our ``own``
+    Triton kernels, which a run checks against them before it uses them; ``auto``: own."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
 

@@ -98,7 +98,7 @@ def run(engine, federation: Federation, method: str, rates: RateStrategy, **plan
 def remote(federation: Federation, transport: object = None, method: str = "fedcgnm", **more: object) -> RemoteEngine:
     job = job_for(federation, method, reveal=more.pop("reveal", "totals"), noise=more.pop("noise", 0.0))
     wires = transport or InProcess({k: s.handle for k, s in sites(federation).items()})
-    return RemoteEngine(wires, job, federation.sizes, federation.test, **more)
+    return RemoteEngine(wires, job, federation.sizes, test=federation.test, **more)
 
 
 @pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])

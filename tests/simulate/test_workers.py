@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import fedtail as ft
 from fedtail.core.candidates import binary_candidates
@@ -19,13 +21,15 @@ from fedtail.core.records import Task
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
+from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
+from fedtail.simulate.batched import shards
 from fedtail.simulate.batched.simulator import BatchedSimulator
-from fedtail.simulate.workers import Workers, by_caller
+from fedtail.simulate.workers import Workers, by_caller, forward_flops
 from tests.simulate.batched.test_simulator import make_module
 
 SIZES = (210, 120, 64, 40, 22, 9, 5)
@@ -46,8 +50,8 @@ def uneven() -> Federation:
 @pytest.fixture
 def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of three runs for the smallest of models, and short steps for short batches, as large ones have."""
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 3)
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "SHORT_PAYS", 0.0)
+    monkeypatch.setattr(shards, "MAX_ROWS", 3)
+    monkeypatch.setattr(shards, "SHORT_PAYS", 0.0)
 
 
 def fitted(federation: Federation, method: str, rates: Any, **settings: Any) -> ft.Result:
@@ -186,3 +190,38 @@ def test_a_bad_number_of_workers_is_one_clear_line(bad: str) -> None:
     with pytest.raises(FedtailError, match=rf"engine\.workers.*{bad}.*auto") as said:
         load_config(None, [f"engine.workers={bad}"])
     assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (20,)), ("residual_mlp", (20,)), ("small_cnn", (3, 32, 32)), ("resnet18", (3, 32, 32))]
+)
+def test_operations_by_the_sizes_of_layers_are_those_of_torchs_counter(name: str, shape: tuple[int, ...]) -> None:
+    module = build_model(name, shape, 10).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.zeros(1, *shape))
+    assert forward_flops(module, shape) == counter.get_total_flops()
+
+
+def test_an_unknown_layer_is_left_to_torchs_counter() -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(20, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.w
+
+    assert forward_flops(Own(), (20,)) == 200
+
+
+def test_a_run_loads_no_compiler(tmp_path: Path) -> None:
+    """It takes two seconds and is of no use to a small model on a CPU."""
+    code = """
+import sys
+from fedtail.runs.config import load_config
+from fedtail.runs.execution import run
+run(load_config(None, ["data.name=blobs", "data.n_max=60", "run.rounds=2", "run.folder=FOLDER"]))
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code.replace("FOLDER", str(tmp_path))], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,12 +1,17 @@
+import importlib.util
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from fedtail.data import DATASETS
 from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
-from fedtail.study.cells import run_cells, seeds_of
+from fedtail.study.cells import Cell, run_cell, run_cells, seeds_of
 from fedtail.study.launchers import launcher_for, on_ray
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=2", "run.rounds=1"]
@@ -61,9 +66,48 @@ def test_ray_runs_every_cell_and_a_lost_node_is_that_cells_error(tmp_path: Path,
     assert fake.asked == [{"num_cpus": 1.0, "num_gpus": 1.0}]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (pip install 'fedtail[ray]')")
+def test_a_ray_cluster_on_this_machine_gives_the_bits_of_processes(tmp_path: Path) -> None:
+    broken = seeds_of(load_config(None, [*SMALL, "data.n_classes=1"]), "broken", range(1))
+    cells = [*seeds_of(load_config(None, SMALL), "cell", range(2)), *broken]
+    here, there = run_cells(cells, tmp_path / "here"), run_cells(cells, tmp_path / "there", launcher=on_ray())
+    assert [o.error for o in there] == [o.error for o in here]
+    assert [o.error is None for o in there] == [True, True, False]
+    for a, b in zip(here[:2], there[:2], strict=True):
+        ours, theirs = load_file(a.folder / "model.safetensors"), load_file(b.folder / "model.safetensors")
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_missing_ray_and_unknown_launchers_are_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FedtailError, match=r"fedtail\[ray\]"):
         on_ray()
     with pytest.raises(FedtailError, match="processes"):
         launcher_for("slurm", [])
+
+
+def test_cells_of_the_same_data_read_them_once_and_have_the_bits_they_have_alone(tmp_path: Path, monkeypatch) -> None:
+    read = []
+    build = type(DATASETS).build
+
+    def counted(self: Any, name: str, *given: Any, **options: Any) -> Any:
+        read.append(name)
+        return build(self, name, *given, **options)
+
+    monkeypatch.setattr(type(DATASETS), "build", counted)
+    cells = [
+        Cell(f"c{i}", load_config(None, [*SMALL, "data.seed=0", *more]))
+        for i, more in enumerate(
+            (["run.seed=0"], ["run.seed=1"], ["method.name=fedavg"], ["data.n_max=50"], ["data.seed=1"])
+        )
+    ]
+    done = run_cells(cells, tmp_path / "together")
+    assert read.count("blobs") == 3
+    run_cells(cells[:1], tmp_path / "later")
+    assert read.count("blobs") == 4  # files may have changed
+    alone = [run_cell(cell, tmp_path / "alone") for cell in cells]
+    for one, other in zip(done, alone, strict=True):
+        assert one.error is None and other.error is None
+        weights = [(o.folder / "model.safetensors").read_bytes() for o in (one, other)]
+        assert weights[0] == weights[1]

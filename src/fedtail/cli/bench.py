@@ -124,10 +124,11 @@ def submissions(out: Path) -> list[Submission]:
 def print_board(board: Board) -> None:
     """The ranking in the terminal."""
     table = bare_table("method")
-    for column in ("mean rank", "95 % interval", "macro F1"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table.columns[0].no_wrap = True
+    for column in ("mean rank", "95 % interval", *(f"{one} F1" for one in board.sets)):
+        table.add_column(column, justify="right")
     for p in board.places:
         means = mean_spread(p, "macro_f1", board.sets)
-        shown = "  ".join(f"{one} {mean:.3f}" for one, (mean, _) in means.items())
-        table.add_row(p.title, f"{p.rank:.2f}", f"{p.low:.2f} to {p.high:.2f}", shown)
+        shown = [f"{means[one][0]:.3f}" if one in means else "–" for one in board.sets]
+        table.add_row(p.title, f"{p.rank:.2f}", f"{p.low:.1f}–{p.high:.1f}", *shown)
     terminal().print(table)

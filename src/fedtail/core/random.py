@@ -20,3 +20,8 @@ def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.ra
 def torch_seed(seed: int, purpose: str, client: int = 0, round: int = 0) -> int:
     """A seed for torch's own generators (model initialisation, dropout), from the same key."""
     return int(generator(seed, purpose, client, round).integers(2**31 - 1))
+
+
+def step_seeds(n: int, seed: int, purpose: str, client: int = 0, round: int = 0) -> list[int]:
+    """One such seed for each of n steps, for what runs side by side with others that draw too."""
+    return [int(v) for v in generator(seed, purpose, client, round).integers(2**31 - 1, size=n)]

@@ -13,6 +13,7 @@ from torch import nn
 from fedtail.data.about import About
 from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress as Encoded
+from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError, writing
 from fedtail.methods import METHODS, Method
 from fedtail.models import build_model
@@ -186,19 +187,20 @@ def run(
     on_encode: Encoded | None = None,
     on_progress: ProgressHook | None = None,
     trackers: Sequence[Tracker] = (),
+    load: Callable[[Settings], Pooled] = load_pooled,
 ) -> Result:
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
     ``on_encode`` is called with the images done and all of them while an encoder is at work, ``on_progress`` inside a
     round with how far it is. ``trackers`` are
-    listeners of the caller's own, beside those that ``run.trackers`` names.
+    listeners of the caller's own, beside those that ``run.trackers`` names. ``load`` reads the data set.
     """
     check_trackers(settings.run.trackers)
     if rank():  # every process runs the whole loop; the first one's folder is the result
         settings = changed(settings, {"run.folder": f"{settings.run.folder}/.rank{rank()}", "run.trackers": []})
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(settings, resume)
-    pooled = load_pooled(settings)
+    pooled = load(settings)
     federation, about, encoding = prepare(build_federation(settings, pooled), settings, on_encode)
     module, architecture = build_module(settings, federation, pooled, encoding)
     method = METHODS.build(settings.method.name, **settings.method.options)

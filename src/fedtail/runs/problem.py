@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -44,6 +46,29 @@ def load_pooled(settings: Settings) -> Pooled:
     if "data_dir" in known and data.dir is not None:
         options.setdefault("data_dir", data.dir)
     return DATASETS.build(data.name, **options)
+
+
+class LatestData:
+    """``load_pooled`` that reads a data set once for several runs after each other: the latest is kept."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._pooled: Pooled | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, settings: Settings) -> Pooled:
+        data = settings.data
+        key = (data.name, data.dir, settings.data_seed, json.dumps(data.options, sort_keys=True, default=str))
+        with self._lock:
+            if self._pooled is None or key != self._key:
+                self._pooled = None  # two at a time may be too many
+                self._pooled, self._key = load_pooled(settings), key
+            return self._pooled
+
+    def forget(self) -> None:
+        """Files may change from now on."""
+        with self._lock:
+            self._pooled = None
 
 
 def build_federation(settings: Settings, pooled: Pooled | None = None) -> Federation:

@@ -155,9 +155,15 @@ def draws_numbers(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
     On inputs that differ: a layer may draw for some values only, as RReLU does for negative ones.
     """
     trial = copy.deepcopy(module).train()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    device = next(trial.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+
+    def state() -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(0)
-        x = torch.rand(16, *input_shape).to(next(trial.parameters()).device)
-        before = torch.get_rng_state()
+        x = torch.rand(16, *input_shape).to(device)
+        before = state()
         trial(x)
-        return not torch.equal(before, torch.get_rng_state())
+        return not all(map(torch.equal, before, state()))

@@ -30,17 +30,35 @@ PAYS, PIECE_PAYS = 2e8, 3e7
 """Operations of all pieces, and of one, below which other threads cost more than they gain: some milliseconds of a
 core, and pieces that are mostly Python, which one thread runs at a time."""
 
-MOST = 4
-"""Workers that ``auto`` takes at most. Measured on eight cores with two threads each: 1.9 times with two, 2.8 with
-four, 2.4 with eight, 1.5 with sixteen, when steps were traced anew in some rounds, and checked by every worker."""
+MOST = 8
+"""Workers that ``auto`` takes at most. Measured on eight cores with two threads each: 1.85 times with two, 3.2 with
+four, 4.2 with eight, 4.1 with sixteen (``benchmarks/workers.py``)."""
+
+
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+CHEAP = (nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.Embedding)
+"""Layers with weights that multiply matrices, and that do not."""
 
 
 def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Multiplications and additions of the forward pass of one sample."""
+    """Multiplications and additions of the products in the forward pass of one sample.
+
+    By the sizes of layers where all that have weights are known; torch's counter, which loads a compiler for it, takes
+    others."""
     trial = copy.deepcopy(module).eval()  # nothing is drawn, and no statistics are taken
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        trial(torch.zeros(1, *input_shape).to(next(trial.parameters()).device))
-    return int(counter.get_total_flops())
+    weighty = [m for m in trial.modules() if next(m.parameters(recurse=False), None) is not None]
+    x = torch.zeros(1, *input_shape).to(next(trial.parameters()).device)
+    if not all(isinstance(m, (*PRODUCTS, *CHEAP)) for m in weighty):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            trial(x)
+        return int(counter.get_total_flops())
+    counts: list[int] = []
+    for layer in weighty:
+        if isinstance(layer, PRODUCTS):
+            layer.register_forward_hook(lambda m, _, out: counts.append(2 * out.numel() * m.weight[0].numel()))
+    with torch.no_grad():
+        trial(x)
+    return sum(counts)
 
 
 class Workers:

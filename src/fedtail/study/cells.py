@@ -29,9 +29,12 @@ from fedtail.errors import FedtailError, writing
 from fedtail.rounds.loop import RoundHook
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
+from fedtail.runs.problem import LatestData
 from fedtail.settings import Settings
 from fedtail.simulate.turns import Turns
 
+LATEST = LatestData()
+"""What the cells of a grid train on is read once by a process that runs several of them."""
 AT_ONCE = 4
 """Most runs at once on one GPU: it is full by then, and each takes memory."""
 
@@ -112,8 +115,11 @@ def run_cells(
             note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
     if todo:
         chosen = launcher or launcher_of(list(todo.values()), workers)
-        for outcome in chosen(list(todo.values()), base):
-            note(outcome)
+        try:
+            for outcome in chosen(list(todo.values()), base):
+                note(outcome)
+        finally:
+            LATEST.forget()
     return [found[cell.digest] for cell in cells]
 
 
@@ -266,7 +272,8 @@ def run_cell(cell: Cell, base: Path, on_round: RoundHook | None = None) -> Outco
     """Run one cell in its folder, going on from its checkpoint if it was interrupted."""
     folder = cell.folder(base)
     try:
-        run(changed(cell.config, {"run.folder": str(base), "run.name": folder.name}), resume=True, on_round=on_round)
+        config = changed(cell.config, {"run.folder": str(base), "run.name": folder.name})
+        run(config, resume=True, on_round=on_round, load=LATEST)
     except Exception as error:  # memory may run out in one cell and suffice for the rest
         return Outcome(cell, folder, error=in_words(error))
     return Outcome(cell, folder)

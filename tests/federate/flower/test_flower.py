@@ -39,6 +39,7 @@ from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
+from fedtail.rates.race import LRS
 from fedtail.report import load_run, write_report
 from fedtail.runs.config import changed
 from fedtail.runs.execution import run
@@ -99,6 +100,24 @@ def test_fedhoo_killed_with_its_server_and_resumed_gives_the_simulators_model(
     assert [r["round"] for r in read_history(folder)] == [0, 1, 2]
     assert read_history(folder)[-1]["search"]
     assert_simulators_model(folder, settings(rates=hoo, run={"name": "hoo"}), tmp_path)
+
+
+def test_a_race_of_learning_rates_over_real_sites_is_the_simulators_bit_by_bit(
+    flower_deployment: Deployment, tmp_path: Path
+) -> None:
+    """Each learning rate has a model of its own, which sites train and validate in processes of their own."""
+    config = settings(local={"batch_size": 32, "lr": "auto"}, run={"name": "race", "rounds": 8})
+    folder = Path(runs.wait(flower_deployment, start(flower_deployment, config))["folder"])
+    assert_simulators_model(folder, config, tmp_path)
+    here, there = (json.loads((f / "result.json").read_text())["found"] for f in (tmp_path / "race", folder))
+    assert here == there and there["lr"] in LRS["sgd"]
+    ours, theirs = (
+        [tried for r in read_history(f) for tried in r.get("race", [])] for f in (tmp_path / "race", folder)
+    )
+    assert len(theirs) == 5  # three, then two
+    for a, b in zip(ours, theirs, strict=True):
+        # sites compute scores in batches of their own, so their last digits differ
+        assert (a["lr"], a["reward"]) == (b["lr"], b["reward"]) and a["log_loss"] == pytest.approx(b["log_loss"])
 
 
 class Liar:

@@ -76,6 +76,17 @@ def test_results_of_vmapped_functions_are_captured() -> None:
         lambda a, b: [(s := (a * b).unsqueeze(1).sum(1)), s.mul_(2)],
         lambda a, b: [a.max(dim=1).values + torch.ones_like(b).sum(), torch.arange(3) + a.argmax(1)],
         lambda a, b: [torch.where(a > 0, a, torch.zeros_like(b)), a.t().contiguous()],
+        lambda a, b: [torch.cat([torch.cat([(p := (a @ b.T).sigmoid().split(2, 1))[0] * 2, p[1]], 1), b], 1)],
+        lambda a, b: [torch.cat([torch.cat([a, b]), a])],
+        lambda a, b: [torch.cat([(a[:, :3] * 2).t(), b[:, :3]])],
+        lambda a, b: [torch.cat([a.max(1, keepdim=True).values, b], 1)],
+        lambda a, b: [(t := a * 2), torch.cat([t, b.double()]).sum(), t / 3],
+        lambda a, b: [(t := a * 2), u := torch.cat([t, b]).sum(), (a + u) * (b - u) + (a @ b.T @ b), t.exp()],
+        lambda a, b: [(t := a * 2), b[:2].copy_(a[:2] + 1), b.copy_(t)],
+        lambda a, b: [(t := a * 2)[:2], b.copy_(a + 1), b.copy_(t)],
+        lambda a, b: [b.copy_(t := a + 1), (u := a * 2), t.exp(), b.copy_(u)],
+        lambda a, b: [(t := a * 2), (s := t.unsqueeze(0).sum(0)), b.copy_(t), b.copy_(a + 1), s * 3],
+        lambda a, b: [p.copy_(q * 2) for p, q in zip(a.split(2, 1), b.split(2, 1)[::-1], strict=True)],
     ],
 )
 def test_memory_is_shared_only_where_nobody_can_tell(function: Function) -> None:
@@ -95,6 +106,12 @@ OPERATIONS: Sequence[Callable[[Tensor, Tensor], Tensor]] = (
     lambda a, b: a.unsqueeze(0).sum(0),
     lambda a, b: torch.tanh(a @ b.t() @ b),
     lambda a, b: a.new_empty(3, 4).copy_(b),
+    lambda a, b: torch.cat(a.split(2, 1)[::-1], 1),
+    lambda a, b: torch.cat([(p := (a * b).sigmoid().split(2, 1))[0] * p[1].tanh(), p[1]], 1),
+    lambda a, b: torch.cat([a, b])[2:5],
+    lambda a, b: torch.cat([a.max(1, keepdim=True).values, b[:, 1:]], 1),
+    lambda a, b: [p.copy_(q * 0.5) for p, q in zip(a.split(2, 1), b.split(2, 1), strict=True)] and a,
+    lambda a, b: [p.copy_(q - 1) for p, q in zip(a.unbind(), b.unbind(), strict=True)] and a,
 )
 
 
@@ -128,6 +145,16 @@ def test_constants_and_views_take_no_calls() -> None:
 def test_new_state_is_computed_in_place() -> None:
     tape = capture(lambda a, b: [a.copy_(a.lerp(b, 0.5)).sum()], fresh(2, 0))
     assert len(tape.calls) == 2
+
+
+def test_parts_that_lie_between_each_other_are_computed_in_place() -> None:
+    def function(a: Tensor, b: Tensor) -> list[Tensor]:
+        into, parts = a.new_empty(3, 2, 4), (a * b, a + b)
+        for h, part in enumerate(parts):
+            into[:, h].copy_(part)
+        return [into.sum(1)]
+
+    assert len(capture(function, fresh(2, 0)).calls) == 3  # no copies
 
 
 def test_random_numbers_are_refused() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
+from fedtail.simulate.batched import shards
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 
@@ -222,7 +223,7 @@ def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> No
 
 
 def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 3)
+    monkeypatch.setattr(shards, "MAX_ROWS", 3)
     method = METHODS.build("fedcgnm")
     reference, fast = both("mlp", method, Settings.of(batch_size=8))
     assert_same_round(reference, fast, make_task(method, reference))
@@ -231,16 +232,17 @@ def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: p
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "scaffold", "fedgrab"])
 def test_short_batches_have_short_steps_that_equal_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every epoch's last batch, where a run is alone: 61 samples are a step of 32 and one of 24 or 32."""
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "MAX_ROWS", 1)
-    monkeypatch.setattr(sys.modules[BatchedSimulator.__module__], "SHORT_PAYS", 0.0)
+    monkeypatch.setattr(shards, "MAX_ROWS", 1)
+    monkeypatch.setattr(shards, "SHORT_PAYS", 0.0)
     method, found = METHODS.build(name), []
     for capture_after in (math.inf, 0.0):
         reference, fast = both("wide", method, Settings.of(batch_size=32, epochs=2), capture_after)
         task = make_task(method, reference)
         assert_same_round(reference, fast, task)
         found.append(torch.cat([u.delta for u in fast.train(task)[0]]))
-        columns = {signature.columns for signature, _ in fast._runners[0]}
-        assert len(columns) > 1 and len({id(r.inputs["x"]) for r in fast._runners[0].values()}) == 1
+        kept = fast.programs._runners[0]
+        columns = {signature.columns for signature, _ in kept}
+        assert len(columns) > 1 and len({id(r.inputs["x"]) for r in kept.values()}) == 1
         assert fast.padding["samples"] < 0.2
     assert torch.equal(*found)
 
@@ -273,6 +275,35 @@ def test_a_loss_that_is_not_finite_refuses_that_client_only_and_names_the_step()
     assert [r.client for r in refused_too] == [r.client for r in refused] == [0]
     assert refused_too[0].reason.split(" at ")[1] == refused[0].reason.split(" at ")[1]
     assert [u.client for u in got] == [u.client for u in expected] == [2]
+
+
+class Gated(nn.Module):
+    """Parts of a split that go into one concatenation, and that into another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.output = nn.Linear(12, 16), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.inner(x).sigmoid().split(8, -1)
+        h = torch.cat([torch.cat([a * b, b], -1), a], -1)
+        out: torch.Tensor = self.output(h[:, :8] * h[:, 8:16] + h[:, 16:])
+        return out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm"])
+def test_a_step_with_split_activations_is_captured_with_the_bits_of_the_step(name: str) -> None:
+    method = METHODS.build(name)
+    torch.manual_seed(0)
+    module, federation, settings = Gated(), make_federation("mlp"), Settings.of(batch_size=8)
+    called, captured = (
+        BatchedSimulator(federation, copy.deepcopy(module), method, settings, capture_after=n) for n in (math.inf, 0)
+    )
+    task = make_task(method, called)
+    plain, fast = ([u.delta for u in engine.train(task)[0]] for engine in (called, captured))
+    assert all(map(torch.equal, plain, fast))
+    info = captured.info()
+    assert info["steps"] == "replay" and "notes" not in info
 
 
 def test_client_constants_of_different_shapes_fall_back_to_the_reference() -> None:

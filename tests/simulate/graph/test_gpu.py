@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,14 @@ from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.study.cells import run_cell, run_cells, seeds_of, together
-from tests.simulate.graph.test_simulator import images, round_task, sequences, small_cnn
+from tests.simulate.graph.test_simulator import (
+    Forgetful,
+    assert_masks_follow_from_round_client_and_step,
+    images,
+    round_task,
+    sequences,
+    small_cnn,
+)
 from tests.simulate.graph.test_stacked import engines, mlp, table
 from tests.study.test_together import config, contents
 
@@ -45,6 +53,19 @@ def test_two_recorded_rounds_equal_the_reference(name: str) -> None:
         for engine in (reference, fast):
             engine.commit({u.client: 1 for u in expected})
     assert np.array_equal(reference.confusion(task.x, "test"), fast.confusion(task.x, "test"))
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+@pytest.mark.parametrize(("fused", "kernels"), [(True, "library"), (True, "all"), (False, "library")])
+def test_recorded_dropout_masks_follow_from_seed_round_client_and_step(fused: bool, kernels: str, compile: str) -> None:
+    torch.manual_seed(0)
+    module, method = Forgetful(), METHODS.build("fedcgnm")
+    settings = Settings.of(batch_size=8, device="cuda", kernels=kernels, compile=compile)
+
+    def engine(lanes: int) -> GraphSimulator:
+        return GraphSimulator(images(), copy.deepcopy(module), method, settings, fused=fused, lanes=lanes)
+
+    assert_masks_follow_from_round_client_and_step(engine)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "fedprox", "climb"])
@@ -96,11 +117,10 @@ def test_a_cnn_lstm_in_one_recorded_stack_equals_the_reference() -> None:
         assert float((a.delta - b.delta.cpu()).abs().max()) <= 1e-3 * float(a.delta.abs().max())
 
 
-@pytest.mark.parametrize("kernels", ["own", "all"])
-def test_rounds_by_our_kernels_are_those_of_the_libraries(kernels: str) -> None:
+def test_rounds_by_our_kernels_are_those_of_the_libraries() -> None:
     method, federation = METHODS.build("fedcgnm"), images()
     deltas = []
-    for kind in ("library", kernels):
+    for kind in ("library", "own"):
         torch.manual_seed(0)
         module = build_model("resnet18", (3, 8, 8), 4)
         engine = GraphSimulator(federation, module, method, Settings.of(batch_size=64, device="cuda", kernels=kind))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -139,6 +141,50 @@ def test_runs_share_lanes_without_touching_each_other() -> None:
         task, _ = round_task(method, engine.model.vector.clone(), reference)
         deltas.append(torch.stack([u.delta for u in engine.train(task)[0]]))
     assert torch.equal(*deltas)
+
+
+class Forgetful(nn.Module):
+    """Dropout as a layer and as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.output = small_cnn()[:-1], nn.Linear(16, 4)
+        self.layer = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.dropout(self.below(x), 0.3, self.training)
+        out: torch.Tensor = self.output(self.layer(h))
+        return out
+
+
+def assert_masks_follow_from_round_client_and_step(engine: Callable[..., GraphSimulator]) -> None:
+    """engine: builds one with so many lanes. A resumed run records anew, and may give clients to other lanes."""
+    plain, many, resumed = engine(lanes=1), engine(lanes=6), engine(lanes=6)
+    x, probes = plain.model.vector.clone().cpu(), {"rate": np.array([[0.2, 0.9], [0.3, 0.8], [0.5, 0.5]])}
+
+    def deltas(engine: GraphSimulator, round: int, rows: list[int]) -> dict[int, torch.Tensor]:
+        given = {k: v[rows] for k, v in probes.items()}
+        return {u.client: u.delta.cpu() for u in engine.train(Task(round, x, tuple(rows), given, 0.1))[0]}
+
+    before, after = deltas(plain, 0, [0, 1, 2]), deltas(plain, 1, [0, 1, 2])
+    assert not torch.equal(before[0], after[0])
+    deltas(many, 0, [0, 1, 2])
+    for other in (deltas(many, 1, [0, 1, 2]), deltas(resumed, 1, [0, 1, 2]), deltas(resumed, 1, [2, 0])):
+        assert all(torch.equal(delta, after[k]) for k, delta in other.items())
+    assert torch.equal(after[2][0], after[2][1])  # equal rates draw equal masks
+
+
+@pytest.mark.parametrize(("fused", "n_groups"), [(True, 1), (True, 2), (False, 1), (False, 2), (False, 3)], ids=str)
+def test_dropout_masks_follow_from_seed_round_client_and_step(fused: bool, n_groups: int) -> None:
+    torch.manual_seed(0)
+    module, method = Forgetful(), METHODS.build("fedcgnm", n_groups=n_groups)
+
+    def engine(lanes: int) -> GraphSimulator:
+        return GraphSimulator(
+            images(), copy.deepcopy(module), method, Settings.of(batch_size=8), fused=fused, lanes=lanes
+        )
+
+    assert_masks_follow_from_round_client_and_step(engine)
 
 
 def test_validation_confusion_and_measurements_equal_the_reference() -> None:

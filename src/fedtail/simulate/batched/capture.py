@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate, map_arg
 
 from fedtail.simulate.batched.placement import Placement, place
-from fedtail.simulate.batched.trace import Trace, is_empty, is_random, is_view
+from fedtail.simulate.batched.trace import Trace, is_empty, is_random, is_view, mutates
 
 Call = Callable[[], Any]
 
@@ -157,19 +157,26 @@ class _Emitter:
             return self._look_up(self.placement.forwarded[node])
         if node not in self.placement.inside:
             return self.pool.place(node, i, result)
+        return self._part(i, node)
+
+    def _part(self, i: int, node: fx.Node) -> Tensor:
+        """The memory of a result inside a ``cat``, which may lie inside another."""
         cat, start = self.placement.inside[node]
         if cat not in self.whole:
             meta = cat.meta["tensor_meta"]
-            self.whole[cat] = self.pool.place(cat, i, torch.empty(meta.shape, dtype=meta.dtype))
+            inside = cat in self.placement.inside
+            self.whole[cat] = (
+                self._part(i, cat) if inside else self.pool.place(cat, i, torch.empty(meta.shape, dtype=meta.dtype))
+            )
         dim = _dimension(cat)
-        return self.whole[cat].narrow(dim, start, result.shape[dim])
+        return self.whole[cat].narrow(dim, start, node.meta["tensor_meta"].shape[dim])
 
     def _join(self, cat: fx.Node, args: Any) -> None:
         """Copy the parts of a ``cat`` that are not computed in it."""
         dim, start = _dimension(cat), 0
         nodes: Any = cat.args[0]
         for node, part in zip(nodes, args[0], strict=True):
-            if self.placement.inside.get(self.placement.owner(node)) != (cat, start):
+            if self.placement.inside.get(self.placement.trace.owner(node)) != (cat, start):
                 copy = partial(Tensor.copy_, self.whole[cat].narrow(dim, start, part.shape[dim]), part)
                 copy()
                 self.calls.append(copy)
@@ -179,7 +186,9 @@ class _Emitter:
         return map_arg(node.args, self._look_up), map_arg(node.kwargs, self._look_up)
 
     def _look_up(self, node: fx.Node) -> Any:
-        """The node's value; a view that lies ahead is made now."""
+        """The node's value; a view that lies ahead is made now, and a change that lies ahead has a place already."""
+        if node not in self.value and mutates(node):
+            return self._look_up(node.args[0])  # type: ignore[arg-type]
         if node not in self.value and is_view(node):
             args, kwargs = self._bound(node)
             self.value[node] = node.target(*args, **kwargs)  # type: ignore[operator]

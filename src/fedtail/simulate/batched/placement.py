@@ -27,12 +27,12 @@ class Placement:
     inside: dict[fx.Node, tuple[fx.Node, int]]
     """Result -> the ``cat`` it is computed in, and its start there."""
 
-    def owner(self, node: fx.Node) -> fx.Node:
-        """The node whose result owns the memory of ``node``'s."""
-        base = self.trace.base[node]
-        while self.kinds.get(base) == "squeezed":
-            base = self.trace.base[base.all_input_nodes[0]]
-        return base
+    def memory(self, node: fx.Node) -> fx.Node:
+        """The node whose memory the result of ``node`` lies in, which may be another's."""
+        owner = self.trace.owner(node)
+        while owner in self.forwarded or owner in self.inside:
+            owner = self.trace.owner(self.forwarded[owner] if owner in self.forwarded else self.inside[owner][0])
+        return owner
 
     def last_reads(self) -> dict[fx.Node, int]:
         """Owner of memory -> the position after which nobody reads it."""
@@ -40,7 +40,7 @@ class Placement:
         for i, node in enumerate(self.trace.nodes):
             if node in self.trace.needed:
                 for n in [*node.all_input_nodes, node]:
-                    last[self.owner(n)] = i if node.op != "output" else len(self.trace.nodes)
+                    last[self.memory(n)] = i if node.op != "output" else len(self.trace.nodes)
         return last
 
 
@@ -75,7 +75,7 @@ def _kinds(trace: Trace) -> dict[fx.Node, Kind]:
         ):
             kinds[node] = "constant"
         else:
-            kinds[node] = "squeezed" if trace.trivial_sum(node) else "result"
+            kinds[node] = "squeezed" if node in trace.squeezed else "result"
     return kinds
 
 

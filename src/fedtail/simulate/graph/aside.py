@@ -31,8 +31,6 @@ class Aside:
         """What the work reads: memory must not go to others before it is done."""
         self.kernels = False
         """Whether our own kernels may take the place of libraries."""
-        self.untimed = False
-        """Whether those too that were never timed in whole runs."""
         self.checked = False
         """Whether that is known; see ``step.agree``."""
         self.places: list[dict[str, Tensor]] = []
@@ -40,11 +38,6 @@ class Aside:
         self.sums: dict[str, Tensor] = {}
         """Where GroupNorm layers leave the sums of which their gradients are made for all layers at once, by name; see
         ``groupnorm.place_gradients``."""
-
-    @property
-    def further(self) -> bool:
-        """Whether kernels that were never timed in whole runs may be used."""
-        return self.kernels and self.untimed
 
     def __call__(self, work: Callable[..., T], *reads: Tensor) -> T:
         if not self.streams:

@@ -286,21 +286,18 @@ class Plan:
 PLANS = {
     (NARROW, 64, 3): Plan(outputs=64, inputs=128, pixels=64, stages=3, programs=132),
     (64, 64, 3): Plan(outputs=64, inputs=64, pixels=64, stages=3, programs=132),
-    (128, 128, 3): Plan(outputs=128, inputs=128, pixels=64, stages=3, programs=132),
+    (128, 128, 3): Plan(outputs=64, inputs=64, pixels=64, stages=3, programs=132, across=True),
     (256, 256, 3): Plan(outputs=64, inputs=64, pixels=64, stages=4, programs=264),
     (512, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
-}
-"""By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
-library did, four at once with 21 and 11 samples, and its best plan."""
-UNTIMED = {
     (64, 128, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
     (128, 256, 3): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=132),
     (256, 512, 3): Plan(outputs=128, inputs=64, pixels=64, stages=4, programs=264),
-    (64, 128, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
-    (128, 256, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
-    (256, 512, 1): Plan(outputs=128, inputs=64, pixels=64, stages=3, programs=66),
+    (64, 128, 1): Plan(outputs=64, inputs=64, pixels=64, stages=3, programs=66),
+    (128, 256, 1): Plan(outputs=64, inputs=64, pixels=64, stages=3, programs=66),
+    (256, 512, 1): Plan(outputs=64, inputs=64, pixels=64, stages=3, programs=66),
 }
-"""The other layers, whose kernels were only compiled for that GPU; ``benchmarks/kernels.py`` times them."""
+"""By inputs, outputs and height of the filter: the layers of a ResNet for which a kernel kept an H200 busier than the
+library did, four at once with 21 and 11 samples, and its best plan (``benchmarks/kernels.py``)."""
 
 
 class Tile(NamedTuple):
@@ -316,17 +313,20 @@ class Tile(NamedTuple):
 
 HALVED = {(64, 128): Tile(128, 64, 64), (128, 256): Tile(64, 64, 64), (256, 512): Tile(64, 64, 64)}
 """By inputs and outputs: 3x3 layers with stride 2 whose input gradients a kernel computes."""
-SAME: dict[tuple[str, int, int], Tile] = {
-    (direction, 64, 64): Tile(128, 64, 64, warps=4, stages=1) for direction in ("forward", "backward")
+SAME = {
+    ("forward", 64, 64): Tile(128, 64, 64, stages=3),
+    ("backward", 64, 64): Tile(128, 64, 64, stages=3),
+    ("forward", 128, 128): Tile(128, 64, 64, stages=3),
+    ("backward", 128, 128): Tile(128, 64, 64, stages=3),
+    ("forward", 256, 256): Tile(64, 64, 64, stages=4),
 }
 """By direction, inputs and outputs: 3x3 layers with stride 1 that a kernel computes."""
 
 
-def plan_of(shape: Shape, untimed: bool = False) -> Plan | None:
+def plan_of(shape: Shape) -> Plan | None:
     """None where the library takes the layer."""
     inputs, outputs, kh, kw, *_ = shape.layer
-    plans = PLANS | UNTIMED if untimed else PLANS
-    return plans.get((inputs, outputs, kh)) if kh == kw else None
+    return PLANS.get((inputs, outputs, kh)) if kh == kw else None
 
 
 def kernel_shape(layer: nn.Conv1d | nn.Conv2d, x: Tensor, dy: Tensor) -> Shape | None:

@@ -69,8 +69,8 @@ class _Conv(torch.autograd.Function):
         elif w.shape[1] * layer.groups != x.shape[1]:  # images that come filled up
             w = _whole_eights(w)
         ctx.save_for_backward(x, w)
-        ctx.plain = aside.further and _is_product(layer, x)
-        same = same_tile("forward", layer, x) if aside.further and any(ctx.needs_input_grad) else None
+        ctx.plain = aside.kernels and _is_product(layer, x)
+        same = same_tile("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
         if ctx.plain:
             y = F.linear(x.movedim(1, -1), w[:, :, 0, 0], bias).movedim(-1, 1)
         elif same is not None:
@@ -104,7 +104,7 @@ class _Conv(torch.autograd.Function):
             return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
 
         shape = kernel_shape(layer, x, dy) if ctx.aside.kernels else None
-        plan = None if shape is None or not ctx.places else plan_of(shape, ctx.aside.further)
+        plan = None if shape is None or not ctx.places else plan_of(shape)
         if shape is not None and plan is not None:
             work = partial(weight_gradients, sizes=ctx.sizes, shape=shape, plan=plan, places=ctx.places)
             ctx.aside(work, x, dy)
@@ -112,14 +112,14 @@ class _Conv(torch.autograd.Function):
         else:
             parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
             grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        same = same_tile("backward", layer, x) if ctx.aside.further else None
+        same = same_tile("backward", layer, x) if ctx.aside.kernels else None
         if not ctx.needs_input_grad[0]:
             dx = None
         elif ctx.plain:
             dx = (dy.movedim(1, -1) @ w[:, :, 0, 0]).movedim(-1, 1)
         elif same is not None:
             dx = same_size(dy, w, same, back=True)
-        elif ctx.aside.further and shape is not None and has_halved(shape):
+        elif shape is not None and has_halved(shape):
             dx = halved_inputs(dy, w, shape)
         else:
             dx = back(dy, x, [True, False, False])[0][:, : layer.in_channels]
@@ -229,7 +229,7 @@ class _Lstm(torch.autograd.Function):
         h = len(sizes)
         w_in, w = weights[0], weights[h]
         b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
-        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.further and recurrent.has_kernel(w.shape[1], x.device)
+        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.kernels and recurrent.has_kernel(w.shape[1], x.device)
         saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
         ctx.save_for_backward(x, w_in, w, *saved)
         return saved.y
@@ -284,7 +284,7 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         if residual is not None and residual.shape != x.shape:
             out = _Norm.apply(x, None, layer, False, None, beside, name, sizes, *_pick(weights, name, True))
             return F.relu(out + residual)
-        reader, again = readers.get(at, (None, None)) if beside.further else (None, None)
+        reader, again = readers.get(at, (None, None)) if beside.kernels else (None, None)
         if again == HALF and (x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2):
             again = None
         more = _Norm.apply(x, residual, layer, at is not node, again, beside, name, sizes, *_pick(weights, name, True))

@@ -22,9 +22,10 @@ try:
 except ImportError:  # CPU builds of PyTorch come without it
     triton = None
 
-BLOCKS = {"forward": (32, 32768, 2048), "backward": (16, 32768, 1024)}
-"""A program takes one sample and so many channels; all their values at once up to the second number, otherwise a
-quarter of that at a time; the third is values per warp."""
+LARGEST = 32768
+"""Values that a program takes at once; of more, a quarter of it at a time."""
+SPACIOUS = 512
+"""Pixels from which the backward pass takes fewer channels at a time: it keeps two values of each."""
 
 
 if triton is not None:
@@ -240,11 +241,16 @@ def works(device: torch.device) -> bool:
     return same
 
 
+def wanted_block(direction: str, space: int) -> tuple[int, int]:
+    """Channels of a program, which takes one sample, and values per warp: the fastest on an H200."""
+    return (16, 1024) if direction == "backward" and space > SPACIOUS else (32, 2048)
+
+
 def _blocks(direction: str, channels: int, groups: int, space: int) -> dict[str, Any]:
-    wanted, largest, per_warp = BLOCKS[direction]
+    wanted, per_warp = wanted_block(direction, space)
     cb = max(channels // groups, min(channels, wanted))
     whole = 1 << (space - 1).bit_length()
-    rows = whole if whole * cb <= largest else max(1, largest // 4 // cb)
+    rows = whole if whole * cb <= LARGEST else max(1, LARGEST // 4 // cb)
     warps = min(16, max(1, rows * cb // per_warp))
     return {"C": channels, "CG": channels // groups, "CB": cb, "BH": rows, "ONCE": rows == whole, "num_warps": warps}
 

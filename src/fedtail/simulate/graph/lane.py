@@ -38,6 +38,8 @@ class Slot:
     schedule: Schedule
     plan: dict[str, Tensor]
     """The arrays of ``schedule``."""
+    seeds: list[int] | None = None
+    """Of each step, where the model takes random numbers (dropout)."""
     losses: Tensor | None = None
     """(L,) share of each pass in its step's mean loss; filled by the run."""
     final: Tensors = field(default_factory=dict)
@@ -69,6 +71,8 @@ class Shared:
     """Rows and passes of the longest run that fits."""
     draws: int
     """Numbers that an augmentation is drawn as; 0 for none."""
+    random: bool
+    """Whether the model itself takes random numbers."""
     warm: set[Any]
     """Shapes that have run once outside a recording: libraries have made their plans for them."""
 
@@ -115,7 +119,7 @@ class Lane:
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
 
-        self.recorder = Recorder(device, LANE_PRIORITY)
+        self.recorder = Recorder(device, LANE_PRIORITY, draws=s.random)
         self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
 
     # -- device work: static buffers only, so that it can be recorded ---------------------------------
@@ -192,8 +196,10 @@ class Lane:
         for slot in slots:
             with self.recorder.on():
                 self.load(slot)
-            for step in slot.schedule.steps:
+            for i, step in enumerate(slot.schedule.steps):
                 with self.recorder.on():
+                    if slot.seeds is not None:
+                        self.recorder.seed(slot.seeds[i])
                     self._step(step)
                 yield
             with self.recorder.on(), torch.no_grad():

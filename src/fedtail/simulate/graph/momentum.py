@@ -19,7 +19,7 @@ try:
 except ImportError:  # CPU builds of PyTorch come without it
     triton = None
 
-BLOCK, AT_ONCE = 8192, 2048
+BLOCK, AT_ONCE = 4096, 1024
 """Parameters of a program, and those that it reads at once."""
 GROUPS = (1, 2, 4)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,10 +12,14 @@ import torch
 class Recorder:
     """``stream`` is None without a GPU, where work is called instead."""
 
-    def __init__(self, device: torch.device, priority: int = 0) -> None:
+    def __init__(self, device: torch.device, priority: int = 0, *, draws: bool = False) -> None:
+        """``draws``: whether the work takes random numbers, which ``seed`` settles."""
         self.device, cuda = device, device.type == "cuda"
         self.stream = torch.cuda.Stream(device, priority=priority) if cuda else None
         self._memory = torch.cuda.graph_pool_handle() if cuda else None
+        self._generator = self._default().clone_state() if cuda and draws else None
+        """Recorded draws read a generator's state at its place on the device, and streams that share one would change
+        it under each other's feet."""
 
     def on(self) -> Any:
         """What is launched inside goes to the stream."""
@@ -30,13 +35,38 @@ class Recorder:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
+    def seed(self, seed: int) -> None:
+        """What is drawn from here on follows from the seed, whatever was drawn or recorded before."""
+        if self._generator is None:
+            torch.manual_seed(seed)
+        else:
+            self._generator.manual_seed(seed)
+
+    def _default(self) -> torch.Generator:
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        return torch.cuda.default_generators[index]
+
+    @contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """What is called or recorded inside draws from this recorder's generator."""
+        if self._generator is None:
+            yield
+            return
+        default = self._default()
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(self._generator)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)
+
     def record(self, work: Callable[[], Any], rewind: Callable[[], None], rehearsals: int = 2) -> torch.cuda.CUDAGraph:
         """``work`` as a graph, rehearsed so that libraries have made their plans. It must not make memory of its own
         that is read later. ``rewind`` undoes what a call has moved."""
         assert self.stream is not None
         self.follow()
         graph = torch.cuda.CUDAGraph()
-        with self.on():
+        with self.on(), self._own_draws():
             for _ in range(rehearsals):
                 rewind()
                 work()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.random import torch_seed
+from fedtail.core.random import step_seeds
 from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
@@ -48,9 +48,6 @@ from fedtail.simulate.scoring import Scoring
 from fedtail.simulate.turns import hand_over, launching, my_turns, wait_for
 
 MAX_LANES = 10
-OWN_KERNELS = 32
-"""Batches up to which our own kernels are faster than the libraries, measured on an H200: 38,113 images/s against
-36,039 at 32, 43,473 against 45,221 at 64."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,9 @@ class GraphSimulator(ClientStates, Scoring):
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
         self.device = torch.device(engine.device)
+        self._random = draws_numbers(module, federation.input_shape)
         # torch's generators are one per process, so runs of models that draw from them do not mix within a round
-        self._mixes = my_turns() is not None and not draws_numbers(module, federation.input_shape)
+        self._mixes = my_turns() is not None and not self._random
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.numerics = Numerics.choose(module, self.device, engine.precision, fused, engine.compiles)
         self.numerics.apply()
@@ -105,14 +103,12 @@ class GraphSimulator(ClientStates, Scoring):
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        few = batch_of(settings.local) <= OWN_KERNELS
-        kernels = self.device.type == "cuda" and (
-            engine.kernels in ("own", "all") or (few and engine.kernels == "auto")
-        )
+        kernels = self.device.type == "cuda" and engine.kernels != "library"
         self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile, kernels)
         aside = self.network.aside
-        aside.kernels, aside.untimed, aside.checked = kernels, engine.kernels == "all", not kernels
+        aside.kernels = kernels and self.numerics.fused and self.mode != "masked"
+        aside.checked = not aside.kernels
         self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
@@ -129,10 +125,9 @@ class GraphSimulator(ClientStates, Scoring):
             slots += self._slots(task, row)
             hand_over()
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
-        with launching(self.device), torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(self.settings.run.seed, "dropout", round=task.round))
-            with lone_samples_named():
-                self._run(slots, out, task.advance)
+        devices = [self.device] if self.device.type == "cuda" else []
+        with launching(self.device), torch.random.fork_rng(devices=devices), lone_samples_named():
+            self._run(slots, out, task.advance)
         wait_for(self.device)
         done = [Trained(run=s.run, losses=self._step_losses(s), const=s.const, final=s.final) for s in slots]
         return self._collect(task, done, out)
@@ -141,9 +136,9 @@ class GraphSimulator(ClientStates, Scoring):
         client = self.federation.client(task.clients[row])
         before = self.client_states.get(client.index, {})
         runs = prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-        return [self._slot(run) for run in runs]
+        return [self._slot(run, client.index, task.round) for run in runs]
 
-    def _slot(self, run: PreparedRun) -> Slot:
+    def _slot(self, run: PreparedRun, client: int, round: int) -> Slot:
         schedule = build_schedule(
             run.plan,
             self._labels,
@@ -164,6 +159,9 @@ class GraphSimulator(ClientStates, Scoring):
             state=inward(run.state),
             schedule=schedule,
             plan={name: torch.as_tensor(a).to(self.device) for name, a in schedule.arrays.items()},
+            seeds=step_seeds(len(schedule.steps), self.settings.run.seed, "dropout", client, round)
+            if self._random
+            else None,
         )
 
     def _run(self, slots: list[Slot], out: Tensor, advance: Callable[[float], None]) -> None:
@@ -206,6 +204,7 @@ class GraphSimulator(ClientStates, Scoring):
                 update=self._update,
                 capacity=self._capacity(rows, passes),
                 draws=draw_width(self.federation, self.method),
+                random=self._random,
                 warm=set() if shared is None else shared.warm,
             )
         lanes = self._lanes.setdefault(kind, [])

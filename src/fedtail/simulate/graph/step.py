@@ -109,7 +109,7 @@ def sample_losses(model: DeviceModel, method: Method) -> Losses:
     def losses(
         weights: Sequence[Weights], resident: Resident, local: Local, given: PassInput, sizes: Sizes
     ) -> tuple[Tensor, Tensor, Tensors]:
-        kernels = model.aside.further and model.look is not None
+        kernels = model.aside.kernels and model.look is not None
         if model.look is not None and kernels and takes_images(resident.x, given.draws):
             x, y, weight = read_images(resident.x, resident.y, given.rows, given.draws, model.look, dtype)
         else:
@@ -165,7 +165,12 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
         if local.params.is_cuda and not aside.checked:
-            aside.kernels = agree(lambda: once(resident, local, given, sizes)[0].float(), aside)
+
+            def attempt() -> Tensor:
+                with torch.random.fork_rng(devices=[local.params.device]):  # both attempts draw the same masks
+                    return once(resident, local, given, sizes)[0].float()
+
+            aside.kernels = agree(attempt, aside)
             aside.checked = True
         return once(resident, local, given, sizes)
 
@@ -175,7 +180,7 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
         flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
         places = [named(row) for row in flat]
         aside.places = places if len(sizes) <= 2 else []
-        sums = norms.rows(len(given.rows)) if aside.further and aside.places and norms.targets is not None else None
+        sums = norms.rows(len(given.rows)) if aside.kernels and aside.places and norms.targets is not None else None
         aside.sums = {} if sums is None else norms.named(sums)
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]

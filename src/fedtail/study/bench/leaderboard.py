@@ -187,44 +187,36 @@ def draw_ranks(board: Board, path: Path) -> None:
 
 
 def draw_cost(board: Board, path: Path) -> None:
-    """Macro F1 against seconds, one panel for each set."""
+    """Macro F1 against seconds, one panel for each set; names in a column beside it, in the order of macro F1."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    line = {"arrowstyle": "-", "color": "#b8bec7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
     with rc_context({**STYLE, "svg.hashsalt": "fedtail"}):
-        figure = Figure(figsize=(PAGE, 3.4), layout="constrained")
+        height = 0.8 + 0.115 * len(board.places)
+        figure = Figure(figsize=(PAGE, height * len(board.sets)), layout="constrained")
         for i, one in enumerate(board.sets):
-            ax = figure.add_subplot(1, len(board.sets), i + 1)
+            ax = figure.add_subplot(len(board.sets), 1, i + 1)
             means = {m: [mean_spread(p, m, [one])[one][0] for p in board.places] for m in ("seconds", RANKED)}
-            ax.plot(means["seconds"], means[RANKED], "o", color=COLOURS[1], markersize=4)
-            ax.set(xscale="log", xlabel="seconds of a run", title=one)
-            ax.margins(0.12, 0.08)
+            named = zip(means[RANKED], means["seconds"], [p.title for p in board.places], strict=True)
+            points = sorted((n for n in named if np.isfinite(n[:2]).all()), reverse=True)
+            ax.set(xscale="log", title=one, ylabel="macro F1")
+            for k, (quality, seconds, title) in enumerate(points):
+                at = 1 - (k + 0.5) / len(points)
+                ax.annotate(
+                    title,
+                    (seconds, quality),
+                    (1.06, at),
+                    textcoords="axes fraction",
+                    fontsize=6,
+                    va="center",
+                    arrowprops=line,
+                )
+            ax.plot([s for _, s, _ in points], [q for q, _, _ in points], "o", color=COLOURS[1], markersize=4)
+            ax.margins(0.06, 0.08)
             ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.xaxis.set_major_formatter("{x:g}")
             ax.xaxis.set_minor_formatter(NullFormatter())
-            if i == 0:
-                ax.set_ylabel("macro F1")
-        figure.draw_without_rendering()  # places of points are known from now on
-        for one, ax in zip(board.sets, figure.axes, strict=True):
-            taken: list[tuple[float, float, float]] = []
-            for p in board.places:
-                point = mean_spread(p, "seconds", [one])[one][0], mean_spread(p, RANKED, [one])[one][0]
-                if np.isfinite(point).all():
-                    label(ax, p.title, point, taken)
+        figure.axes[-1].set_xlabel("seconds of a run")
         figure.savefig(path, metadata={"Date": None})
-
-
-def label(ax: Any, text: str, point: tuple[float, float], taken: list[tuple[float, float, float]]) -> None:
-    """Write beside a point, as near to its height as others leave room. ``taken``: (left, right, middle) in points."""
-    x, y = ax.transData.transform(point) * 72 / ax.figure.dpi
-    width, height = 3.1 * len(text), 6.5
-    shifts = sorted((k * height / 2 for k in range(-12, 13)), key=abs)
-    free = (
-        dy
-        for dy in shifts
-        if not any(x < right and x + width > left and abs(y + dy - at) < height for left, right, at in taken)
-    )
-    dy = next(free, 0.0)
-    taken.append((x, x + width, y + dy))
-    ax.annotate(text, point, xytext=(4, dy), textcoords="offset points", fontsize=5.5, va="center")
