@@ -4,7 +4,9 @@
     python benchmarks/selection.py --means FILE...      the table of what --keep FILE has kept
 
 Every run goes through all its rounds once; a rule then sees the validation of one round after the other, and stops
-where ``run.patience`` would. ``averaged`` looks at the mean of the last five global models in place of each one.
+where ``run.patience`` would. In place of each global model a rule may look at an average: the mean of the last five or
+ten, or an exponential one that keeps .8 of itself in a round. ``either`` keeps by its rule a single model and a mean of
+ten, and of the two the one that validation likes better.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from fedtail.rounds.evaluation import Split, confusion_on, federation_split
 from fedtail.study.yardsticks import summed
 from table_models import as_table
 
-WINDOW = 5
+WINDOWS = {"mean of five": 5, "mean of ten": 10}
+DECAY = 0.8
 PATIENCE = 15
 RULES = {"last": 0.0, "best": 0.0, "half, of accuracy": 0.5, "half": 0.5, "one": 1.0}
 """Name -> standard errors that a later round may be behind the best one."""
@@ -52,8 +55,7 @@ def history(name: str, seed: int, rate: str, rounds: int, method: str) -> dict[s
         told = {"validation": validation["macro_f1"], "f1": validation["per_class_f1"]}
         return {**told, "test": test["macro_f1"], "tail": test["tail"]}
 
-    plain = [judged(x) for x in models]
-    averaged = [judged(torch.stack(models[max(0, t + 1 - WINDOW) : t + 1]).mean(0)) for t in range(len(models))]
+    found = {kind: [judged(x) for x in each] for kind, each in averages(models).items()}
     counts = np.bincount(splits[0].labels, minlength=sites.n_classes).tolist()
     searched = sum(bool(record["searching"]) for record in result.history)
     about = {
@@ -65,7 +67,18 @@ def history(name: str, seed: int, rate: str, rounds: int, method: str) -> dict[s
         "counts": counts,
         "searched": searched,
     }
-    return {**about, "plain": plain, "averaged": averaged}
+    return {**about, "models": found}
+
+
+def averages(models: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+    """Kind -> what a server would have beside the global model after each round."""
+    rounds, kinds = range(len(models)), {"single": models}
+    for kind, n in WINDOWS.items():
+        kinds[kind] = [torch.stack(models[max(0, t + 1 - n) : t + 1]).mean(0) for t in rounds]
+    kinds["exponential"] = models[:1]
+    for x in models[1:]:
+        kinds["exponential"].append(DECAY * kinds["exponential"][-1] + (1 - DECAY) * x)
+    return kinds
 
 
 def kept(rows: list[dict[str, Any]], counts: list[int], searched: int, rule: str, patience: int) -> dict[str, Any]:
@@ -93,16 +106,21 @@ def means(runs: Iterable[dict[str, Any]]) -> str:
     found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for run in runs:
         found[run["data"], f"{run['method']}, rate {run['rate']}, {run['rounds']} rounds"].append(run)
-    rules = [(kind, rule, p) for kind in ("plain", "averaged") for rule in RULES for p in (0, PATIENCE)]
+    kinds = ("single", *WINDOWS, "exponential", "either")
+    rules = [(kind, rule, p) for kind in kinds for rule in RULES for p in (0, PATIENCE)]
     lines = ["| keeps | stops | " + " | ".join(f"{n}, {s} ({len(r)})" for (n, s), r in found.items()) + " | mean |"]
     lines.append("|---|---|" + "---|" * (len(found) + 1))
     for kind, rule, patience in rules:
         cells = []
         for each in found.values():
-            rows = [kept(r[kind], r["counts"], r["searched"], rule, patience) for r in each]
+            rows = []
+            for r in each:
+                of = ("single", "mean of ten") if kind == "either" else (kind,)
+                some = [kept(r["models"][k], r["counts"], r["searched"], rule, patience) for k in of]
+                rows.append(max(some, key=lambda row: float(row["validation"])))
             cells.append([float(np.mean([r[k] for r in rows])) for k in ("test", "tail")])
         shown = " | ".join(f"{f:.3f} {t:.2f}" for f, t in [*cells, np.mean(cells, axis=0)])
-        lines.append(f"| {rule}{', averaged' if kind == 'averaged' else ''} | {patience or 'never'} | {shown} |")
+        lines.append(f"| {rule}, {kind} | {patience or 'never'} | {shown} |")
     return "\n".join(lines)
 
 

@@ -94,6 +94,7 @@ def compare(
     seeds: Iterable[int],
     out: Path | None = None,
     pooled: bool = True,
+    clients: int = 10,
     **settings: Any,
 ) -> None:
     """A line per contender and seed as they end, then the means; ``settings`` are those of ``fedtail.fit``. With
@@ -101,7 +102,7 @@ def compare(
     rows = []
     for name, seed in ((name, seed) for name in names for seed in seeds):
         contenders = yardsticks(name, seed) if pooled else {}
-        contenders |= federated(name, seed, models, methods, rates, settings)
+        contenders |= federated(name, seed, models, methods, rates, settings, clients)
         for title, contender in contenders.items():
             began = time.process_time()
             row = {"data": name, "contender": title, "seed": seed, **contender(), "cpu": time.process_time() - began}
@@ -174,21 +175,23 @@ def federated(
     methods: Iterable[str],
     rates: Iterable[str],
     settings: dict[str, Any],
+    clients: int = 10,
 ) -> dict[str, Callable[[], Found]]:
-    """Title -> a run over the sites."""
+    """Title -> a run over the sites, ``clients`` of them where the table names none."""
 
     def run(method: str, rate: str, model: str) -> Found:
         kind, options, pieces = MODELS.get(model, ("", {}, None))
         pooled = as_table(name, seed, pieces)
-        sites = partition(pooled, clients=10, alpha=0.5, seed=seed) if pooled.sites is None else partition(pooled)
+        sites = partition(pooled, clients=clients, alpha=0.5, seed=seed) if pooled.sites is None else partition(pooled)
         sites = replace(sites, own="table")
         module = build_model(kind, sites.input_shape, sites.n_classes, seed=seed, **options) if kind else None
         strategy = "auto" if rate == "auto" else float(rate)
         result = fit(sites, module, method, strategy, seed=seed, diagnostics=(), **settings)
         told = {k: result.summary.get(k) for k in ("found", "rounds", "selected_round")}
+        told |= {"likeliest": {k: result.before[k] for k in SHOWN}} if result.before is not None else {}
         return {**{k: result.test[k] for k in SHOWN}, "validation": result.validation.get("macro_f1"), **told}
 
-    said = "".join(f", {k} {v}" for k, v in settings.items())
+    said = "".join(f", {k} {v}" for k, v in settings.items()) + (f", {clients} sites" if clients != 10 else "")
     return {
         f"{method}, rate {rate}, {model}{said}": partial(run, method, rate, model)
         for model in models

@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int)
     parser.add_argument("--sites", type=int, default=51)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=10, help="sites of a table that names none")
     parser.add_argument("--data", default="adult-10,unsw,flights")
     parser.add_argument("--models", default="default", help="separated by semicolons; see table_models.MODELS")
     parser.add_argument("--methods", default="fedcgnm")
@@ -193,6 +194,7 @@ def main() -> None:
             [int(seed) for seed in given.seeds.split(",")],
             given.keep,
             not given.no_pooled,
+            given.clients,
             **json.loads(given.set or "{}"),
         )
     elif given.what == "means":

@@ -121,8 +121,9 @@ class Local(Section):
 
     epochs: int = Field(1, ge=1)
     """Passes over a client's resampled data in each round."""
-    batch_size: int = Field(64, ge=1)
-    """Samples of a local step."""
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
+    """Samples of a local step. ``auto`` follows the sizes of sites: 16 where the median site has few, 64 where it has
+    500 training samples or more."""
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     """What local steps make of the method's direction: take it, a running mean of it, or Adam of it. Weight decay is
     added after it. SCAFFOLD and Ratio Loss take ``sgd`` alone."""

@@ -63,8 +63,24 @@ def test_fit_takes_for_own_data_what_the_command_line_takes(frame: pd.DataFrame)
     federation = ft.Federation.from_tables(frame, "outcome", site="town", validation=0.2)
     found = ft.fit(federation, rounds=4).settings
     assert (found.local.lr, found.run.metric, found.run.select, found.run.patience) == ("auto", "macro_f1", "best", 15)
+    assert (found.local.batch_size, found.decision.goal) == ("auto", "macro_f1")
     assert found.model.name == "residual_mlp" or found.model.name == "auto"
     said = ft.fit(federation, "mlp", rounds=1, lr=0.2, select="last").settings
     assert (said.local.lr, said.run.select, said.run.metric, said.model.name) == (0.2, "last", "macro_f1", "mlp")
     blind = ft.fit(ft.Federation.from_tables(frame, "outcome", site="town", validation=0), rounds=1).settings
     assert (blind.local.lr, blind.run.select, blind.run.metric) == (0.1, "last", "macro_f1")
+    assert blind.local.batch_size == "auto", "sizes are known without validation data"
+    assert blind.decision.goal == "argmax"
+    plain = ft.fit(federation, "mlp", rounds=1, lr=0.2, decision={"goal": "argmax"})
+    assert plain.settings.decision.goal == "argmax" and plain.before is None
+
+
+def test_sites_that_agree_on_the_commonest_class_alone_still_find_the_rare_one() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3000, 6)), rng.random(3000) < 0.06
+    x[y, 0] += 2.0
+    frame = pd.DataFrame(x, columns=list("abcdef")).assign(fault=np.where(y, "yes", "no"))
+    federation = ft.Federation.from_tables(frame, "fault", clients=20, alpha=1.0, seed=1, validation=0.2)
+    found = ft.fit(federation, None, "fedavg", rounds=6, lr=0.3, rates=0.0)
+    assert found.before is not None and found.before["tail"] < 0.1, "the likeliest class is hardly ever the rare one"
+    assert found.test["macro_f1"] > found.before["macro_f1"] + 0.1 and found.test["tail"] > 0.3

@@ -154,6 +154,44 @@ def test_a_run_resumed_after_a_crash_ends_with_the_model_of_an_uninterrupted_one
     assert [r["round"] for r in resumed.history] == [0, 1, 2, 3]
 
 
+def test_batches_follow_the_sizes_that_sites_tell_as_in_the_simulator(tables: Path) -> None:
+    open_sites = "min_row_samples = 1"
+    auto, run_of = {"batch_size": "auto"}, {"rounds": 4, "quorum": 0.5}
+    said = federate(config(tables, run=run_of), sites(tables, table_data(tables), open_sites), NAMES)
+    whole = federate(config(tables, local=auto, run=run_of), sites(tables, table_data(tables), open_sites), NAMES)
+    assert torch.equal(whole.x, said.x), "the median of 120 and 160 training rows asks for batches of 16"
+    assert whole.summary["found"] == {"batch_size": 16} and whole.folder is not None
+    data = {"name": "site_tables", "path": str(tables / "tables"), "schema": str(tables / "schema.toml")}
+    here = run(config(tables, local=auto, run=run_of, data=data, engine={"path": "reference"}))
+    assert torch.equal(here.x, whole.x)
+    notes = json.loads((whole.folder / "clients.json").read_text())["notes"]
+    assert any("local.batch_size=auto" in note for note in notes)
+
+
+def test_a_resumed_run_keeps_the_batches_it_began_with_whoever_is_there_now(tables: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(state: Any, record: dict[str, Any], seconds: float) -> None:
+        raise Killed
+
+    settings = config(tables, local={"batch_size": "auto"}, run={"name": "crash"})
+    with pytest.raises(Killed):
+        federate(settings, sites(tables, table_data(tables)), NAMES, on_round=kill)
+    agreement = tables / "runs" / "crash" / "federation.json"
+    began = json.loads(agreement.read_text())
+    assert began["batch_size"] == 16
+    agreement.write_text(json.dumps({**began, "batch_size": 32}))  # as if its sites had been larger
+    resumed = federate(settings, sites(tables, table_data(tables)), NAMES, resume=True)
+    assert resumed.summary["found"] == {"batch_size": 32}
+
+
+def test_a_site_may_refuse_batches_that_followed_its_size(tables: Path) -> None:
+    auto = config(tables, local={"batch_size": "auto"})
+    with pytest.raises(FedtailError, match="north: site policy: the learning rate, batch, steps"):
+        federate(auto, sites(tables, table_data(tables), "min_batch = 32"), NAMES)
+
+
 class Away(InProcess):
     """Sites of which some are away."""
 

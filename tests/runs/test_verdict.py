@@ -106,14 +106,20 @@ def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(t
     config = own(tmp_path)
     assert (config.local.lr, config.run.metric, config.run.select) == ("auto", "macro_f1", "best")
     assert config.run.patience > 0
+    assert (config.local.batch_size, config.decision.goal) == ("auto", "macro_f1")
     said = own(tmp_path, "local.lr=0.2", "run.select=last", "run.metric=accuracy", "run.patience=0")
     assert (said.local.lr, said.run.metric, said.run.select, said.run.patience) == (0.2, "accuracy", "last", 0)
+    assert said.decision.goal == "argmax", "answers are not to be good for another metric than the user's"
+    assert own(tmp_path, "run.metric=macro_f1").decision.goal == "macro_f1"
+    assert own(tmp_path, "decision.goal=argmax").decision.goal == "argmax"
+    assert own(tmp_path, "local.batch_size=8").local.batch_size == 8
 
 
 @pytest.mark.parametrize("blind", ["data.validation=0", "run.validate_every=0"])
 def test_nothing_is_raced_or_selected_without_validation(tmp_path: Path, blind: str) -> None:
     config = own(tmp_path, blind)
     assert (config.local.lr, config.run.select, config.run.patience) == (0.1, "last", 0)
+    assert (config.local.batch_size, config.decision.goal) == ("auto", "argmax")
 
 
 def test_named_sets_keep_their_defaults() -> None:

@@ -43,6 +43,19 @@ def test_every_yardstick_has_test_metrics_and_sites_alone_are_named(measured: tu
     assert len(alone.sites) == 3 and alone.test["macro_f1"] == pytest.approx(np.mean([s.test for s in alone.sites]))
 
 
+def test_a_yardstick_answers_by_the_decision_that_the_run_has(tmp_path: Path) -> None:
+    settings = ["data.name=blobs", "data.n_max=120", "data.imbalance=30", "data.clients=2", "run.rounds=2"]
+    settings += ["rates.rate=0", "local.lr=0.03", f"run.folder={tmp_path}"]
+
+    def pooled(name: str, goal: str) -> dict[str, Any]:
+        config = load_config(None, [*settings, f"run.name={name}", f"decision.goal={goal}"])
+        run(config)
+        return {y.kind: y.test for y in measure_yardsticks(config, load_run(tmp_path / name), tmp_path)}["pooled"]
+
+    plain, decided = pooled("plain", "argmax"), pooled("decided", "macro_f1")
+    assert decided["macro_f1"] > plain["macro_f1"], "else a run is compared with models that may not decide as it does"
+
+
 def test_what_is_on_file_is_not_measured_again(
     measured: tuple[Path, list[Yardstick]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

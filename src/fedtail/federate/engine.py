@@ -28,6 +28,7 @@ from fedtail.federate.replies import read_decision, read_measurement, read_updat
 from fedtail.federate.spool import StoredUpdate
 from fedtail.federate.sums import Sums
 from fedtail.models.flat import FlatModel
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
 
 SLACK_VALUES = 1 << 22
@@ -236,7 +237,7 @@ class RemoteEngine(Asking):
         local, row = self.job.local, task.clients.index(client)
         size = float(self.sizes[client]) * self._views
         if self._sampler == "balanced":
-            return local.epochs * np.ceil(size / max(local.batch_size // self.job.n_classes, 1))
+            return local.epochs * np.ceil(size / max(batch_of(local) // self.job.n_classes, 1))
         rate = float(task.probes["rate"][row].max())
         longest = self.job.n_classes * size if rate <= 1 else self.job.n_classes * size**rate + size
-        return local.epochs * (np.ceil(longest / local.batch_size) + 1)
+        return local.epochs * (np.ceil(longest / batch_of(local)) + 1)

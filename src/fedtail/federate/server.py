@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
+from fedtail.rounds.batches import BATCHES, batch_notes, batch_of, follow, settle_batch
 from fedtail.rounds.checkpoint import save_checkpoint
 from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
@@ -89,11 +91,22 @@ def federate(
         reveal, told_less = choose_reveal(config, hellos, names, len(everybody))
     else:
         agreed, schema = before[:2]
-    job, architecture = make_job(config, schema, folder.name, transport.name, reveal)
-    hellos, missing = say_hello(transport, everybody, deploy.timeout, job)
+    follows = config.local.batch_size == "auto"
+    first = settle_batch(config, BATCHES[-1] if before is None else before[4]) if follows else config
+    job, architecture = make_job(first, schema, folder.name, transport.name, reveal)
     sizes = known_sizes(folder) if resume else []
-    settle(hellos, missing, names, quorum, agreed, sizes)
-    agree(hellos, missing, names, quorum, agreed)
+
+    def greet(job: Job) -> tuple[dict[int, Hello], dict[int, str]]:
+        """Who takes part in a job, and why the others do not."""
+        found, reasons = say_hello(transport, everybody, deploy.timeout, job)
+        settle(found, reasons, names, quorum, agreed, sizes)
+        agree(found, reasons, names, quorum, agreed)
+        return found, reasons
+
+    hellos, missing = greet(job)
+    if follows and before is None and (batch := follow([h.n_train for h in hellos.values()])) != BATCHES[-1]:
+        job = replace(job, local=job.local.model_copy(update={"batch_size": batch}))
+        hellos, missing = greet(job)  # a site's policy may say no to batches that small
     test = server_test(config, schema)
 
     def meet(clients: list[int]) -> tuple[dict[int, int], dict[int, str]]:
@@ -147,10 +160,15 @@ def federate(
         gone=gone,
         real=engine.real,
         watched=True,
+        found={"batch_size": batch_of(job.local)} if follows else {},
     )
     if deploy.updates == "masked":
         check_masked(config, method, problem.rates)
-    notes = (*encoder_notes(job.encoding, config.model, images=False), *([told_less] if told_less else []))
+    notes = (
+        *encoder_notes(job.encoding, config.model, images=False),
+        *batch_notes(config.local, batch_of(job.local), engine.sizes),
+        *([told_less] if told_less else []),
+    )
     about = describe(schema, job, names, hellos, test, held_out, notes)
 
     def amend(record: dict[str, Any]) -> None:
@@ -160,7 +178,7 @@ def federate(
 
     def begin(folder: Path, done: int) -> None:
         said = {"sites": list(names), "began_with": began_with, "agreed": agreed, "schema": plain(schema)}
-        said["reveal"] = reveal
+        said |= {"reveal": reveal, "batch_size": batch_of(job.local)}
         write_atomically(folder / AGREEMENT, json.dumps(said))
         if on_start is not None:
             on_start(folder, done)
@@ -195,9 +213,10 @@ def federate(
         )
 
 
-def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int, str] | None:
-    """What the sites agreed on when the run began, without and with the preprocessing, how many they were, and what
-    they reveal: a site that is away now does not change it. None if the run has not begun.
+def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int, str, int] | None:
+    """What the sites agreed on when the run began, without and with the preprocessing, how many they were, what they
+    reveal and in which batches they train: a site that is away now, or is new, does not change it. None if the run has
+    not begun.
 
     ``FedtailError`` where the numbers are not those of the run, since its state is kept by them.
     """
@@ -211,7 +230,8 @@ def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], 
             "new sites come after them, or start a new run"
         )
     began_with = int(about.get("began_with", len(before)))
-    return about["agreed"], about["schema"], began_with, str(about.get("reveal", "totals"))
+    batch = int(about.get("batch_size", BATCHES[-1]))
+    return about["agreed"], about["schema"], began_with, str(about.get("reveal", "totals")), batch
 
 
 def known_sizes(folder: Path) -> list[int]:

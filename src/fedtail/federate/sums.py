@@ -33,6 +33,7 @@ from fedtail.federate.protocol.sums import (
 from fedtail.federate.protocol.wire import Parcel
 from fedtail.methods.base import Method, run_bound
 from fedtail.rates.base import RateStrategy
+from fedtail.rounds.batches import batch_of
 from fedtail.settings import Settings
 
 MANY_STEPS = 10**9
@@ -185,7 +186,7 @@ def clip_of(task: Task, job: Job, method: Method, sizes: np.ndarray) -> float:
     is not resampled, at the largest learning rate that is tried."""
     if not job.shares or job.clip:
         return job.clip
-    steps = job.local.epochs * math.ceil(int(sizes.max()) / job.local.batch_size)
+    steps = job.local.epochs * math.ceil(int(sizes.max()) / batch_of(job.local))
     lr = max([task.lr, *np.ravel(task.probes.get("lr", ())).tolist()])
     bound = method.bound(lr, steps, job.n_classes)
     if bound is None:

@@ -21,7 +21,7 @@ PARTS: tuple[tuple[str, str, Callable[..., str]], ...] = (
     ("decisions", "Decisions", decisions.decisions),
     ("confusion", "Confusion", classes.confusion),
     ("curves", "Learning curves", sections.curves),
-    ("race", "Learning rate", sections.races),
+    ("race", "Learning rate and batches", sections.races),
     ("rates", "Resampling rates", rates.rates),
     ("influence", "Influence", influence.influence),
     ("federation", "Federation", federation.federation),

@@ -98,7 +98,7 @@ def verdicts(comparison: Comparison) -> str:
 
 
 def races(comparison: Comparison) -> str:
-    """What ``auto`` tried for learning rate, method and resampling rate, and what won."""
+    """What ``auto`` tried for learning rate and resampling rate, what won, and the batches it chose."""
     colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
     metric = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))]
     for contender in comparison.contenders:
@@ -113,8 +113,13 @@ def races(comparison: Comparison) -> str:
                     row = [name, f"{value:g}", *shown, "kept" if kept else "", str(record["round"] + 1)]
                     rows.append([*([contender.label, str(run.seed)] if several else []), *row])
                     runs.append(colours[contender.label])
+    batches = sorted({int(n) for run in comparison.runs if (n := run.result.get("found", {}).get("batch_size"))})
+    followed = (
+        f"<p>Batches of {' or '.join(map(str, batches))} samples, by the training samples of the median site "
+        "(<code>local.batch_size=auto</code>).</p>"
+    )
     if not rows:
-        return ""
+        return followed if batches else ""
     smooth = METRICS[metric.smooth].title if metric.smooth else ""
     by = f"{METRICS[metric.smooth].words} or, where sites do not tell it, by {metric.words}" if smooth else metric.words
     text = (
@@ -123,7 +128,7 @@ def races(comparison: Comparison) -> str:
     )
     shown = [metric.title, smooth or " "]
     head = [*(["Method", "Seed"] if several else []), "Setting", "Value", *shown, "", "Round"]
-    return text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
+    return (followed if batches else "") + text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
 
 
 def curves(comparison: Comparison) -> str:

@@ -25,6 +25,7 @@ from fedtail.data.images.augment import BASIC, STRONG, apply_augment, draw_augme
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import (
     FEATURES,
     Split,
@@ -107,7 +108,7 @@ def plan_local_run(
         rate,
         generator(settings.run.seed, "batches", client.index, round),
         sampler=sampler,
-        batch_size=settings.local.batch_size,
+        batch_size=batch_of(settings.local),
         epochs=settings.local.epochs,
         n_classes=client.n_classes,
         replication=settings.local.replication,
@@ -130,7 +131,7 @@ def plan_local_run(
         sizes=sizes,
         all_draws=draws,
         counts=client.counts,
-        resampled=epoch_counts(client.counts, rate, sampler, settings.local.batch_size, settings.local.replication),
+        resampled=epoch_counts(client.counts, rate, sampler, batch_of(settings.local), settings.local.replication),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,6 +96,8 @@ class Problem:
     """Whether each client's influence on the model is recorded."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
+    found: Mapping[str, float] = field(default_factory=dict)
+    """Settings that were ``auto`` and were settled before round 0; what a race settles, its strategy knows."""
     undone: int = 0
     """Releases under privacy of rounds that a resumed run repeats: what has left has left."""
 

@@ -25,6 +25,8 @@ MOVED = {
     "data.group": "data.cluster",
 }
 """Keys of version 0.1 that have another name now."""
+BY_VALIDATION = ("local.lr", "run.select", "run.patience", "decision.goal")
+"""Suggestions that need private validation."""
 GONE = {"engine.name": "simulator"}
 """Keys of version 0.1 that could only have this value."""
 
@@ -69,8 +71,10 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
             wanted = wanted if config.model.unfreeze else dict(FROZEN)
         elif config.engine.device == "cpu" and not config.model.options:
             wanted |= FROM_SCRATCH
+    if "run.metric" in said and config.run.metric != wanted.get("run.metric"):
+        wanted.pop("decision.goal", None)  # answers are to be good for what models are compared by
     if not validates or not config.run.validate_every:
-        wanted = {key: value for key, value in wanted.items() if key not in ("local.lr", "run.select", "run.patience")}
+        wanted = {key: value for key, value in wanted.items() if key not in BY_VALIDATION}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
         wanted.pop("local.lr", None)
     return {key: value for key, value in wanted.items() if key not in said}

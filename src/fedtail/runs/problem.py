@@ -22,6 +22,7 @@ from fedtail.models.classifiers import with_classifier
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
+from fedtail.rounds.batches import batch_notes, batch_of, settled
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
@@ -88,7 +89,10 @@ def prepare(
     encoder."""
     images = is_images(federation.preprocessing)
     encoding = choose_encoding(settings.model, federation.input_shape, images=images)
-    about = with_encoding(describe(federation), encoding, encoder_notes(encoding, settings.model, images=images))
+    batch = batch_of(settled(settings, federation.sizes).local)
+    batches = batch_notes(settings.local, batch, federation.sizes)
+    notes = (*encoder_notes(encoding, settings.model, images=images), *batches)
+    about = with_encoding(describe(federation), encoding, notes)
     if encoding is not None:
         cache = bool(settings.data.options.get("cache", True))
         federation = encode_federation(federation, encoding, cache=cache, progress=progress)
@@ -154,6 +158,7 @@ def assemble(
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
     check_validation(federation, settings)
+    asked, settings = settings.local, settled(settings, federation.sizes)
     method = with_optimizer(method, settings.local.optimizer)
     if method.needs_auxiliary and not len(federation.auxiliary):
         raise FedtailError(
@@ -191,4 +196,5 @@ def assemble(
         labels=federation.clusters,
         monitors=monitors,
         noise_seed=seed,
+        found={"batch_size": batch_of(settings.local)} if asked.batch_size == "auto" else {},
     )

@@ -191,7 +191,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "selected_round": state.round if best is None else best.round,
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
-        **({"found": found} if (found := _found(rates)) else {}),
+        **({"found": found} if (found := {**problem.found, **_found(rates)}) else {}),
         **({"influence": told} if (told := influence_of(state.history, problem.engine.n_clients)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         "engine": problem.engine.info(),

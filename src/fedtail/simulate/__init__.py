@@ -11,6 +11,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.device import check_device
 from fedtail.models.flat import FlatModel
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.engine import Engine
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import batched_pays, choose_kernel
@@ -49,7 +50,7 @@ def _on_one_device(federation: Federation, module: nn.Module, method: Method, se
     if engine.precision not in ("auto", "fp32"):
         raise FedtailError(f"engine.precision = {engine.precision!r} needs the graph path; set engine.path to 'graph'")
     if engine.path == "auto" and engine.device == "cpu":
-        pays, reason = batched_pays(module, federation, method, settings.local.batch_size)
+        pays, reason = batched_pays(module, federation, method, batch_of(settings.local))
         if pays:
             return BatchedSimulator(federation, module, method, settings, reason=reason)
     elif engine.path == "batched":

@@ -18,6 +18,7 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Logits, Split, count_candidates, federation_split, model_logits
 from fedtail.rounds.local import DivergedError, measure_client, train_client
 from fedtail.settings import Settings
@@ -59,7 +60,7 @@ class ReferenceSimulator(ClientStates, Scoring):
         self.pool = self._workers(module)
 
     def _workers(self, module: nn.Module) -> Workers:
-        batch = min(self.settings.local.batch_size, int(self.sizes.max()))
+        batch = min(batch_of(self.settings.local), int(self.sizes.max()))
         most = 3.0 * batch * self.sample_flops / STEP_PAYS if self.device.type == "cpu" else 1
         found = Workers(self.settings.engine.workers, most=most)
         # torch's CPU generator is one per process, so models that draw from it run one client at a time

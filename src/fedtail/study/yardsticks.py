@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedtail.core.decisions import Decision
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.data.federation import Federation
 from fedtail.data.registry import Pooled
@@ -24,12 +25,14 @@ from fedtail.models import FlatModel
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES
 from fedtail.rates.race import usual_lrs
-from fedtail.rounds.evaluation import Split, confusion_on, federation_split
+from fedtail.rounds.evaluation import Split, federation_split, model_logits, probabilities_of
 from fedtail.rounds.loop import kept_model, train_rounds
+from fedtail.runs.decide import choose_decisions
 from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import load_model
 from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick, load_yardstick
+from fedtail.settings import Decision as DecisionSettings
 from fedtail.settings import Privacy, Settings
 
 MOST_ALONE = 20
@@ -82,18 +85,18 @@ def set_up(settings: Settings, run: RunRecord) -> Setup:
 def alone(setup: Setup) -> Measured:
     """Every site by itself; test metrics are means over sites."""
     federation, run = setup.federation, setup.run
-    federated, rates = load_model(run.folder, allow_code=True).module, run.rate_path()[-1]
+    federated, rates = load_model(run.folder, allow_code=True), run.rate_path()[-1]
     tests, sites = [], []
     for k in chosen_sites(federation):
-        module = train_alone(setup, one_client(federation, [k], federation.sites[k]), float(rates[k]))
+        module, decision = train_alone(setup, one_client(federation, [k], federation.sites[k]), float(rates[k]))
         own = Split.of(federation, federation.validation[k])
-        tests.append(scored(module, federation, federation_split(federation, "test")))
+        tests.append(scored(module, federation, federation_split(federation, "test"), decision))
         site = AtSite(
             site=federation.sites[k],
             samples=len(setup.raw.train[k]),
             test=tests[-1]["macro_f1"],
-            own=scored(module, federation, own)["macro_f1"] if len(own) else None,
-            federated=scored(federated, federation, own)["macro_f1"] if len(own) else None,
+            own=scored(module, federation, own, decision)["macro_f1"] if len(own) else None,
+            federated=scored(federated.module, federation, own, federated.decision)["macro_f1"] if len(own) else None,
         )
         sites.append(site)
     return mean_metrics(tests), tuple(sites)
@@ -103,8 +106,8 @@ def pooled_network(setup: Setup) -> Measured:
     """One site that has all data."""
     federation, run = setup.federation, setup.run
     everything = one_client(federation, range(federation.n_clients), "all sites")
-    module = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
-    return scored(module, federation, federation_split(federation, "test")), ()
+    module, decision = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
+    return scored(module, federation, federation_split(federation, "test"), decision), ()
 
 
 def with_sklearn(kind: str) -> Callable[[Setup], Measured]:
@@ -151,9 +154,9 @@ def one_client(federation: Federation, members: Iterable[int], name: str) -> Fed
     )
 
 
-def train_alone(setup: Setup, one: Federation, rate: float) -> nn.Module:
-    """The model of a federation of one. Without validation data it takes the learning rate that the run found, and its
-    last model."""
+def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, Decision]:
+    """The model of a federation of one, and how it answers. Without validation data it takes the learning rate that the
+    run found, its last model and the likeliest class."""
     settings = setup.settings
     run: dict[str, Any] = {"participation": 1.0, "search_only": False, "validate_on": "clients"}
     local: dict[str, Any] = {}
@@ -173,10 +176,12 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> nn.Module:
     problem = assemble(one, module, method, RATES.build("uniform", 1, rate=rate), settings)
     try:
         kept = kept_model(problem, settings, train_rounds(problem, settings, problem.begin()))
+        wanted = settings.decision if len(one.validation[0]) else DecisionSettings()
+        decision = choose_decisions(problem, kept, wanted, one.classes).at(0)
     finally:
         problem.engine.close()
     problem.model.load(kept)
-    return problem.model.module
+    return problem.model.module, decision
 
 
 def chosen_sites(federation: Federation) -> list[int]:
@@ -188,10 +193,12 @@ def chosen_sites(federation: Federation) -> list[int]:
     return sorted(int(k) for k in picked)
 
 
-def scored(module: nn.Module, federation: Federation, split: Split) -> dict[str, Any]:
-    """All metrics of a model on a split."""
+def scored(module: nn.Module, federation: Federation, split: Split, decision: Decision) -> dict[str, Any]:
+    """All metrics of a model on a split, by its decision."""
     model = FlatModel(module)
-    return summed(confusion_on(model, split)(model.vector.clone()), federation)
+    p, y = probabilities_of(model_logits(model, model.vector.clone(), split.batches()), federation.n_classes)
+    answers = decision.answers(decision.probabilities(p))
+    return summed(confusion_matrix(y, answers, federation.n_classes), federation)
 
 
 def summed(confusion: np.ndarray, federation: Federation) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
 from fedtail.models.encoders import is_registered
 from fedtail.registry import is_own
+from fedtail.rounds.batches import batch_of
 from fedtail.settings import Reveal, Section
 
 REVEALS = get_args(Reveal)
@@ -122,10 +123,10 @@ class Policy(Section):
             raise PolicyError(
                 "policy-noise", f"site policy: local noise {job.noise:g} is below the least allowed {least}"
             )
-        if job.local.batch_size < self.min_batch:
+        if (batch := batch_of(job.local)) < self.min_batch:
             raise PolicyError(
                 "policy-training",
-                f"site policy: a batch of {job.local.batch_size} samples is below policy.min_batch = {self.min_batch}",
+                f"site policy: a batch of {batch} samples is below policy.min_batch = {self.min_batch}",
             )
         if self.max_epochs and job.local.epochs > self.max_epochs:
             raise PolicyError(

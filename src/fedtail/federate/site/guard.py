@@ -22,6 +22,7 @@ from fedtail.federate.protocol.policy import Policy, PolicyError
 from fedtail.federate.site.ledger import Ledger
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.privacy import row_digest
 
 FIRST_TOLERANCE = 1e-3
@@ -59,7 +60,7 @@ class Guard:
             first = FlatModel(job.build_model(job.seed)).vector
             start, most = self.ledger.sketch(first), FIRST_TOLERANCE * float(torch.linalg.vector_norm(first))
             if task.round:
-                steps = job.local.epochs * math.ceil(len(client.train) / job.local.batch_size)
+                steps = job.local.epochs * math.ceil(len(client.train) / batch_of(job.local))
                 bound = method.bound(max(task.lr, largest_lr(job)), steps, job.n_classes)
                 most = math.inf if bound is None else most + self.policy.max_move * task.round * bound
         distance = math.dist(start, about["model"])

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from fedtail.data.federation import Federation
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.local import PreparedRun
 from fedtail.settings import Settings
 from fedtail.simulate.batched.cohort import Cohort, aligned, pack_parts
@@ -37,7 +38,7 @@ STRETCH = 32
 
 def largest_batch(federation: Federation, settings: Settings) -> int:
     """Samples in a batch of the largest client."""
-    return min(settings.local.batch_size, int(federation.sizes.max()))
+    return min(batch_of(settings.local), int(federation.sizes.max()))
 
 
 def runs_in_a_shard(federation: Federation, settings: Settings, sample_flops: float) -> int:

@@ -24,6 +24,7 @@ from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Client, Federation, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
 from fedtail.settings import Settings
@@ -77,7 +78,7 @@ class BatchedSimulator(ReferenceSimulator):
         self.n_groups = method.group_count(federation.n_classes)
         self._labels = federation.pool.y.numpy()
         # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
-        longest, batch = int(federation.sizes.max()), settings.local.batch_size
+        longest, batch = int(federation.sizes.max()), batch_of(settings.local)
         flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
         steps = settings.local.epochs * -(-longest // batch)
         compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)

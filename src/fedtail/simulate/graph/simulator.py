@@ -23,6 +23,7 @@ from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Client, Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import FEATURES, Logits, Split, feature_measurement, judged, measurement, run_reports
 from fedtail.rounds.local import (
     PreparedRun,
@@ -93,7 +94,7 @@ class GraphSimulator(ClientStates, Scoring):
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
-        self.grain = 1 if has_batchnorm(module) else default_grain(settings.local.batch_size)
+        self.grain = 1 if has_batchnorm(module) else default_grain(batch_of(settings.local))
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
@@ -215,8 +216,9 @@ class GraphSimulator(ClientStates, Scoring):
         """Room for every client at rate 1, filling included, so that buffers stay where graphs expect them."""
         s = self.settings.local
         longest = max(int(resampled_counts(self.federation.client(k).counts, 1.0).sum()) for k in range(self.n_clients))
-        steps = s.epochs * (-(-longest // s.batch_size))
-        parts = 1 if self.mode == "masked" else min(self.n_groups, s.batch_size)
+        batch = batch_of(s)
+        steps = s.epochs * (-(-longest // batch))
+        parts = 1 if self.mode == "masked" else min(self.n_groups, batch)
         per_step = parts if self.mode == "single" else 1
         return max(rows, s.epochs * longest + steps * parts * self.grain), max(passes, steps * per_step)
 
