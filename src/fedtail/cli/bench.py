@@ -124,8 +124,8 @@ def submissions(out: Path) -> list[Submission]:
 def print_board(board: Board) -> None:
     """The ranking in the terminal."""
     table = bare_table("method")
-    for column in ("mean rank", *board.sets):
-        table.add_column(column, justify="right")
+    for title in ("mean rank", *board.sets):
+        table.add_column(title, justify="right")
     for column in table.columns[:2]:
         column.no_wrap = True
     for p in board.places:

@@ -146,9 +146,12 @@ def check_validation(federation: Federation, settings: Settings) -> None:
         instead[f"run.patience = {run.patience}"] = "run.patience=0"
     if settings.local.lr == "auto":
         instead["local.lr = 'auto'"] = "local.lr=0.1"
+    for name, plain in (("calibrate", "none"), ("goal", "argmax"), ("scope", "global")):
+        if (chosen := getattr(settings.decision, name)) != plain:
+            instead[f"decision.{name} = {chosen!r}"] = f"decision.{name}={plain}"
     if instead:
         raise FedtailError(
-            f"{', '.join(instead)}: this compares models, but there is no validation data at the clients; give more "
+            f"{', '.join(instead)}: this is chosen by validation, but there is no validation data at the clients; give more "
             f"rows, raise data.validation, or set {' '.join(instead.values())}"
         )
 
