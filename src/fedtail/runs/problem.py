@@ -151,8 +151,8 @@ def check_validation(federation: Federation, settings: Settings) -> None:
             instead[f"decision.{name} = {chosen!r}"] = f"decision.{name}={plain}"
     if instead:
         raise FedtailError(
-            f"{', '.join(instead)}: this is chosen by validation, but there is no validation data at the clients; give more "
-            f"rows, raise data.validation, or set {' '.join(instead.values())}"
+            f"{', '.join(instead)}: this is chosen by validation, but there is no validation data at the clients; give "
+            f"more rows, raise data.validation, or set {' '.join(instead.values())}"
         )
 
 
