@@ -103,7 +103,10 @@ def test_a_run_whose_name_was_taken_meanwhile_gets_the_next_one(tmp_path: Path) 
     with claimed(config, folder, resume=False) as first, claimed(config, folder, resume=False) as second:
         assert first == folder and second.name == f"{folder.name}-2"
     named = small(tmp_path, "run.name=x")
-    with claimed(named, tmp_path / "x", resume=False), pytest.raises(FedtailError, match="exists; continue it"):
+    with (
+        claimed(named, tmp_path / "x", resume=False),
+        pytest.raises(FedtailError, match=r"exists; continue .* \(run\.name="),
+    ):
         run(named)
 
 

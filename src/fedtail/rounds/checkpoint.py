@@ -69,7 +69,9 @@ def load_checkpoint(
         if about.get("format") != FORMAT:
             raise FedtailError(f"{where} has format {about.get('format')!r}, this version reads {FORMAT}")
         if settings is not None and (other := _difference(about.get("settings", {}), plain(settings))):
-            raise FedtailError(f"{where} was made with another config: {other}; undo that, or choose another --name")
+            raise FedtailError(
+                f"{where} was made with another config: {other}; undo that, or choose another name (run.name=NAME)"
+            )
         if len(history) < about["round"]:
             said = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
             raise FedtailError(f"{said}; put the whole file back, or delete the checkpoint to start over")

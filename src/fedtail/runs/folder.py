@@ -38,7 +38,9 @@ def choose_folder(settings: Settings, resume: bool) -> Path:
     folder = base / name
     if not resume:
         if folder.exists() and settings.run.name is not None:
-            raise FedtailError(f"{str(folder)!r} exists; continue it with --resume, or choose another --name")
+            raise FedtailError(
+                f"{str(folder)!r} exists; continue it with --resume, or choose another name (run.name=NAME)"
+            )
         number = 2
         while folder.exists():
             folder, number = base / f"{name}-{number}", number + 1
@@ -46,7 +48,8 @@ def choose_folder(settings: Settings, resume: bool) -> Path:
         difference = first_difference(load_config(folder / "config.toml"), settings)
         if difference is not None:
             raise FedtailError(
-                f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another --name"
+                f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another name "
+                "(run.name=NAME)"
             )
     return folder
 
@@ -86,7 +89,8 @@ def _locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FedtailError(
-                    f"{str(folder)!r} is being written by another process; wait for it, or choose another --name"
+                    f"{str(folder)!r} is being written by another process; wait for it, or choose another name "
+                    "(run.name=NAME)"
                 ) from None
         yield
     finally:
