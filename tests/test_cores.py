@@ -9,7 +9,7 @@ import pytest
 
 from fedtail import cores as module
 from fedtail.cores import cgroup_limit, grant_cores, usable_cores
-from fedtail.simulate.workers import Workers
+from fedtail.simulate.workers import MOST, Workers
 from fedtail.study import cells
 
 
@@ -33,7 +33,10 @@ def test_auto_has_the_containers_cores_less_those_of_runs_beside(monkeypatch: py
     monkeypatch.setattr(module, "cgroup_limit", lambda: 6.9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(module, "_granted", float("inf"))
-    assert usable_cores() == 6 and Workers("auto").n == 4 and Workers("auto", threads=2).n == 3 and Workers(9).n == 9
+    assert usable_cores() == 6 and Workers("auto").n == 6 and Workers("auto", threads=2).n == 3 and Workers(9).n == 9
+    with monkeypatch.context() as roomy:
+        roomy.setattr(module, "cgroup_limit", lambda: 2.0 * MOST)
+        assert Workers("auto").n == MOST
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert usable_cores() == 3
     monkeypatch.delenv("LOCAL_WORLD_SIZE")

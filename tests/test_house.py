@@ -6,12 +6,15 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import fedtail
+from fedtail.version import VERSION
 
 SOURCE = Path(fedtail.__file__).parent
 OPTIONAL = ("fedtail.federate.flower", "fedtail.federate.nvflare", "fedtail.__main__")
@@ -72,3 +75,15 @@ def test_no_run_folder_and_no_model_is_in_the_tree() -> None:
         pytest.skip("not a git checkout")
     found = [f for f in listed.stdout.splitlines() if f.endswith((".safetensors", "/result.json", ".npz", ".pt"))]
     assert not found, found
+
+
+def test_the_version_is_declared_once_and_is_the_changelogs() -> None:
+    root = Path(__file__).parents[1]
+    newest = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None and newest[1] == VERSION == fedtail.__version__
+    about = tomllib.loads((root / "pyproject.toml").read_text())
+    assert about["project"]["dynamic"] == ["version"] and "version" not in about["project"]
+    assert root / about["tool"]["hatch"]["version"]["path"] == Path(inspect.getfile(fedtail.version))
+    again = [f for f in SOURCE.rglob("*.py") if f'"{VERSION}"' in f.read_text() and f.name != "version.py"]
+    asked = [f for f in SOURCE.rglob("*.py") if re.search(r"""version\(["']fedtail["']\)""", f.read_text())]
+    assert not again and not asked, "fedtail.version.VERSION says it, whatever is installed"

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedtail.errors import FedtailError
+from fedtail.version import VERSION
 
 if TYPE_CHECKING:
     from fedtail import data, datasets, methods, optim, rates
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fedtail.runs.result import Result
     from fedtail.runs.saved import SavedModel, load_model
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Federation": "fedtail.data",

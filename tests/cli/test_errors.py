@@ -288,3 +288,20 @@ def test_ctrl_c_while_torch_is_imported_shows_no_traceback(capsys, monkeypatch) 
     with pytest.raises(SystemExit) as stop:
         fedtail_command.main()
     assert stop.value.code == 130 and capsys.readouterr().err == "stopped\n"
+
+
+def test_a_table_too_small_to_compare_models_is_refused_with_what_to_set_and_leaves_no_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.csv").write_text("a,y\n1,no\n2,yes\n")
+    small = ["run", "--table", "two.csv", "--label", "y", "--clients", "2", "--rounds", "2", "-q"]
+    code, _, err = call(capsys, monkeypatch, *small)
+    assert code == 2 and "no validation data at the clients; give more rows" in err
+    said = err.strip().splitlines()[-1]
+    assert (
+        said.endswith("set run.select=last run.patience=0 local.lr=0.1 decision.goal=argmax")
+        and not Path("runs").exists()
+    )
+    code, *_ = call(capsys, monkeypatch, *small, *said.rpartition("set ")[2].split())
+    assert code == 0

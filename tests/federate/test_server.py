@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.site.config import load_site
 from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
+from fedtail.version import VERSION
 
 NAMES = ("north", "south")
 
@@ -386,7 +386,7 @@ def test_compressed_updates_train_nearly_the_same_model_in_fewer_bytes(tables: P
 @pytest.mark.parametrize(("steps", "refused"), [(1, False), (-1, False), (2, True)])
 def test_a_site_one_minor_version_apart_takes_part(tables: Path, steps: int, refused: bool) -> None:
     """Its hello names another version, and the server's job has a setting at its default that it does not know."""
-    major, minor = (int(part) for part in version("fedtail").split(".")[:2])
+    major, minor = (int(part) for part in VERSION.split(".")[:2])
     transport = sites(tables, table_data(tables))
     honest = transport.sites[1]
 

@@ -255,3 +255,19 @@ def test_a_measurement_has_the_shape_that_a_server_expects(what: str) -> None:
     made = problem(CCVR())
     for found in made.engine.measure(made.begin().x, what).values():
         assert tuple(found.shape) == measurement_shape(what, made.n_classes, made.model)
+
+
+def test_fedetf_trains_a_head_that_starts_at_zero() -> None:
+    """Heads on frozen features do; brought to length 1, zeros gave gradients without bounds and one answer for all."""
+    torch.manual_seed(0)
+    y = torch.arange(60) % 3
+    x = torch.randn(60, 16) + 3 * F.one_hot(y, 16)
+    model = build_model("linear", (16,), 3, classifier="etf")
+    assert torch.equal(model(x), build_model("linear", (16,), 3, classifier="etf")(x))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        assert max(float(p.grad.norm()) for p in model.parameters() if p.grad is not None) < 100
+        optimizer.step()
+    assert float((model(x).argmax(1) == y).float().mean()) > 0.9

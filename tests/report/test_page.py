@@ -102,6 +102,21 @@ def test_figures_show_what_result_json_has(run_folder: Writer, tmp_path: Path) -
     assert f"Calibration error {before:.3f} → {after:.3f}" in html
 
 
+def test_over_several_seeds_the_worst_site_is_a_mean_and_single_figures_name_their_seed(
+    run_folder: Writer, tmp_path: Path
+) -> None:
+    folders = [run_folder(f"s{seed}", scored=True, seed=seed) for seed in (3, 4)]
+    found = [json.loads((folder / "result.json").read_text())["sites"] for folder in folders]
+    worst = [min(site["validation"]["macro_f1"] for site in sites) for sites in found]
+    assert worst[0] != worst[1]
+    html = page(folders, tmp_path)
+    tile = (
+        f"<dt>macro F1 at the worst site</dt><dd class='big'>{sum(worst) / 2:.3f}</dd><dd>mean of 2 seeds; in seed 3 "
+    )
+    assert tile in html
+    assert "In seed 3, worst served is " in html and f"with macro F1 {worst[0]:.3f}" in html
+
+
 def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", outlier=2)], tmp_path)
     assert "<b>site 2</b> stands out: far from the others in 12 of 12 rounds" in html and "(cosine -0.50)" in html

@@ -47,6 +47,23 @@ def test_the_estimate_follows_from_the_first_client_and_a_race_is_not_taken_for_
     assert said[-1].left == pytest.approx(18 + 9 * 20)
 
 
+def test_a_pause_inside_a_round_of_a_race_is_not_taken_for_the_pace_of_all_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps are recorded in the middle of a round: once, and for seconds."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    said: list[Progress] = []
+    pace = Pace(101, said.append)
+    pace.begin(0, 2)
+    clock[0] = 2.0
+    pace.end()  # 1 s a value
+    pace.begin(1, 2)
+    clock[0] = 12.0
+    pace.advance(0.5)
+    assert said[-1].left == pytest.approx(10 + 99 * 1)
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (40, "40 s"), (700, "12 min"), (12000, "3 h 20 min")])
 def test_times_are_rounded_as_far_as_an_estimate_is(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -11,6 +11,7 @@ import typer
 from fedtail.cli.lazy import MARKUP, ClickException, LazyGroup
 from fedtail.cli.progress import Stopped
 from fedtail.errors import FedtailError
+from fedtail.version import VERSION
 
 app = typer.Typer(
     name="fedtail",
@@ -72,9 +73,7 @@ def once(message: str) -> str:
 def version(show: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     """Federated learning when the class that matters is rare."""
     if show:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"fedtail {installed('fedtail')}")
+        typer.echo(f"fedtail {VERSION}")
         raise typer.Exit
 
 

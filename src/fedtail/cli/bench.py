@@ -124,11 +124,13 @@ def submissions(out: Path) -> list[Submission]:
 def print_board(board: Board) -> None:
     """The ranking in the terminal."""
     table = bare_table("method")
-    table.columns[0].no_wrap = True
-    for column in ("mean rank", "95 % interval", *(f"{one} F1" for one in board.sets)):
-        table.add_column(column, justify="right")
+    for title in ("mean rank", *board.sets):
+        table.add_column(title, justify="right")
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for p in board.places:
         means = mean_spread(p, "macro_f1", board.sets)
         shown = [f"{means[one][0]:.3f}" if one in means else "–" for one in board.sets]
-        table.add_row(p.title, f"{p.rank:.2f}", f"{p.low:.1f}–{p.high:.1f}", *shown)
+        table.add_row(p.title, f"{p.rank:.2f} ({p.low:.1f}–{p.high:.1f})", *shown)
     terminal().print(table)
+    typer.echo("mean rank with its 95 % interval; macro F1 on each set")

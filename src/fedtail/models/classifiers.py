@@ -27,10 +27,12 @@ def with_classifier(module: nn.Module, kind: str) -> nn.Module:
         raise one_of("model.classifier", kind, CLASSIFIERS)
     if kind == "linear" or any(isinstance(m, KINDS[kind]) for m in module.modules()):
         return module
-    if kind == "etf":
-        return nn.Sequential(module, SimplexETF())
     module = copy.deepcopy(module)
     found = [(name, m) for name, m in module.named_modules() if type(m) is nn.Linear]
+    if kind == "etf":
+        if found:
+            _break_ties(found[-1][1])
+        return nn.Sequential(module, SimplexETF())
     if not found:
         raise FedtailError("model.classifier = 'sparse_etf' replaces a linear output layer, and the model has none")
     name, last = found[-1]
@@ -40,6 +42,17 @@ def with_classifier(module: nn.Module, kind: str) -> nn.Module:
     parent = module.get_submodule(name.rpartition(".")[0])
     setattr(parent, name.rpartition(".")[2], head)
     return module
+
+
+def _break_ties(last: nn.Linear) -> None:
+    """A projection that starts at zero, as heads on frozen features do, has no direction to be brought to length 1:
+    its first gradient is without bounds. Small numbers then, always the same for a width and a number of classes."""
+    if bool(last.weight.any()):
+        return
+    rng = torch.Generator().manual_seed(last.in_features * 100_003 + last.out_features)
+    bound = last.in_features**-0.5
+    with torch.no_grad():
+        last.weight.copy_((2 * torch.rand(last.weight.shape, generator=rng) - 1) * bound)
 
 
 class SimplexETF(nn.Module):

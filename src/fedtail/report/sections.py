@@ -66,7 +66,10 @@ def _tiles(comparison: Comparison, metric: str) -> str:
     against = f"{floor:.3f} for always the majority class" if floor is not None else seeds
     out = [(f"{best.mean(metric):.3f}", METRICS[metric].words, against)]
     if worst := worst_site(best):
-        out.append((f"{worst.value():.3f}", "macro F1 at the worst site", f"{worst.name}, {worst.samples:,} samples"))
+        one, value = worst
+        who = f"{one.name}, {one.samples:,} samples"
+        note = f"{seeds}; in seed {run.seed} {who}" if seeds else who
+        out.append((f"{value:.3f}", "macro F1 at the worst site", note))
     if math.isfinite(best.mean("tail")):
         out.append((f"{best.mean('tail'):.3f}", "recall of the rarest third", _tail_note(run)))
     if math.isfinite(best.mean("calibration_error")):

@@ -82,10 +82,10 @@ def sites(comparison: Comparison) -> str:
     return f"<p class='lead'>{esc(said)}</p>{_summary(comparison, colours)}{charts(panels, 'packed')}{maps}"
 
 
-def worst_site(contender: Contender) -> AtSite | None:
-    """The worst site of a contender's first run."""
-    _, rows = at_sites(contender.runs[0])
-    return rows[0] if len(rows) > 1 else None
+def worst_site(contender: Contender) -> tuple[AtSite, float] | None:
+    """The worst site of a contender's first run, and the value of each run's worst site, as mean over runs."""
+    each = [rows for run in contender.runs if len(rows := at_sites(run)[1]) > 1]
+    return (each[0][0], float(np.mean([rows[0].value() for rows in each]))) if each else None
 
 
 def _said(contender: Contender) -> str:
@@ -93,9 +93,10 @@ def _said(contender: Contender) -> str:
     values = np.array([site.value() for site in rows])
     where = "their own test sets" if split == "test" else "their private validation splits"
     name = METRICS[METRIC].words
+    seed = f"in seed {contender.runs[0].seed}, " if len(contender.runs) > 1 else ""
     text = (
-        f"worst served is {rows[0].name} with {name} {values[0]:.3f}; the {len(rows)} sites have {values.mean():.3f} ± "
-        f"{values.std():.3f} on {where}."
+        f"{seed}worst served is {rows[0].name} with {name} {values[0]:.3f}; the {len(rows)} sites have "
+        f"{values.mean():.3f} ± {values.std():.3f} on {where}."
     )
     large = [site for site in rows if site.samples >= SMALL]
     if rows[0].samples < SMALL and large:

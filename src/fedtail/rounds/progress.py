@@ -76,5 +76,6 @@ class Pace:
         if spent < SETTLED or not self._done:
             return None
         whole = max(self.took.get(self._probes, 0.0), spent / self._done, spent)
-        later = self.took.get(1, whole / self._probes)
+        per_value = {probes: seconds / probes for probes, seconds in self.took.items()}
+        later = per_value.get(1, per_value.get(self._probes, whole / self._probes))
         return max(whole - spent, 0.0) + later * (self.rounds - self._round - 1)

@@ -135,10 +135,32 @@ def classifier_option(settings: Settings) -> dict[str, str]:
     return {} if kind == "linear" else {"classifier": kind}
 
 
+def check_validation(federation: Federation, settings: Settings) -> None:
+    """``FedtailError`` where models are to be compared and no client has a row to compare them on."""
+    if settings.run.validate_on != "clients" or any(len(rows) for rows in federation.validation):
+        return
+    run, instead = settings.run, {}
+    if run.select == "best":
+        instead["run.select = 'best'"] = "run.select=last"
+    if run.patience:
+        instead[f"run.patience = {run.patience}"] = "run.patience=0"
+    if settings.local.lr == "auto":
+        instead["local.lr = 'auto'"] = "local.lr=0.1"
+    for name, plain in (("calibrate", "none"), ("goal", "argmax"), ("scope", "global")):
+        if (chosen := getattr(settings.decision, name)) != plain:
+            instead[f"decision.{name} = {chosen!r}"] = f"decision.{name}={plain}"
+    if instead:
+        raise FedtailError(
+            f"{', '.join(instead)}: this is chosen by validation, but there is no validation data at the clients; give "
+            f"more rows, raise data.validation, or set {' '.join(instead.values())}"
+        )
+
+
 def assemble(
     federation: Federation, module: nn.Module, method: Method, rates: RateStrategy, settings: Settings
 ) -> Problem:
     """Everything the round loop needs, in the simulator."""
+    check_validation(federation, settings)
     asked, settings = settings.local, settled(settings, federation.sizes)
     method = with_optimizer(method, settings.local.optimizer)
     if method.needs_auxiliary and not len(federation.auxiliary):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +19,7 @@ from fedtail.federate import flower, site
 from fedtail.federate.flower import client_app, content, server_app
 from fedtail.federate.flower.guard import app_hash
 from fedtail.federate.site import frames, worker_client
+from fedtail.version import VERSION
 
 PACKAGE = "fedtail_app"
 LIGHT = (flower, client_app, content, site, frames, worker_client)
@@ -72,7 +72,7 @@ def write_bundle(folder: Path) -> None:
     (target / "__init__.py").write_text('"""fedtail on Flower."""\n')
     (target / "server_app.py").write_text(SERVER_APP)
     (folder / "pyproject.toml").write_text(
-        PYPROJECT.format(version=version("fedtail"), package=PACKAGE, client_app=name_in_bundle(client_app))
+        PYPROJECT.format(version=VERSION, package=PACKAGE, client_app=name_in_bundle(client_app))
     )
 
 

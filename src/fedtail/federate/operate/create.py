@@ -6,7 +6,6 @@ import shlex
 import shutil
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 from fedtail.errors import FedtailError, writing
@@ -15,6 +14,7 @@ from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.federate.operate.commands import serve_command, shell_line, systemd_line, systemd_path
 from fedtail.settings import Data, Settings
+from fedtail.version import VERSION
 
 INSTALLED = Path("/opt/fedtail")
 """Where a site's operator is told to put the folder and the virtual environment."""
@@ -111,7 +111,7 @@ def _write_unit(deployment: Deployment, name: str) -> None:
         templates.SITE_README.format(
             name=name,
             deployment=deployment.name,
-            version=version("fedtail"),
+            version=VERSION,
             command=shell_line(site_command("run", name, INSTALLED)),
             health=shell_line(site_command("health", name, INSTALLED)),
             public=deployment.public,

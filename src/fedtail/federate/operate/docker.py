@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.commands import serve_command
+from fedtail.version import VERSION
 
 IMAGE = "fedtail"
 NGINX_IMAGE = "nginx:1.27-alpine"
@@ -65,8 +66,8 @@ services:
 
 def write_docker(deployment: Deployment) -> None:
     """Dockerfile and compose files, beside the units."""
-    image = f"{IMAGE}:{version('fedtail')}"
-    dockerfile = DOCKERFILE.format(image=IMAGE, version=version("fedtail"), torch=version("torch").partition("+")[0])
+    image = f"{IMAGE}:{VERSION}"
+    dockerfile = DOCKERFILE.format(image=IMAGE, version=VERSION, torch=version("torch").partition("+")[0])
     server, volume = deployment.server, f"{deployment.folder}:{deployment.folder}"
     (deployment.folder / "Dockerfile").write_text(dockerfile)
     (deployment.folder / ".dockerignore").write_text("*\n")  # keys and data have no place in an image

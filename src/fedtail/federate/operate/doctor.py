@@ -25,6 +25,7 @@ from fedtail.federate.protocol.keys import read_roster, read_site_key
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import SiteData
 from fedtail.models.device import check_device
+from fedtail.version import VERSION
 
 FLOWER = "1.41.0"
 EXPIRY_DAYS = 30
@@ -99,7 +100,7 @@ def check_software() -> list[Finding]:
         return [Finding("error", "software", "flwr is not installed; pip install 'fedtail[flower]'")]
     if found != FLOWER:
         return [Finding("error", "software", f"flwr {found} is installed, fedtail needs {FLOWER}")]
-    return [Finding("ok", "software", f"fedtail {version('fedtail')}, flwr {found}, app {own_hash()}")]
+    return [Finding("ok", "software", f"fedtail {VERSION}, flwr {found}, app {own_hash()}")]
 
 
 def check_certificate(deployment: Deployment) -> list[Finding]:

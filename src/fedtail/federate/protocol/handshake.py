@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.models.encoders import Encoding
 from fedtail.settings import Model
+from fedtail.version import VERSION
 
 HELLO = Budget(meta=1 << 23, items=1 << 18)
 """A schema of thousands of columns, with their words."""
@@ -58,7 +58,7 @@ class Finding:
 
 def versions() -> dict[str, str]:
     """What must be the same everywhere for a federation to mean one thing."""
-    return {"fedtail": version("fedtail"), "torch": torch.__version__, "python": platform.python_version()}
+    return {"fedtail": VERSION, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def say_hello(

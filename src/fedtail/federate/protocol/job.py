@@ -7,7 +7,6 @@ its worker at any time without the server noticing more than a slower reply.
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from importlib.metadata import version
 from typing import Any, get_args
 
 from torch import nn
@@ -22,6 +21,7 @@ from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.encoding import build_encoded
 from fedtail.settings import Local, Reveal, Run, Settings, checked
+from fedtail.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,6 @@ def _known(told: dict[str, Any], known: set[str], usual: set[str], prefix: str) 
         if name not in known and f"{prefix}{name}" not in usual:
             raise CodedError(
                 "version",
-                f"the server uses {prefix + name!r}, which fedtail {version('fedtail')} here does not know; update it",
+                f"the server uses {prefix + name!r}, which fedtail {VERSION} here does not know; update it",
             )
     return {name: value for name, value in told.items() if name in known}

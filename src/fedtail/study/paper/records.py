@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedtail.runs.config import result_keys
 from fedtail.settings import Settings
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper.grid import Place
+from fedtail.version import VERSION
 
 FILE = "records.jsonl"
 DIGITS = 5
@@ -154,5 +154,5 @@ def commit() -> str:
             ["git", "-C", str(here), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
-        return version("fedtail")
-    return asked.stdout.strip() if asked.returncode == 0 else version("fedtail")
+        return VERSION
+    return asked.stdout.strip() if asked.returncode == 0 else VERSION
