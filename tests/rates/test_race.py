@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedtail.methods import METHODS, FedAvg
 from fedtail.models import build_model
 from fedtail.rates import FedHOO, Setting, Uniform
 from fedtail.rates.race import LRS, RATES, SHARE, Race, heats
+from fedtail.rounds import search
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_text
 from fedtail.rounds.loop import train_rounds
@@ -179,7 +181,7 @@ def test_a_raced_run_is_the_run_that_had_the_winning_learning_rate_from_the_star
     raced, settings = problem(path, method=method, **more)
     found = train_rounds(raced, settings, raced.begin())
     assert sum("race" in r for r in found.history) == raced.rates.length and not found.rivals
-    assert {"lr", "reward", "balanced_loss"} <= {*found.history[0]["race"][0]}
+    assert {"lr", "reward", "balanced_loss", "pr_auc"} <= {*found.history[0]["race"][0]}
     fixed, plain = problem(path, lr=raced.rates.lr, method=method, **more)
     alone = train_rounds(fixed, plain, fixed.begin())
     assert torch.equal(found.x, alone.x)
@@ -238,3 +240,23 @@ def test_two_searches_for_a_learning_rate_are_refused() -> None:
 def test_a_bad_learning_rate_is_one_line_that_names_auto(bad: Any) -> None:
     with pytest.raises(FedtailError, match=r"^lr = .* or 'auto'$"):
         Settings.of(lr=bad)
+
+
+@pytest.mark.parametrize(
+    ("precision", "told", "winner"),
+    [([0.30, 0.36], True, 1), ([0.30, 0.305], True, 0), ([np.nan, np.nan], True, 0), ([np.nan, np.nan], False, 1)],
+)
+def test_a_race_compares_by_loss_and_order_and_by_what_is_told_of_them(precision, told, winner, monkeypatch) -> None:
+    """A model that is sure of nothing has the lesser class-balanced loss and the worse order."""
+    values = {
+        "macro_f1": np.array([0.2, 0.3]),
+        "balanced_loss": np.array([0.40, 0.38]) if told else np.full(2, np.nan),
+        "pr_auc": np.array(precision),
+    }
+    monkeypatch.setattr(search, "_values", lambda *given: {m: values[m] for m in given[4:]})
+    problem: Any = SimpleNamespace(engine=SimpleNamespace(tells_scores=True))
+    found, shown = search.race_values(problem, Settings.of(metric="macro_f1"), None, np.arange(2))  # type: ignore[arg-type]
+    assert int(np.argmax(found)) == winner
+    assert ("pr_auc" in shown) == bool(np.isfinite(precision).all())
+    if told:
+        assert shown["balanced_loss"] == pytest.approx(1 / values["balanced_loss"] - 1)

@@ -92,8 +92,8 @@ class Metric:
     """Whether it can be told from totals, where a site reveals no counts per class."""
     headline: bool = True
     """Whether tables show it, where the runs have it."""
-    smooth: str = ""
-    """A metric of probabilities that goes with it and that fewer samples tell: what races compare models by."""
+    smooth: tuple[str, ...] = ()
+    """Metrics of probabilities that go with it and that fewer samples tell: what races compare models by."""
 
     def __call__(self, evidence: Evidence) -> np.ndarray:
         return np.asarray(self.function(evidence))
@@ -137,18 +137,18 @@ _declare(
     "Accuracy",
     lambda e: _ratio(e.hit.sum(-1), e.support.sum(-1), np.nan),
     totals=True,
-    smooth="log_loss",
+    smooth=("log_loss",),
 )
 _declare(
     "balanced_accuracy",
     "Balanced acc.",
     lambda e: _class_mean(e.recall, e.seen),
     words="balanced accuracy",
-    smooth="balanced_loss",
+    smooth=("balanced_loss", "pr_auc"),
 )
-_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth="balanced_loss")
-_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), smooth="log_loss")
-_declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False, smooth="log_loss")
+_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth=("balanced_loss", "pr_auc"))
+_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), smooth=("log_loss",))
+_declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False, smooth=("log_loss",))
 for _kind in ("many", "medium", "few"):
     _declare(
         _kind,

@@ -105,10 +105,10 @@ def races(comparison: Comparison) -> str:
         for run in contender.runs:
             for record in run.history:
                 for tried in record.get("race", []):
-                    told = ("reward", "diverged", metric.smooth)
+                    told = ("reward", "diverged", *metric.smooth)
                     ((name, value),) = [(k, v) for k, v in tried.items() if k not in told]
-                    shown = [f"{tried[k]:.3f}" if k in tried else "" for k in ("reward", metric.smooth)]
-                    shown = ["diverged", ""] if tried.get("diverged") else shown
+                    shown = [f"{tried[k]:.3f}" if k in tried else "" for k in ("reward", *metric.smooth)]
+                    shown = ["diverged", *("" for _ in metric.smooth)] if tried.get("diverged") else shown
                     kept = run.result.get("found", {}).get(name) == value
                     row = [name, f"{value:g}", *shown, "kept" if kept else "", str(record["round"] + 1)]
                     rows.append([*([contender.label, str(run.seed)] if several else []), *row])
@@ -120,13 +120,14 @@ def races(comparison: Comparison) -> str:
     )
     if not rows:
         return followed if batches else ""
-    smooth = METRICS[metric.smooth].title if metric.smooth else ""
-    by = f"{METRICS[metric.smooth].words} or, where sites do not tell it, by {metric.words}" if smooth else metric.words
+    smooth = [METRICS[name] for name in metric.smooth]
+    words = " and ".join(one.words for one in smooth)
+    by = f"{words} or, where sites do not tell these, by {metric.words}" if smooth else metric.words
     text = (
         "<p>Every site trained at each of these values, learning rates each with a model of its own; the sites' "
         f"private validation splits compared the models by {esc(by)}, and the better ones went on.</p>"
     )
-    shown = [metric.title, smooth or " "]
+    shown = [metric.title, *(one.title for one in smooth)]
     head = [*(["Method", "Seed"] if several else []), "Setting", "Value", *shown, "", "Round"]
     return (followed if batches else "") + text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
 

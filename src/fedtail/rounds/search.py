@@ -51,11 +51,16 @@ def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, pre
     return _values(problem, settings, candidates, present, settings.run.metric)[settings.run.metric]
 
 
+WEIGHTS = {"pr_auc": 2.0}
+"""Of what races compare by, others count once. The class-balanced loss alone prefers models that are sure of nothing,
+which small steps give. How samples are ordered does not, but few samples tell it less well."""
+
+
 def race_values(
     problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(N,) what the models of a race are compared by, higher is better, and what is to be told of them: a smooth
-    companion of the metric where somebody tells of probabilities, since after a few rounds they differ by less than a
+    """(N,) what the models of a race are compared by, higher is better, and what is to be told of them: smooth
+    companions of the metric where somebody tells of probabilities, since after a few rounds they differ by less than a
     small split tells by right and wrong answers."""
     run = settings.run
     smooth = METRICS[run.metric].smooth
@@ -63,8 +68,10 @@ def race_values(
     if not smooth or not tells:
         found = rewards_of(problem, settings, candidates, present)
         return found, {"reward": found}
-    both = _values(problem, settings, candidates, present, run.metric, smooth)
-    return both[smooth], {"reward": both[run.metric], smooth: 1 / both[smooth] - 1}
+    values = _values(problem, settings, candidates, present, run.metric, *smooth)
+    known = [m for m in smooth if np.isfinite(values[m]).all()] or [run.metric]
+    told = {m: values[m] if METRICS[m].higher_is_better else 1 / values[m] - 1 for m in smooth if m in known}
+    return np.sum([WEIGHTS.get(m, 1.0) * values[m] for m in known], axis=0), {"reward": values[run.metric], **told}
 
 
 def _values(
