@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-import fedtail.federate.engine
+import fedtail.federate.asking
 import fedtail.federate.protocol.handshake
 import fedtail.federate.protocol.preprocess
 from fedtail.core.candidates import binary_candidates
@@ -100,9 +100,10 @@ class Everything:
             outer.replies.append((phase, kept[1], lambda parts: read(1, unpack(parts, budget)), budget))
             return answers
 
-        modules = (fedtail.federate.engine, fedtail.federate.protocol.handshake, fedtail.federate.protocol.preprocess)
+        modules = (fedtail.federate.asking, fedtail.federate.protocol.handshake, fedtail.federate.protocol.preprocess)
         try:
             for module in modules:
+                assert module.exchange is exchange, module  # type: ignore[attr-defined]
                 module.exchange = recorded  # type: ignore[attr-defined]
             self._play(Wires({k: site.handle for k, site in self.sites.items()}))
         finally:
@@ -128,6 +129,7 @@ class Everything:
             updates, _ = engine.train(task)
             self.task, self.method, self.n_params = task, job.build_method(), engine.model.n_params
             phase, parts, read, budget = self.replies[-1]
+            assert phase is Phase.TRAIN, phase
             self.replies[-1] = (phase, parts, self._accepting(read), budget)
             made = binary_candidates(x, np.full(K, 1 / K), [u.delta for u in updates], np.arange(K), K)
             engine.validate(made, range(K))
