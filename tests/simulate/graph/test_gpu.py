@@ -56,7 +56,7 @@ def test_two_recorded_rounds_equal_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])
-@pytest.mark.parametrize(("fused", "kernels"), [(True, "library"), (True, "all"), (False, "library")])
+@pytest.mark.parametrize(("fused", "kernels"), [(True, "library"), (True, "own"), (False, "library")])
 def test_recorded_dropout_masks_follow_from_seed_round_client_and_step(fused: bool, kernels: str, compile: str) -> None:
     torch.manual_seed(0)
     module, method = Forgetful(), METHODS.build("fedcgnm")
