@@ -7,6 +7,7 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.models import MODELS, build_model, choose_model
+from fedtail.models.norm import batchnorm_layers
 
 
 def n_parameters(name: str, shape: tuple[int, ...], n_classes: int, **options: object) -> int:
@@ -32,6 +33,13 @@ def test_resnet8_has_three_stages_of_one_block() -> None:
     convolutions = 9 * (3 * 64 + 2 * 64 * 64 + 64 * 128 + 128 * 128 + 128 * 256 + 256 * 256) + 64 * 128 + 128 * 256
     norms = 2 * (3 * 64 + 3 * 128 + 3 * 256)
     assert n_parameters("resnet8", (3, 32, 32), 10) == convolutions + norms + 256 * 10 + 10 == 1_227_594
+
+
+def test_a_resnet_with_batchnorm_has_it_everywhere_and_as_many_weights() -> None:
+    model = build_model("resnet8", (3, 32, 32), 10, norm="batch")
+    assert n_parameters("resnet8", (3, 32, 32), 10, norm="batch") == 1_227_594
+    assert len(batchnorm_layers(model)) == 9  # the stem's, two of each block, two shortcuts'
+    assert not any(isinstance(m, torch.nn.GroupNorm) for m in model.modules())
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,7 @@ def test_the_automatic_choice_follows_the_shape() -> None:
         ("resnet18", (8,), {}, "takes images"),
         ("resnet18", (3, 8, 8), {"stem": "tiny"}, "allowed: auto, large, small"),
         ("resnet18", (3, 8, 8), {"init": "zero"}, "allowed: he, torch"),
+        ("resnet18", (3, 8, 8), {"norm": "layer"}, "allowed: batch, group"),
         ("resnet18", (3, 8, 8), {"norm_groups": 7}, "does not divide 64 channels; these do: 1, 2, 4, 8, 16, 32, 64"),
         ("mlp", (8,), {"hiden": [3]}, "did you mean 'hidden'"),
         ("mlp", (8,), {"norm_groups": 5}, "does not divide"),

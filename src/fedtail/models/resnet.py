@@ -1,12 +1,13 @@
 """ResNet-8, ResNet-18 and ResNet-34 with GroupNorm (He et al. 2016; Wu & He 2018).
 
 GroupNorm keeps the samples of a batch apart, so a batch may be split by class group at no cost, and there are no
-running statistics to average over clients.
+running statistics to average over clients. BatchNorm is there for results that were published with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,24 +18,27 @@ from fedtail.models.registry import MODELS
 
 STEMS = ("auto", "small", "large")
 INITS = ("he", "torch")
+NORMS = ("group", "batch")
 LARGE_SIDE = 96
 """From this many pixels on, ``stem="auto"`` takes the large stem."""
+
+
+Norm = Callable[[int], nn.Module]
+"""The normalization of so many channels."""
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
 
-    def __init__(self, channels: int, planes: int, stride: int, groups: int) -> None:
+    def __init__(self, channels: int, planes: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, planes, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = group_norm(planes, groups)
+        self.norm1 = norm(planes)
         self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False)
-        self.norm2 = group_norm(planes, groups)
+        self.norm2 = norm(planes)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != planes:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, planes, 1, stride=stride, bias=False), group_norm(planes, groups)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, planes, 1, stride=stride, bias=False), norm(planes))
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.norm1(self.conv1(x)))
@@ -51,7 +55,7 @@ class ResNet(nn.Module):
         n_classes: int,
         blocks: tuple[int, ...],
         width: int,
-        groups: int,
+        norm: Norm,
         large_stem: bool,
         he: bool = True,
     ) -> None:
@@ -59,20 +63,18 @@ class ResNet(nn.Module):
         if large_stem:
             self.stem = nn.Sequential(
                 nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
-                group_norm(width, groups),
+                norm(width),
                 nn.ReLU(),
                 nn.MaxPool2d(3, stride=2, padding=1),
             )
         else:
-            self.stem = nn.Sequential(
-                nn.Conv2d(channels, width, 3, padding=1, bias=False), group_norm(width, groups), nn.ReLU()
-            )
+            self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm(width), nn.ReLU())
         layers: list[nn.Module] = []
         planes = width
         for stage, count in enumerate(blocks):
             out = width * 2**stage
             for i in range(count):
-                layers.append(BasicBlock(planes, out, 2 if stage and i == 0 else 1, groups))
+                layers.append(BasicBlock(planes, out, 2 if stage and i == 0 else 1, norm))
                 planes = out
         self.layers = nn.Sequential(*layers)
         self.output = nn.Linear(planes, n_classes)
@@ -88,7 +90,7 @@ class ResNet(nn.Module):
 
 
 def resnet(*blocks: int) -> Callable[..., nn.Module]:
-    """The builder of a ResNet-GN with so many blocks in each stage."""
+    """The builder of a ResNet with so many blocks in each stage."""
 
     def build(
         input_shape: tuple[int, ...],
@@ -97,10 +99,12 @@ def resnet(*blocks: int) -> Callable[..., nn.Module]:
         stem: str = "auto",
         width: int = 64,
         init: str = "he",
+        norm: str = "group",
     ) -> nn.Module:
         """``stem``: ``small`` is a 3x3 convolution without pooling (the paper's, for CIFAR); ``large`` is 7x7 with
         stride 2 and max-pooling, for images of 96 pixels and more; ``auto`` chooses by size.
         ``init``: ``he`` as in the original paper, ``torch`` for the library's smaller default.
+        ``norm``: ``group`` with ``norm_groups`` groups, or ``batch``.
         """
         if len(input_shape) != 3:
             raise FedtailError(f"a ResNet takes images (channels, height, width), not samples of shape {input_shape}")
@@ -108,8 +112,11 @@ def resnet(*blocks: int) -> Callable[..., nn.Module]:
             raise one_of("model.stem", stem, STEMS)
         if init not in INITS:
             raise one_of("model.init", init, INITS)
+        if norm not in NORMS:
+            raise one_of("model.norm", norm, NORMS)
         large = stem == "large" or (stem == "auto" and min(input_shape[1:]) >= LARGE_SIDE)
-        return ResNet(input_shape[0], n_classes, blocks, width, norm_groups, large, init == "he")
+        layer = nn.BatchNorm2d if norm == "batch" else partial(group_norm, groups=norm_groups)
+        return ResNet(input_shape[0], n_classes, blocks, width, layer, large, init == "he")
 
     return build
 

@@ -145,18 +145,24 @@ def test_a_cell_below_the_majority_class_is_marked_and_named() -> None:
     ]
 
 
-def test_targets_have_the_recipes_figure_and_the_best_reading() -> None:
-    def of(row: str, value: float, **overrides: object) -> Record:
-        return run(row, 0, value, column="C10-100", metrics={"macro_f1": value}, overrides=overrides)
+def test_targets_have_the_recipes_figure_over_seeds_and_the_best_reading_of_the_first() -> None:
+    def of(row: str, value: float, seed: int = 0, **overrides: object) -> Record:
+        return run(row, seed, value, column="C10-100", metrics={"macro_f1": value}, overrides=overrides)
 
     records = [of("FedCGNM + U", 0.70), of("FedAvg + U", 0.64), of("FedCGNM + U", 0.71, **{"local.lr": 0.3})]
     records += [of("FedCGNM + U", 0.66, **{"run.rounds": 9}), of("FedAvg + U", 0.58, **{"run.rounds": 9})]
     text = table("targets", records)
-    assert "| FedCGNM, C10-100, IID | .743 | .700 | .710 (lr 0.3; 3 tried) |" in text
-    assert "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.060 | +.080 (rounds 9; 2 tried) |" in text
+    assert "| FedCGNM, C10-100, IID | .743 | .700 ×1 | .710 (lr 0.3; 3 tried) |" in text
+    assert "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.060 ×1 | +.080 (rounds 9; 2 tried) |" in text
     assert "C10-20" not in text, "nothing is told of what was not run"
     (line,) = [line for line in table("columns", records).splitlines() if "C10-100" in line]
     assert line == "| IID, C10-100, K=5 | 2 / 2 | – | +.060 | +.125 |"
+    records += [of("FedCGNM + U", 0.68, 1), of("FedAvg + U", 0.60, 1), of("FedCGNM + U", 0.9, 2)]
+    more = table("targets", records)
+    assert "| FedCGNM, C10-100, IID | .743 | .760 ± .122 ×3 | .710 (lr 0.3; 3 tried) |" in more
+    assert "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.070 ± .014 ×2 | +.080 (rounds 9; 2 tried) |" in more
+    later = table("targets", [of("FedCGNM + U", 0.68, 1)])
+    assert "| FedCGNM, C10-100, IID | .743 | .680 ×1 | – |" in later, "readings are compared under seed 0"
 
 
 def test_the_page_needs_a_page_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

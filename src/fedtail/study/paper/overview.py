@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.records import Record
@@ -20,19 +22,29 @@ def raced(races: Iterable[Found]) -> str:
 
 
 def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """The figures aimed at, each with the recipe's own and the best of all readings that were tried.
+    """The figures aimed at, each with the recipe's own over all its seeds and the best of all readings that were tried
+    under seed 0.
 
-    A target is a row's figure or, with ``against``, its lead over another row under the same settings.
+    A target is a row's figure or, with ``against``, its lead over another row under the same settings and seed.
     """
     rows = []
     for target in view["targets"]:
         if tried := _readings(target, records):
-            best = max(tried, key=lambda key: tried[key])
             show = difference if "against" in target else number
-            own = show(tried[""]) if "" in tried else "–"
-            reading = f"{show(tried[best])} ({best or 'the recipe'}; {len(tried)} tried)"
-            rows.append([target["name"], show(_paper(target)), own, reading])
-    return markdown_table(["", "the paper", "ours", "the best reading"], rows)
+            first = {how: values[0] for how, values in tried.items() if 0 in values}
+            best = max(first, key=lambda how: first[how], default=None)
+            reading = "–" if best is None else f"{show(first[best])} ({best or 'the recipe'}; {len(first)} tried)"
+            rows.append([target["name"], show(_paper(target)), _over_seeds(tried.get("", {}), show), reading])
+    return markdown_table(["", "the paper", "ours", "the best reading, seed 0"], rows)
+
+
+def _over_seeds(values: Mapping[int, float], show: Callable[[float], str]) -> str:
+    """Mean, spread and number of seeds."""
+    if not values:
+        return "–"
+    each = list(values.values())
+    spread = f" ± {number(float(np.std(each, ddof=1)))}" if len(each) > 1 else ""
+    return f"{show(float(np.mean(each)))}{spread} ×{len(each)}"
 
 
 def _paper(target: Mapping[str, Any]) -> float:
@@ -43,18 +55,23 @@ def _paper(target: Mapping[str, Any]) -> float:
     return one - sum(two)
 
 
-def _readings(target: Mapping[str, Any], records: Iterable[Record]) -> dict[str, float]:
-    """changed settings, in words -> the figure."""
+def _readings(target: Mapping[str, Any], records: Iterable[Record]) -> dict[str, dict[int, float]]:
+    """changed settings, in words -> seed -> the figure."""
     place, metric = (target["grid"], target["block"], target["column"]), target["metric"]
-    each: dict[str, dict[str, float]] = {target["row"]: {}, target.get("against", ""): {}}
+    each: dict[str, dict[str, dict[int, float]]] = {target["row"]: {}, target.get("against", ""): {}}
     for r in records:
-        if r.place[:3] == place and r.row in each and metric in r.metrics and r.seed == 0:
-            each[r.row][said(r.overrides)] = r.metrics[metric]
+        if r.place[:3] == place and r.row in each and metric in r.metrics and r.seed is not None:
+            each[r.row].setdefault(said(r.overrides), {})[r.seed] = r.metrics[metric]
     mine = each[target["row"]]
     if "against" not in target:
         return mine
     base = each[target["against"]]
-    return {how: value - base[how] for how, value in mine.items() if how in base}
+    paired = {
+        how: {seed: value - base[how][seed] for seed, value in values.items() if seed in base[how]}
+        for how, values in mine.items()
+        if how in base
+    }
+    return {how: values for how, values in paired.items() if values}
 
 
 def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
