@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtail.models import build_model
+from fedtail.models.classifiers import with_classifier
 from fedtail.simulate.graph import groupnorm
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.fused import Unsupported, fused_network
@@ -52,10 +53,12 @@ def models() -> dict[str, nn.Module]:
         "small_cnn": build_model("small_cnn", (3, 8, 8), 5),
         "tricky": Tricky(),
         "sequence": Sequence(),
+        "etf": with_classifier(build_model("resnet8", (3, 8, 8), 5, width=8, norm_groups=4), "etf"),
+        "sparse etf": with_classifier(build_model("resnet8", (3, 8, 8), 5, width=8, norm_groups=4), "sparse_etf"),
     }
 
 
-@pytest.mark.parametrize("name", ["resnet18", "small_cnn", "tricky", "sequence"])
+@pytest.mark.parametrize("name", ["resnet18", "small_cnn", "tricky", "sequence", "etf", "sparse etf"])
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (7, 0)])
 @pytest.mark.parametrize("further", [False, True])
 def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...], further: bool) -> None:
@@ -68,7 +71,7 @@ def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...]
     weights = [{n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()} for _ in sizes]
     out = run(weights, x, sizes)
     torch.testing.assert_close(out, module(x).detach(), rtol=1e-4, atol=1e-5)
-    target = torch.randn(7, 5, dtype=torch.float64)
+    target = torch.randn_like(out)
     loss = (out * target).sum()
     begin = 0
     for size, group in zip(sizes, weights, strict=True):
@@ -78,6 +81,16 @@ def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...]
         expected = torch.autograd.grad((module(x[here]) * target[here]).sum(), list(module.parameters()))
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max() + 1))
+
+
+def test_answers_of_two_heads_are_those_of_the_one_that_answers() -> None:
+    torch.manual_seed(0)
+    module = models()["sparse etf"].double().eval()
+    x = torch.randn(7, 3, 8, 8, dtype=torch.float64)
+    weights = [{n: p.detach() for n, p in module.named_parameters()} for _ in range(2)]
+    out = fused_network(module)(weights, x, (4, 3))
+    assert out.shape == (7, 5)
+    torch.testing.assert_close(out, module(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_networks_that_cannot_be_taken_apart_are_refused() -> None:

@@ -6,7 +6,7 @@ for activations over the whole batch, and per layer one weight gradient for each
 H separate passes, at the cost of a plain step, with larger and fewer kernels.
 
 Works for networks that ``torch.fx`` can trace and whose parameters sit in convolutions (Conv1d, Conv2d), Linear,
-GroupNorm and LSTM layers.
+GroupNorm and LSTM layers. The classifiers of ``models.classifiers``, which are small, are run group by group.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedtail.models.classifiers import KINDS
 from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.convolution import (
@@ -253,6 +255,23 @@ class _Lstm(torch.autograd.Function):
 
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LSTM)
+APART = tuple(KINDS.values())
+"""Layers that are run as they are, group by group."""
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, APART) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _run_apart(layer: nn.Module, name: str, x: Tensor, weights: Weights, sizes: tuple[int, ...]) -> Tensor:
+    """In float32 at least: a layer that gives logits from few numbers."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    parts = []
+    for rows, group in zip(x.to(dtype).split(list(sizes)), weights, strict=True):
+        own = {n: group[f"{name}.{n}" if name else n].to(dtype) for n, _ in layer.named_parameters()}
+        parts.append(functional_call(layer, own, (rows,)))
+    return torch.cat(parts)
 
 
 def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
@@ -263,7 +282,7 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
     """
     beside = aside or Aside()
     try:
-        graph = fx.symbolic_trace(module).graph
+        graph = _Tracer().trace(module)
     except Exception as error:
         raise Unsupported(str(error)) from error
     layers = dict(module.named_modules())
@@ -319,6 +338,10 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         name = str(node.target)
         layer = layers[name]
+        if isinstance(layer, APART):
+            x = args[0]
+            assert isinstance(x, Tensor)
+            return _run_apart(layer, name, x, weights, sizes)
         if isinstance(layer, nn.GroupNorm):
             return norm(node, node, None, env, weights, sizes)
         if isinstance(layer, nn.LSTM):
@@ -340,7 +363,7 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
 def reads_images(module: nn.Module) -> bool:
     """Whether the only reader of the input is a convolution of images, which takes them with channels filled up."""
     try:
-        graph = fx.symbolic_trace(module).graph
+        graph = _Tracer().trace(module)
     except Exception:
         return False
     layers = dict(module.named_modules())
@@ -353,7 +376,7 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
     """``Unsupported`` unless every parameter belongs to one layer of a known kind."""
     for name, layer in layers.items():
         own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        known = type(layer) in LAYERS and (not isinstance(layer, nn.GroupNorm) or layer.affine)
+        known = type(layer) in (*LAYERS, *APART) and (not isinstance(layer, nn.GroupNorm) or layer.affine)
         if own and not known:
             raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
         if isinstance(layer, nn.LSTM):
