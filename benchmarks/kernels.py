@@ -27,8 +27,9 @@ from torch.nn import functional as F
 from fedtail.data.images.augment import apply_augment
 from fedtail.methods import METHODS
 from fedtail.methods.base import cross_entropy
-from fedtail.simulate.graph import convolution, fused, groupnorm, momentum, network, samples, step
-from fedtail.simulate.graph.convolution import Plan, Shape, Tile
+from fedtail.simulate.graph import convolution, fused, groupnorm, momentum, network, pixels, samples, step
+from fedtail.simulate.graph.convolution import Plan, Shape
+from fedtail.simulate.graph.pixels import Tile
 from gpu import federation, simulated
 
 Make = Callable[[], Callable[[], Tensor]]
@@ -97,7 +98,7 @@ def same_size(channels: int, back: bool, tiles: list[Tile]) -> dict[str, Make]:
 
     def mine(tile: Tile) -> Callable[[], Tensor]:
         a, w = given()
-        return lambda: convolution.same_size(a, w, tile, back=back)
+        return lambda: pixels.same_size(a, w, tile, back=back)
 
     return {"library": theirs} | {str(tuple(t)): lambda t=t: mine(t) for t in tiles}  # type: ignore[misc]
 
@@ -118,8 +119,8 @@ def halved(inputs: int, outputs: int, tiles: list[Tile]) -> dict[str, Make]:
         dy, _, w = given()
 
         def call() -> Tensor:
-            with mock.patch.dict(convolution.HALVED, {(inputs, outputs): tile}):
-                return convolution.halved_inputs(dy, w, shape)
+            with mock.patch.dict(pixels.HALVED, {(inputs, outputs): tile}):
+                return pixels.halved_inputs(dy, w, shape)
 
         return call
 
@@ -231,7 +232,7 @@ def cases() -> Iterator[tuple[str, str, dict[str, Make]]]:
             plans = [plan, small, *(rows if width == 3 else [])]
             title = f"weight gradients {inputs} to {outputs}, {width}x{width}/{stride}"
             yield "wgrad", title, weight_gradients(inputs, outputs, width, stride, plans)
-    for (inputs, outputs), tile in convolution.HALVED.items():
+    for (inputs, outputs), tile in pixels.HALVED.items():
         tiles = [tile, Tile(128, 64, 64), Tile(64, min(inputs, 128), 64), tile._replace(stages=1)]
         yield "halved", f"input gradients {inputs} to {outputs}, 3x3/2", halved(inputs, outputs, tiles)
     for channels in SIDES:
@@ -281,8 +282,8 @@ def without(kind: str) -> Iterator[None]:
     """Rounds in which the kernels of a kind are left to the libraries."""
     patches = {
         "weight gradients": lambda: mock.patch.dict(convolution.PLANS, clear=True),
-        "halved": lambda: mock.patch.dict(convolution.HALVED, clear=True),
-        "same": lambda: mock.patch.dict(convolution.SAME, clear=True),
+        "halved": lambda: mock.patch.dict(pixels.HALVED, clear=True),
+        "same": lambda: mock.patch.dict(pixels.SAME, clear=True),
         "second readers": lambda: mock.patch.object(fused, "_second_readers", lambda *_: {}),
         "norms at once": lambda: mock.patch.object(step, "norm_kernel", lambda *_: False),
         "ends": lambda: mock.patch.object(network, "reads_images", lambda _: False),

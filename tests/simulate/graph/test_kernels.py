@@ -17,19 +17,10 @@ from fedtail.methods.base import cross_entropy
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.simulate.graph import convolution, fused, momentum, step
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import (
-    NARROW,
-    Plan,
-    Shape,
-    Tile,
-    halved_inputs,
-    has_halved,
-    plan_of,
-    same_size,
-    weight_gradients,
-)
+from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
 from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.numerics import Layout, Numerics
+from fedtail.simulate.graph.pixels import Tile, halved_inputs, has_halved, same_size
 from fedtail.simulate.graph.samples import Entropy, Look, read_images, takes_images
 from fedtail.simulate.graph.step import Local, agree
 

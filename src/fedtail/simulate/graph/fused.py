@@ -25,16 +25,9 @@ from torch.nn import functional as F
 from fedtail.models.classifiers import KINDS
 from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import (
-    halved_inputs,
-    has_halved,
-    kernel_shape,
-    plan_of,
-    same_size,
-    same_tile,
-    weight_gradients,
-)
+from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
+from fedtail.simulate.graph.pixels import halved_inputs, has_halved, same_size, same_tile
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
