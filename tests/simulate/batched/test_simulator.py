@@ -222,6 +222,24 @@ def test_captured_steps_give_the_bits_of_called_ones(name: str, kind: str) -> No
     assert torch.equal(*results)
 
 
+def test_a_step_is_captured_once_it_was_called_often_and_will_be() -> None:
+    method, settings = METHODS.build("fedavg"), Settings.of(batch_size=8, rounds=9)
+
+    def captured(rounds: range, capture_after: float) -> tuple[list[bool], int]:
+        """Whether a step ran from a capture in these rounds, and the most calls of one."""
+        federation, module = make_federation("mlp"), make_module("mlp")
+        engine = BatchedSimulator(federation, module, method, settings, capture_after=capture_after)
+        said = []
+        for t in rounds:
+            engine.train(replace(make_task(method, engine, clients=(0,)), round=t))
+            said.append("replay" in str(engine.info()["steps"]))
+        return said, max(p.calls for p in engine.programs._programs.values())
+
+    _, calls = captured(range(1), math.inf)
+    assert captured(range(4), 3 * calls)[0] == [False, False, True, True]
+    assert captured(range(5, 9), 3 * calls)[0] == [False] * 4, "two rounds before the end it does not pay"
+
+
 def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MAX_ROWS", 3)
     method = METHODS.build("fedcgnm")

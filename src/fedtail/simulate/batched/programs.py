@@ -48,7 +48,7 @@ class Programs:
         pool: Tensor | None,
     ) -> None:
         """``kernels``: one for each worker, growing with them. ``capture_after``: calls of a step from which on it is
-        captured. ``pool``: samples that are a step's inputs as they are."""
+        captured, if as many are still to come. ``pool``: samples that are a step's inputs as they are."""
         self.kernels, self.model, self.method, self.settings = kernels, model, method, settings
         self.input_shape, self.pool = federation.input_shape, pool
         self.capture_after, self.compiles = capture_after, compiles
@@ -62,11 +62,12 @@ class Programs:
         for part in (part for shard in shards for part in shard):
             signature, n_runs = self.signature(part, task), len(part.runs)
             coming.update((signature, size) for size in sizes(part.active, n_runs))
+        left = max(self.settings.run.rounds - task.round, 1)
         for size, calls in coming.items():
             program = self._program(size)
             program.calls += calls
             step, fast = self._step(size[0], 0)
-            if program.settled or (fast is None and program.calls < self.capture_after):
+            if program.settled or (fast is None and min(program.calls, calls * left) < self.capture_after):
                 continue
             runner = self.runner(0, size, shards[0][0].runs[0])
             if fast is None:

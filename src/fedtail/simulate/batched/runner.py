@@ -13,9 +13,9 @@ from fedtail.simulate.batched.script import CALLS_TO_SETTLE, Call, Feed, Scripts
 Step = Callable[..., list[Tensor]]
 
 CAPTURE_AFTER = 200
-"""Calls of a step, by all workers and those of the coming round among them, from which on it is captured. Tracing takes
-as long as a capture saves in so many calls of a small step, so that the choice costs at most twice the best one. It
-never shows in the results: a captured step gives the same bits."""
+"""Calls of a step, by all workers and those of the coming round among them, from which on it is captured, if the rounds
+left may bring as many. Tracing takes as long as a capture saves in so many calls of a small step, so that the choice
+costs at most twice the best one. It never shows in the results: a captured step gives the same bits."""
 
 
 class Program:
