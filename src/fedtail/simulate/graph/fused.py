@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,20 +22,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedtail.models.classifiers import KINDS
-from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
-from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
-from fedtail.simulate.graph.pixels import halved_inputs, has_halved, same_size, same_tile
+from fedtail.simulate.graph.grouped import HALF, SAME, Conv, GroupedConv, GroupedLinear, GroupedLstm, GroupedNorm
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
 Network = Callable[[Weights, Tensor, tuple[int, ...]], Tensor]
 Layers = dict[str, nn.Module]
-Conv = nn.Conv1d | nn.Conv2d
 Absorbed = tuple[fx.Node, fx.Node | None]
-SAME, HALF = "same", "half"
-"""What a second reader of an output takes of it: all, or even rows and columns."""
 
 ADD = (operator.add, operator.iadd, torch.add)
 RELU = (F.relu, torch.relu)
@@ -44,207 +37,6 @@ RELU = (F.relu, torch.relu)
 
 class Unsupported(Exception):
     """The network has something that cannot be taken apart by groups of rows."""
-
-
-class _Conv(torch.autograd.Function):
-    """Images, and sequences as images of one row."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, layer: Conv, aside: Aside, places: list[Tensor], sizes: tuple[int, ...], *weights: Tensor
-    ) -> Tensor:
-        ctx.layer, ctx.aside, ctx.places, ctx.sizes, h = layer, aside, places, sizes, len(sizes)
-        w, bias = weights[0], weights[h] if layer.bias is not None else None
-        ctx.flat = x.ndim == 3
-        if ctx.flat:
-            x, w = x.unsqueeze(2), w.unsqueeze(2)
-            x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
-        if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
-            x, w = _whole_eights(x), _whole_eights(w)
-        elif w.shape[1] * layer.groups != x.shape[1]:  # images that come filled up
-            w = _whole_eights(w)
-        ctx.save_for_backward(x, w)
-        ctx.plain = aside.kernels and _is_product(layer, x)
-        same = same_tile("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
-        if ctx.plain:
-            y = F.linear(x.movedim(1, -1), w[:, :, 0, 0], bias).movedim(-1, 1)
-        elif same is not None:
-            y = same_size(x, w, same, back=False)
-        else:
-            y = F.conv2d(x, w, bias, *_geometry(layer), layer.groups)
-        return y.squeeze(2) if ctx.flat else y
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), (x, w), layer = upstream, ctx.saved_tensors, ctx.layer
-        if ctx.flat:
-            dy = dy.unsqueeze(2)
-        if x.is_contiguous(memory_format=torch.channels_last):
-            dy = dy.contiguous(memory_format=torch.channels_last)
-        stride, padding, dilation = _geometry(layer)
-        channels = layer.in_channels // layer.groups
-
-        def back(dy: Tensor, x: Tensor, mask: list[bool]) -> Any:
-            return torch.ops.aten.convolution_backward(
-                dy, x, w, None, stride, padding, dilation, False, [0, 0], layer.groups, mask
-            )
-
-        def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
-            """Gradients of the weight and the bias from one group's rows."""
-            dw = back(dy, x, [False, True, False])[1] if len(dy) else torch.zeros_like(w)
-            if w.shape[1] != channels:
-                dw = dw[:, :channels].contiguous(memory_format=torch.channels_last)
-            if ctx.flat:
-                dw = dw.squeeze(2)
-            return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
-
-        shape = kernel_shape(layer, x, dy) if ctx.aside.kernels else None
-        plan = None if shape is None or not ctx.places else plan_of(shape)
-        if shape is not None and plan is not None:
-            work = partial(weight_gradients, sizes=ctx.sizes, shape=shape, plan=plan, places=ctx.places)
-            ctx.aside(work, x, dy)
-            grads = [[place] for place in ctx.places]
-        else:
-            parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
-            grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        same = same_tile("backward", layer, x) if ctx.aside.kernels else None
-        if not ctx.needs_input_grad[0]:
-            dx = None
-        elif ctx.plain:
-            dx = (dy.movedim(1, -1) @ w[:, :, 0, 0]).movedim(-1, 1)
-        elif same is not None:
-            dx = same_size(dy, w, same, back=True)
-        elif shape is not None and has_halved(shape):
-            dx = halved_inputs(dy, w, shape)
-        else:
-            dx = back(dy, x, [True, False, False])[0][:, : layer.in_channels]
-        dx = dx.squeeze(2) if dx is not None and ctx.flat else dx
-        return dx, None, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
-
-
-def _geometry(layer: Conv) -> tuple[list[int], list[int], list[int]]:
-    """Stride, padding and dilation in two dimensions."""
-    assert not isinstance(layer.padding, str)
-    one = isinstance(layer, nn.Conv1d)
-    values = ((layer.stride, 1), (layer.padding, 0), (layer.dilation, 1))
-    return tuple([*([none] if one else []), *value] for value, none in values)  # type: ignore[return-value]
-
-
-def _is_product(layer: Conv, x: Tensor) -> bool:
-    """Whether a layer on a GPU is a product of matrices: 1x1, channels-last."""
-    one = set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(layer.padding) and layer.groups == 1
-    return one and x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _whole_eights(t: Tensor) -> Tensor:
-    """Zero channels up to a multiple of 8: without them the first layer of an image network misses the matrix units."""
-    out = F.pad(t, (0, 0, 0, 0, 0, -t.shape[1] % 8))
-    return out.contiguous(memory_format=torch.channels_last)
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, layer: nn.Linear, aside: Aside, sizes: tuple[int, ...], *weights: Tensor
-    ) -> Tensor:
-        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
-        ctx.save_for_backward(x, weights[0])
-        return F.linear(x, weights[0], weights[h] if layer.bias is not None else None)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), (x, w) = upstream, ctx.saved_tensors
-
-        def of_group(dy: Tensor, x: Tensor) -> list[Tensor]:
-            dy = dy.flatten(0, -2)
-            dw = dy.T @ x.flatten(0, -2)
-            return [dw] if ctx.layer.bias is None else [dw, dy.sum(0)]
-
-        parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
-        grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        dx = dy @ w if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
-
-
-class _Norm(torch.autograd.Function):
-    """An output that is read twice is given twice, the second time all of it or its even rows and columns, so that the
-    backward pass has both gradients and adds them where it reads them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        layer: nn.GroupNorm,
-        relu: bool,
-        again: str | None,
-        aside: Aside,
-        name: str,
-        sizes: tuple[int, ...],
-        *weights: Tensor,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        w, b = weights[0], weights[len(sizes)]
-        kernel = x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
-        if kernel:
-            x = x.contiguous(memory_format=torch.channels_last)
-            residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
-        saved, half = norm_forward(
-            x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel, halved=again == HALF
-        )
-        ctx.save_for_backward(*saved)
-        ctx.relu, ctx.aside, ctx.name, ctx.sizes, ctx.kernel = relu, aside, name, sizes, kernel
-        ctx.residual = residual is not None
-        if again is None:
-            return saved.y
-        return saved.y, saved.y.detach() if half is None else half
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        saved, aside, name = Saved(*ctx.saved_tensors), ctx.aside, ctx.name
-        if ctx.kernel:
-            upstream = tuple(d.contiguous(memory_format=torch.channels_last) for d in upstream)
-        dy, more = upstream[0], upstream[1] if len(upstream) > 1 else None
-        sums = aside.sums.get(name) if ctx.kernel else None
-        dx, dz, left = norm_backward(
-            dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel, more=more, sums=sums
-        )
-        grads: Any
-        if sums is not None:
-            grads = [place[f"{name}.{kind}"] for kind in ("weight", "bias") for place in aside.places]
-        else:
-            work = partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel)
-            both = aside(work, left)
-            grads = [*both[:, 0].unbind(), *both[:, 1].unbind()]
-        return dx, dz, None, None, None, None, None, None, *grads
-
-
-class _Lstm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        h = len(sizes)
-        w_in, w = weights[0], weights[h]
-        b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
-        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.kernels and recurrent.has_kernel(w.shape[1], x.device)
-        saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
-        ctx.save_for_backward(x, w_in, w, *saved)
-        return saved.y
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), (x, w_in, w, *kept) = upstream, ctx.saved_tensors
-        saved = recurrent.Saved(*kept)
-        d = recurrent.lstm_backward(dy, w, saved, kernel=ctx.kernel)
-
-        def of_group(d: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-            later, before = d[:, 1:].flatten(0, 1), y[:, :-1].flatten(0, 1)
-            flat = d.flatten(0, 1)
-            db = flat.sum(0)
-            return [flat.T @ x.flatten(0, 1), later.T @ before, db, db.clone()]
-
-        parts = zip(*(t.split(list(ctx.sizes)) for t in (d, x, saved.y)), strict=True)
-        grads = [ctx.aside(of_group, *part) for part in parts]
-        dx = d @ w_in if ctx.needs_input_grad[0] else None
-        return dx, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LSTM)
@@ -294,12 +86,14 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         assert isinstance(source, fx.Node)
         x, residual = env[source], None if other is None else env.get((at, other), env[other])
         if residual is not None and residual.shape != x.shape:
-            out = _Norm.apply(x, None, layer, False, None, beside, name, sizes, *_pick(weights, name, True))
+            out = GroupedNorm.apply(x, None, layer, False, None, beside, name, sizes, *_pick(weights, name, True))
             return F.relu(out + residual)
         reader, again = readers.get(at, (None, None)) if beside.kernels else (None, None)
         if again == HALF and (x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2):
             again = None
-        more = _Norm.apply(x, residual, layer, at is not node, again, beside, name, sizes, *_pick(weights, name, True))
+        more = GroupedNorm.apply(
+            x, residual, layer, at is not node, again, beside, name, sizes, *_pick(weights, name, True)
+        )
         if again is None:
             return more
         env[reader, at] = more[1]
@@ -338,16 +132,16 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         if isinstance(layer, nn.GroupNorm):
             return norm(node, node, None, env, weights, sizes)
         if isinstance(layer, nn.LSTM):
-            return _Lstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
+            return GroupedLstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
         if isinstance(layer, Conv):
             places = [p[f"{name}.weight"] for p in beside.places]
             x = args[0]
             if (node, node.args[0]) in env:
                 x, layer = env[node, node.args[0]], copy.copy(layer)
                 layer.stride = (1, 1)
-            return _Conv.apply(x, layer, beside, places, sizes, *_pick(weights, name, layer.bias is not None))
+            return GroupedConv.apply(x, layer, beside, places, sizes, *_pick(weights, name, layer.bias is not None))
         if isinstance(layer, nn.Linear):
-            return _Linear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
+            return GroupedLinear.apply(args[0], layer, beside, sizes, *_pick(weights, name, layer.bias is not None))
         return layer(*args, **kwargs)
 
     return run
