@@ -137,7 +137,7 @@ def row_of(one: Set, outcome: Outcome) -> Row:
 
 def shown(one: Set, method: str) -> str:
     """A command that shows what goes wrong."""
-    return f"fedtail run --data {one.settings['data.name']} --method {method}"
+    return f"fedtail run --dataset {one.settings['data.name']} --method {method}"
 
 
 def write_submission(folder: Path, done: Submission) -> Path:
