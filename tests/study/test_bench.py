@@ -65,6 +65,10 @@ def test_the_suite_is_declared_well() -> None:
         config = check_config(layered([one.settings, {"method.name": "fedavg"}, {"run.seed": 3}]))
         assert config.data.seed == 0 and config.run.metric == "macro_f1"
     assert [s.name for s in suite.only(["table"])] == ["adult", "unsw", "flights"]
+    by_name = {s.name for s in suite.sets if s.by_name}
+    assert by_name == {s.name for s in suite.sets if s.settings.get("engine.device") == "cuda"} == {"cifar10-lt100"}
+    assert not by_name & {s.name for s in (*suite.only([]), *suite.only(["image"]))}
+    assert [s.name for s in suite.only(["cifar10-lt100", "table"])][-1] == "cifar10-lt100"
     with pytest.raises(FedtailError, match="--only"):
         suite.only(["mnist"])
 
@@ -177,6 +181,17 @@ def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed
     assert read_submission(tmp_path / "submissions" / "mine").values("macro_f1") == both.values("macro_f1")
     file.write_text(MINE.replace("0.05", "0.04"))
     assert set(bench_method(suite, method, suite.sets[1:], 1, tmp_path, run).chosen) == {"more"}
+
+
+def test_a_set_that_fails_leaves_the_others_in_the_submission(tmp_path: Path) -> None:
+    bad = replace(SMALL.sets[0], name="bad", settings={**SMALL.sets[0].settings, "engine.device": "cuda:9"})
+    suite, run = replace(SMALL, trials=2, sets=(SMALL.sets[0], bad)), runner(tmp_path, 1)
+    with pytest.raises(FedtailError):
+        bench_method(suite, "fedavg", suite.sets, 1, tmp_path, run)
+    (kept,) = submissions(tmp_path)
+    assert list(kept.chosen) == list(kept.trials) == ["blobs"] and [row.set for row in kept.rows] == ["blobs"]
+    again = bench_method(suite, "fedavg", suite.sets[:1], 2, tmp_path, run)  # more seeds replace what there was
+    assert [(row.set, row.seed) for row in again.rows] == [("blobs", 0), ("blobs", 1)]
 
 
 def test_the_committed_leaderboard_is_that_of_the_committed_submissions() -> None:

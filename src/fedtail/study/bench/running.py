@@ -67,15 +67,13 @@ class Submission:
 def bench_method(
     suite: Suite, method: str, sets: Sequence[Set], seeds: int, out: Path, run: Run, device: str | None = None
 ) -> Submission:
-    """Tune and run one method, and write its submission folder under ``out``."""
+    """Tune and run one method, and write its submission folder under ``out``, anew after every set."""
     built = METHODS.build(method)
     folder = out / "submissions" / slug(built.name if not is_own(method) else method.rpartition(":")[2])
     done = Submission(method=method, title=built.title, version=suite.version)
-    keep_other_sets(done, folder, [one.name for one in sets])
-    if is_own(method) and (file := Path(method.rpartition(":")[0])).suffix == ".py":
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, folder / file.name)
+    take_over(done, folder)
+    file = Path(method.rpartition(":")[0]) if is_own(method) else Path()
+    if file.suffix == ".py":
         done.source = file.name
     for one in sets:
         base = {**one.settings, **({"engine.device": device} if device else {})}
@@ -83,20 +81,22 @@ def bench_method(
         best = max((t for t in found if t.rounds == found[-1].rounds), key=lambda t: t.score)
         if not math.isfinite(best.score):
             raise FedtailError(f"{built.title} failed in every trial on {one.name}; try: {shown(one, method)}")
-        done.chosen[one.name] = best.settings
-        done.trials[one.name] = [asdict(t) for t in found]
         cells = [final_cell(base, one, method, best.settings, seed) for seed in range(seeds)]
-        for outcome in run(f"{built.title} on {one.name}", cells):
+        outcomes = run(f"{built.title} on {one.name}", cells)
+        for outcome in outcomes:
             if outcome.error is not None:
                 raise FedtailError(f"{outcome.cell.label} failed: {outcome.error}")
-            done.rows.append(row_of(one, outcome))
-            done.hardware = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8")).get("hardware", {})
-    write_submission(folder, done)
+        done.chosen[one.name] = best.settings
+        done.trials[one.name] = [asdict(t) for t in found]
+        done.rows = [row for row in done.rows if row.set != one.name] + [row_of(one, outcome) for outcome in outcomes]
+        last = outcomes[-1].folder / "result.json"
+        done.hardware = json.loads(last.read_text(encoding="utf-8")).get("hardware", {})
+        write_submission(folder, done, file)
     return done
 
 
-def keep_other_sets(done: Submission, folder: Path, new: Sequence[str]) -> None:
-    """Take over what the method's submission says of sets that are not run now: the suite may be run set by set.
+def take_over(done: Submission, folder: Path) -> None:
+    """What the method's submission says already: the suite may be run set by set.
 
     Nothing of another version, or of a method whose file has changed since."""
     if not (folder / FILE).is_file():
@@ -106,9 +106,7 @@ def keep_other_sets(done: Submission, folder: Path, new: Sequence[str]) -> None:
     changed = before.source and file.read_bytes() != (folder / before.source).read_bytes()
     if before.version != done.version or before.method != done.method or changed:
         return
-    done.chosen = {name: value for name, value in before.chosen.items() if name not in new}
-    done.trials = {name: value for name, value in before.trials.items() if name not in new}
-    done.rows = [row for row in before.rows if row.set not in new]
+    done.chosen, done.trials, done.rows = before.chosen, before.trials, before.rows
 
 
 def tune(suite: Suite, one: Set, base: Mapping[str, Any], method: str, run: Run) -> list[Trial]:
@@ -140,11 +138,13 @@ def shown(one: Set, method: str) -> str:
     return f"fedtail run --dataset {one.settings['data.name']} --method {method}"
 
 
-def write_submission(folder: Path, done: Submission) -> Path:
+def write_submission(folder: Path, done: Submission, file: Path) -> None:
+    """``file``: the method's own, which goes beside what it did."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        if done.source:
+            shutil.copyfile(file, folder / done.source)
         write_atomically(folder / FILE, json.dumps(plain(asdict(done)), indent=1))
-    return folder / FILE
 
 
 def read_submission(folder: Path) -> Submission:

@@ -47,6 +47,8 @@ class Set:
     title: str
     kind: str
     settings: dict[str, Any]
+    by_name: bool = False
+    """Run only where it is asked for by name: it needs what most machines have not."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,20 @@ class Suite:
     sets: tuple[Set, ...]
 
     def only(self, words: Sequence[str]) -> tuple[Set, ...]:
-        """Sets by name or kind; all without words."""
+        """Sets by name or kind; without words all but those that are run by name only."""
         for word in words:
             if word not in KINDS and word not in {s.name for s in self.sets}:
                 raise one_of("--only", word, (*KINDS, *(s.name for s in self.sets)))
-        return tuple(s for s in self.sets if not words or s.name in words or s.kind in words)
+        return tuple(s for s in self.sets if s.name in words or (not s.by_name and (not words or s.kind in words)))
 
 
 @cache
 def load_suite() -> Suite:
     raw = tomllib.loads(Path(__file__).with_name("suite.toml").read_text(encoding="utf-8"))
-    sets = (Set(name, told["title"], told["kind"], {**raw["set"], **told["set"]}) for name, told in raw["sets"].items())
+    sets = (
+        Set(name, told["title"], told["kind"], {**raw["set"], **told["set"]}, told.get("by_name", False))
+        for name, told in raw["sets"].items()
+    )
     return Suite(
         version=raw["version"],
         seeds=raw["seeds"],
