@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.cli.bench import runner, submissions
+from fedtail.cli.bench import print_board, runner, submissions
 from fedtail.core.significance import evidence
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
@@ -199,6 +201,18 @@ def test_the_committed_leaderboard_is_that_of_the_committed_submissions() -> Non
     board = rank_submissions(submissions(folder))
     assert {p.submission.method for p in board.places} == set(METHODS) and board.seeds == load_suite().seeds
     assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())
+
+
+def test_a_narrow_terminal_has_ranks_alone_and_no_number_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a-long-name-{i}" for i in range(6)]
+    rows = [Row(name, seed, "", dict.fromkeys(MEASURES, 0.1234)) for name in names for seed in range(2)]
+    done = Submission("fedavg", "FedAvg", 1, chosen={name: {} for name in names}, rows=rows)
+    board = rank_submissions([done, replace(done, method="fedprox", title="FedProx")])
+    for width, has in ((80, False), (160, True)):
+        console = Console(width=width, file=(file := io.StringIO()))
+        monkeypatch.setattr("fedtail.cli.bench.terminal", lambda c=console: c)
+        print_board(board)
+        assert ("0.123" in file.getvalue()) is has and "…" not in file.getvalue() and "FedProx" in file.getvalue()
 
 
 def test_a_method_is_ranked_among_those_that_have_its_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

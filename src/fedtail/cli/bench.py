@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from fedtail.cli.cells import run_with_progress
 from fedtail.cli.options import Device, Json, Workers
@@ -122,15 +123,21 @@ def submissions(out: Path) -> list[Submission]:
 
 
 def print_board(board: Board) -> None:
-    """The ranking in the terminal."""
-    table = bare_table("method")
-    for title in ("mean rank", *board.sets):
-        table.add_column(title, justify="right")
-    for column in table.columns[:2]:
-        column.no_wrap = True
+    """The ranking in the terminal, with every set where all fit beside each other."""
+    console = terminal()
+    table = board_table(board, board.sets)
+    fits = console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width
+    console.print(table if fits else board_table(board, ()))
+    where = "macro F1 on each set" if fits else "a wider terminal, and leaderboard.md, have macro F1 on each set"
+    typer.echo(f"mean rank with its 95 % interval; {where}")
+
+
+def board_table(board: Board, sets: Sequence[str]) -> Table:
+    table = bare_table()
+    for title in ("method", "mean rank", *sets):
+        table.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for p in board.places:
-        means = mean_spread(p, "macro_f1", board.sets)
-        shown = [f"{means[one][0]:.3f}" if one in means else "–" for one in board.sets]
+        means = mean_spread(p, "macro_f1", sets)
+        shown = [f"{means[one][0]:.3f}" if one in means else "–" for one in sets]
         table.add_row(p.title, f"{p.rank:.2f} ({p.low:.1f}–{p.high:.1f})", *shown)
-    terminal().print(table)
-    typer.echo("mean rank with its 95 % interval; macro F1 on each set")
+    return table

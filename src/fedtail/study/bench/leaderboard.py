@@ -108,8 +108,8 @@ def to_markdown(board: Board, suite: Suite) -> str:
     lines = [
         "# Leaderboard",
         "",
-        f"Suite version {suite.version}: {', '.join(titles[s] for s in board.sets)}; {board.seeds} seeds, "
-        f"{suite.trials} trials to tune each method on each set. Made by `fedtail bench`; `fedtail bench verify` "
+        f"Suite version {suite.version}, {len(board.sets)} sets: {'; '.join(titles[s] for s in board.sets)}. "
+        f"{board.seeds} seeds, {suite.trials} trials to tune each method on each set. Made by `fedtail bench`; `fedtail bench verify` "
         "computes a submission anew.",
         "",
         f"Rank 1 to {n} by macro F1 within a set and a seed, averaged over seeds, then over sets; the interval is "
