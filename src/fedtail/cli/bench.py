@@ -128,7 +128,7 @@ def print_board(board: Board) -> None:
     table = board_table(board, board.sets)
     fits = console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width
     console.print(table if fits else board_table(board, ()))
-    where = "macro F1 on each set" if fits else "a wider terminal, and leaderboard.md, have macro F1 on each set"
+    where = "macro F1 on each set" if fits else "macro F1 on each set is in leaderboard.md"
     typer.echo(f"mean rank with its 95 % interval; {where}")
 
 

@@ -109,8 +109,8 @@ def to_markdown(board: Board, suite: Suite) -> str:
         "# Leaderboard",
         "",
         f"Suite version {suite.version}, {len(board.sets)} sets: {'; '.join(titles[s] for s in board.sets)}. "
-        f"{board.seeds} seeds, {suite.trials} trials to tune each method on each set. Made by `fedtail bench`; `fedtail bench verify` "
-        "computes a submission anew.",
+        f"{board.seeds} seeds, {suite.trials} trials to tune each method on each set. Made by `fedtail bench`; "
+        "`fedtail bench verify` computes a submission anew.",
         "",
         f"Rank 1 to {n} by macro F1 within a set and a seed, averaged over seeds, then over sets; the interval is "
         "a bootstrap over seeds.",
