@@ -50,6 +50,7 @@ DECISIONS: dict[str, dict[str, Any]] = {
     "vector, site": {"calibrate": "vector", "scope": "site"},
     "macro F1": {"calibrate": "temperature", "goal": "macro_f1"},
     "macro F1, site": {"calibrate": "temperature", "goal": "macro_f1", "scope": "site"},
+    "balanced": {"calibrate": "vector", "goal": "balanced_accuracy"},
     "recall": {"goal": "recall", "recall": 0.95},
     "recall, site": {"goal": "recall", "recall": 0.95, "scope": "site"},
 }
@@ -106,7 +107,8 @@ def described(problem: Problem, splits: Splits, target: int) -> dict[str, Any]:
     assert pooled is not None
     hit, alarms = int(pooled.confusion[target, target]), int(pooled.confusion[:, target].sum())
     own = worst_of(problem_sites(splits), splits, None)
-    found = {key: test[key] for key in ("macro_f1", "calibration_error", "log_loss", "pr_auc", "worst_site")}
+    keys = ("macro_f1", "balanced_accuracy", "calibration_error", "log_loss", "pr_auc", "worst_site")
+    found = {key: test[key] for key in keys}
     n = int(pooled.confusion[target].sum())
     return {**found, "site_mean": own["mean"], "found": hit, "of": n, "false_alarms": alarms - hit}
 
@@ -158,6 +160,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             ("worst site, each site's own", "worst_site", "macro F1, site"),
             ("mean over sites, each site's own", "site_mean", "macro F1, site"),
             ("macro F1 of all rows, each site's own", "macro_f1", "macro F1, site"),
+            ("balanced accuracy, all classes alike", "balanced_accuracy", "balanced"),
         ):
             before, after = ({row["seed"]: row[t][key] for row in mine} for t in ("plain", title))
             lines.append(f"| {what} | {mean(before):.4f} | {mean(after):.4f} | {interval(after, before)} |")

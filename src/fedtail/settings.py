@@ -319,9 +319,10 @@ class Decision(Section):
     calibrate: Literal["none", "temperature", "vector"] = "none"
     """Make probabilities mean something: one temperature for all classes, or with it a bias for each class
     (``vector``)."""
-    goal: Literal["argmax", "macro_f1", "recall", "cost"] = "argmax"
-    """What answers are to be good for: the likeliest class, the best macro F1 (a weight per class), finding a share
-    of one class (``find``, ``recall``) with as few false alarms as possible, or the least expected cost (``costs``)."""
+    goal: Literal["argmax", "macro_f1", "balanced_accuracy", "recall", "cost"] = "argmax"
+    """What answers are to be good for: the likeliest class, the best macro F1 (a weight per class), all classes alike
+    however rare they are in training (``balanced_accuracy``), finding a share of one class (``find``, ``recall``) with
+    as few false alarms as possible, or the least expected cost (``costs``)."""
     scope: Literal["global", "site"] = "global"
     """One decision for all sites, or one that each site fits to itself: probabilities corrected for its own class mix,
     weights or threshold found on its private split and drawn to the common ones where it has few samples."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedtail.core.decisions import (
+    EQUAL,
     POWERS,
     Decision,
     SiteGoal,
@@ -47,6 +48,28 @@ def test_weights_for_macro_f1_help_where_a_class_is_never_the_likeliest() -> Non
     shares = class_shares(scores)
     curve = [macro_f1(y, Decision(weights=share_weights(shares, power)).answers(p)) for power in POWERS]
     assert curve[0] == summarize(scores.confusion)["macro_f1"] and max(curve) > curve[0] + 0.03
+
+
+def test_where_all_classes_count_alike_the_whole_share_is_divided_by_at_every_site_too() -> None:
+    rng = np.random.default_rng(5)
+    p, _ = draw(40_000, 4, 1.5, 3, rare=0.2)
+    y = (p.cumsum(1) > rng.random((len(p), 1))).argmax(1)  # calibrated, so that the rule is Bayes's
+    shares = class_shares(Scores.of(p, y))
+
+    def balanced(rule: Decision, rows: np.ndarray) -> float:
+        given = rule.answers(rule.probabilities(p[rows]))
+        return float(summarize(confusion_matrix(y[rows], given, 4))["balanced_accuracy"])
+
+    every = np.arange(len(y))
+    curve = [balanced(Decision(weights=share_weights(shares, power)), every) for power in (*POWERS, 1.4)]
+    assert int(np.argmax(curve)) == POWERS.index(EQUAL) and max(curve) > curve[0] + 0.1
+    common = Decision(weights=share_weights(shares, EQUAL))
+    here = np.flatnonzero(rng.random(len(y)) < np.array([0.05, 0.2, 0.5, 1.0])[y])  # rare ones are common here
+    own = site_goal(p, y, "balanced_accuracy", common=common).decide(
+        p[here], y[here], np.bincount(y[here], minlength=4)
+    )
+    assert own.bias[3] > 0 > own.bias[0], "probabilities are those of the site's own class mix"
+    assert balanced(own, here) == pytest.approx(balanced(common, here), abs=1e-9)
 
 
 def macro_f1(y: np.ndarray, answers: np.ndarray) -> float:

@@ -69,6 +69,17 @@ def test_each_site_decides_for_itself_and_the_model_remembers(wide: Federation, 
         ft.load_model(ft.fit(wide, "mlp", "fedavg", rates=0.2, rounds=1).save(tmp_path / "y")).at(wide.sites[0])
 
 
+def test_classes_that_will_be_met_equally_often_are_found_equally_well(tmp_path: Path) -> None:
+    skewed = blob_federation(n_max=400, spread=3.0)
+    plain = ft.fit(skewed, "mlp", "fedavg", **OPTIONS)
+    goal = {"calibrate": "vector", "goal": "balanced_accuracy"}
+    result = ft.fit(skewed, "mlp", "fedavg", decision=goal, **OPTIONS)
+    assert torch.equal(plain.x, result.x)
+    assert result.test["balanced_accuracy"] > plain.test["balanced_accuracy"] + 0.02
+    loaded = ft.load_model(result.save(tmp_path / "x"))
+    np.testing.assert_array_equal(loaded.predict(skewed.test.x.numpy()), result.model().predict(skewed.test.x.numpy()))
+
+
 @pytest.mark.parametrize(
     ("decision", "words"),
     [

@@ -111,6 +111,7 @@ def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(t
     assert (said.local.lr, said.run.metric, said.run.select, said.run.patience) == (0.2, "accuracy", "last", 0)
     assert said.decision.goal == "argmax", "answers are not to be good for another metric than the user's"
     assert own(tmp_path, "run.metric=macro_f1").decision.goal == "macro_f1"
+    assert own(tmp_path, "run.metric=balanced_accuracy").decision.goal == "balanced_accuracy"
     assert own(tmp_path, "decision.goal=argmax").decision.goal == "argmax"
     assert own(tmp_path, "local.batch_size=8").local.batch_size == 8
 

@@ -19,6 +19,8 @@ from fedtail.core.scores import LARGEST, ONE, TEMPERATURES, Scores, precision_at
 POWERS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """How far answers are moved towards rare classes: probabilities are divided by the class's share to this power, 0 for
 the likeliest class, 1 for the class that is likeliest against its share."""
+EQUAL = 1.0
+"""The power that finds most on average over classes, and is right most often where all will be met equally often."""
 PRIOR_SAMPLES, CURVE_SAMPLES, RECALL_SAMPLES = 30.0, 1000.0, 30.0
 """As how many samples of its own the common finding counts at a site: for its class mix, for its power, and, in samples
 of the class to find, for its threshold. Small splits overfit: without, thresholds make the worst site worse."""
@@ -147,6 +149,8 @@ class SiteGoal:
         mix = (counts + PRIOR_SAMPLES * shares) / (counts.sum() + PRIOR_SAMPLES)
         bias = np.log(mix / shares) + (np.asarray(self.common.bias) if self.common.bias else 0.0)
         own = replace(self.common, bias=tuple(float(b) for b in bias), weights=())
+        if self.goal == "balanced_accuracy":
+            return replace(own, weights=share_weights(mix, EQUAL))
         if self.goal != "macro_f1":
             return own
         q, n = own.probabilities(p), len(y)

@@ -72,7 +72,9 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
         elif config.engine.device == "cpu" and not config.model.options:
             wanted |= FROM_SCRATCH
     if "run.metric" in said and config.run.metric != wanted.get("run.metric"):
-        wanted.pop("decision.goal", None)  # answers are to be good for what models are compared by
+        goal = wanted.pop("decision.goal", None)  # answers are to be good for what models are compared by
+        if goal is not None and config.run.metric == "balanced_accuracy":
+            wanted["decision.goal"] = "balanced_accuracy"
     if not validates or not config.run.validate_every:
         wanted = {key: value for key, value in wanted.items() if key not in BY_VALIDATION}
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.core.decisions import (
+    EQUAL,
     POWERS,
     Decision,
     Decisions,
@@ -68,6 +69,8 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
         tried = [replace(decision, weights=share_weights(shares, power)) for power in POWERS]
         curve = [_macro_f1(problem, _validation(problem, x, one) or scores) for one in tried]
         decision = tried[int(np.argmax(curve))]
+    elif wanted.goal == "balanced_accuracy":
+        decision = replace(decision, weights=share_weights(shares, EQUAL))
     if wanted.scope == "global":
         return Decisions(decision)
     goal = SiteGoal(
