@@ -327,8 +327,11 @@ def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Fe
     assert steps <= engine._most_steps(0, task) <= 1000
 
 
-def test_sites_decide_for_themselves_as_the_simulator_would_and_keep_it(federation: Federation, tmp_path: Path) -> None:
-    goal = SiteGoal(common=Decision(temperature=1.2), goal="macro_f1", shares=(0.4, 0.3, 0.2, 0.1), curve=(0.5,) * 6)
+@pytest.mark.parametrize("what", ["macro_f1", "balanced_accuracy"])
+def test_sites_decide_for_themselves_as_the_simulator_would_and_keep_it(
+    federation: Federation, tmp_path: Path, what: str
+) -> None:
+    goal = SiteGoal(common=Decision(temperature=1.2), goal=what, shares=(0.4, 0.3, 0.2, 0.1), curve=(0.5,) * 6)
     there = remote(federation, reveal="classes")
     x = there.model.vector.clone()
     here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedavg"), SETTINGS)
