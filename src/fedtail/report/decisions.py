@@ -36,7 +36,7 @@ from fedtail.report.series import palette
 from fedtail.report.sites import at_sites
 from fedtail.runs.record import RunRecord
 
-COMPARED = ("macro_f1", "calibration_error", "accuracy", "tail", "pr_auc", "log_loss", "brier")
+COMPARED = ("macro_f1", "balanced_accuracy", "calibration_error", "accuracy", "tail", "pr_auc", "log_loss", "brier")
 MOST_COMPARED = 2
 """Of these, where several contenders are compared; every contender's worst site comes beside them."""
 MOST_PANELS = 6
@@ -86,7 +86,7 @@ def _decided(contender: Contender, several: bool) -> str:
             f"the answer is {esc(find)} wherever its probability reaches {_percent(found.get('threshold', 0))}"
         )
     if found.get("weights"):
-        parts.append("the answer is the class that lies furthest above its own threshold")
+        parts.append("the answer is the class with the largest probability times a weight, larger for rarer classes")
     if found.get("costs"):
         parts.append("the answer is the class with the least expected cost")
     own = sum(bool(site.get("decision")) for site in run.result.get("sites") or [])
