@@ -10,7 +10,7 @@ from pathlib import Path
 from fedtail.cli.progress import Stopped, console, progress_bar
 from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError
-from fedtail.study.cells import Cell, Outcome, on_gpu, run_cells
+from fedtail.study.cells import Cell, Outcome, finished, on_gpu, run_cells
 from fedtail.study.launchers import Launcher
 
 
@@ -54,9 +54,10 @@ def run_with_progress(
     try:
         with bar:
             outcomes = run_cells(cells, out, workers=pool, on_done=note, launcher=launcher)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # it may have come between a run's end and its line: the folders know
+        there = sum(finished(cell.folder(out)) for cell in cells)
         raise Stopped(
-            f"{done} of {len(cells)} runs are finished; the same command{' without --fresh' if fresh else ''} goes on"
+            f"{there} of {len(cells)} runs are finished; the same command{' without --fresh' if fresh else ''} goes on"
         ) from None
     failed = [o for o in outcomes if o.error]
     if failed and strict:
