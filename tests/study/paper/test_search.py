@@ -114,7 +114,18 @@ def test_trials_are_appended_once(tmp_path: Path) -> None:
     }
     (again,) = read_trials(tmp_path / "results" / "trials.jsonl")
     assert (again.key, again.tried, again.settings, again.score) == ("adult", 1, {"local.lr": 0.1}, 0.91235)
-    assert "| adult | fedavg | 1 | 1 | lr 0.1 | .912 |" in table("searches", [], [again])
+    assert "| adult | fedavg | 1 | 1 | 1 | lr 0.1 | .912 |" in table("searches", [], [again])
+
+
+def test_a_search_over_more_seeds_stands_beside_the_one_over_fewer(tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+    for seeds, lr, score in ((1, 0.4, 0.95), (3, 0.1, 0.91)):
+        trial = Trial("fedavg", {"local.lr": lr}, 50, score, seeds)
+        write_trials(file, [Found("adult", "iid", "fedavg", {"local.lr": lr}, score, (trial,))])
+    one, three = read_trials(file)
+    assert (one.seeds, one.settings, three.seeds, three.settings) == (1, {"local.lr": 0.4}, 3, {"local.lr": 0.1})
+    shown = table("searches", [], [three, one])
+    assert shown.index("| 1 | 1 | 1 | lr 0.4 |") < shown.index("| 1 | 3 | 3 | lr 0.1 |")
 
 
 def test_the_command_runs_a_small_race_and_writes_what_it_found(tmp_path: Path) -> None:

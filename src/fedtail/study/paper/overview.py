@@ -17,8 +17,11 @@ from fedtail.study.paper.tables import markdown_table
 
 def raced(races: Iterable[Found]) -> str:
     """What every recorded search found, method by method."""
-    rows = [[f.key, f.method, str(f.tried), str(len(f.trials)), said(f.settings), number(f.score)] for f in races]
-    return markdown_table(["", "", "trials", "runs", "the best", "validation"], rows)
+    rows = [
+        [f.key, f.method, str(f.tried), str(f.seeds), str(len(f.trials) * f.seeds), said(f.settings), number(f.score)]
+        for f in sorted(races, key=lambda f: (f.key, f.method, f.seeds))
+    ]
+    return markdown_table(["", "", "trials", "seeds", "runs", "the best", "validation"], rows)
 
 
 def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:

@@ -43,6 +43,8 @@ class Trial:
     settings: dict[str, Any]
     rounds: int
     score: float
+    seeds: int = 1
+    """How many the score is the mean of."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Found:
     def key(self) -> str:
         """How ``tuned.toml`` calls recipe and partition; IID goes without saying."""
         return self.recipe if self.partition == "iid" else f"{self.recipe}/{self.partition}"
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds every score is the mean of."""
+        return self.trials[0].seeds
 
     @property
     def tried(self) -> int:
@@ -127,7 +134,7 @@ def race_trials(
         scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
         n = len(seeds)
         rung = [
-            Trial(method, settings, length, sum(scores[i * n : (i + 1) * n]) / n) for i, settings in enumerate(field)
+            Trial(method, settings, length, sum(scores[i * n : (i + 1) * n]) / n, n) for i, settings in enumerate(field)
         ]
         trials += rung
         ranked = sorted(rung, key=lambda t: -t.score)  # stable: of equals the earlier draw, so the recipe first
@@ -175,12 +182,12 @@ def cell_of(base: Mapping[str, Any], recipe: str, method: str, settings: Mapping
 
 def read_trials(path: Path) -> list[Found]:
     """The races of a file that ``write_trials`` wrote; none if there is no file."""
-    races: dict[tuple[str, str, str], list[Trial]] = {}
+    races: dict[tuple[str, str, str, int], list[Trial]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         told = json.loads(line)
-        recipe, partition = told.pop("recipe"), told.pop("partition")
-        races.setdefault((recipe, partition, told["method"]), []).append(Trial(**told))
-    return [found_in(*key, trials) for key, trials in races.items()]
+        recipe, partition, trial = told.pop("recipe"), told.pop("partition"), Trial(**told)
+        races.setdefault((recipe, partition, trial.method, trial.seeds), []).append(trial)
+    return [found_in(*key[:3], trials) for key, trials in races.items()]
 
 
 def found_in(recipe: str, partition: str, method: str, trials: Sequence[Trial]) -> Found:
@@ -199,12 +206,15 @@ def found_in(recipe: str, partition: str, method: str, trials: Sequence[Trial]) 
 def write_trials(path: Path, found: Sequence[Found]) -> None:
     """Append every trial of some races, one line each; those that the file has are left alone."""
     there = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
-    lines = [
-        json.dumps({"recipe": f.recipe, "partition": f.partition, **asdict(t), "score": round(t.score, 5)})
-        for f in found
-        for t in f.trials
-    ]
+    lines = [_line(f, t) for f in found for t in f.trials]
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines if line not in there)
+
+
+def _line(found: Found, trial: Trial) -> str:
+    told = {**asdict(trial), "score": round(trial.score, 5)}
+    if trial.seeds == 1:
+        del told["seeds"]
+    return json.dumps({"recipe": found.recipe, "partition": found.partition, **told})
