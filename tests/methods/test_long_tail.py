@@ -16,7 +16,7 @@ from fedtail.core.retraining import fit_linear
 from fedtail.data.images.augment import PAD, apply_augment, apply_strong, draw_strong, draw_views
 from fedtail.errors import FedtailError
 from fedtail.methods import CCVR, CReFF, FedAvg, FedLC, FedLoGe, FedYoYo
-from fedtail.methods.base import Batch, LocalRun
+from fedtail.methods.base import Batch, LocalRun, Server
 from fedtail.methods.ccvr import virtual_features
 from fedtail.methods.creff import match_gradients, mean_gradients, mismatch
 from fedtail.methods.fedetf import FedETF
@@ -51,6 +51,16 @@ def test_fedlc_takes_the_fourth_root_of_the_counts() -> None:
     assert float(loss) == pytest.approx(math.log(sum(map(math.exp, shifted))) - shifted[2], rel=1e-6)
 
 
+def test_fedlc_is_the_paper_s_pairwise_margin() -> None:
+    z, y, n, tau = np.array([0.3, -1.0, 0.5, 7.0]), 1, [625, 16, 1], 0.5
+    method = FedLC(tau=tau)
+    const, _ = method.start(local_run(), {})
+    (loss,), _ = method.loss(torch.tensor(z[None]), batch([y]), const, {})
+    margins = [tau * (n[y] ** -0.25 - n[i] ** -0.25) for i in range(3)]  # Delta(y, i); that of the absent class is -inf
+    others = sum(math.exp(z[i] - z[y] + margins[i]) for i in range(3) if i != y)
+    assert float(loss) == pytest.approx(math.log(1 + others), rel=1e-6)
+
+
 def test_fedetf_is_a_fixed_simplex_of_any_rotation() -> None:
     torch.manual_seed(0)
     z, c = torch.randn(5, 4, dtype=torch.float64), 4
@@ -61,10 +71,17 @@ def test_fedetf_is_a_fixed_simplex_of_any_rotation() -> None:
     assert torch.allclose(head(z), 10.0 * F.normalize(z, dim=1) @ etf)
     turn, _ = torch.linalg.qr(torch.randn(c, c, dtype=torch.float64))  # the authors' simplex: turned at random
     assert torch.allclose(head(z), 10.0 * F.normalize(z @ turn.T, dim=1) @ (turn @ etf))
-    const, _ = FedETF().start(local_run(), {})
-    losses, _ = FedETF().loss(head(z), batch([0, 1, 2, 0, 1]), const, {})
-    there = (head(z) + torch.tensor([625.0, 16.0, 1.0, 1.0]).log())[:, :3]
-    assert torch.allclose(losses, F.cross_entropy(there, torch.tensor([0, 1, 2, 0, 1]), reduction="none"), atol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
+def test_fedetf_is_balanced_softmax_where_an_absent_class_counts_as_one_sample(gamma: float) -> None:
+    z, y = np.array([[0.3, -1.0, 0.5, 2.0], [1.5, 0.2, -0.7, 0.1], [-2.0, 0.4, 0.0, 4.0]]), [0, 1, 2]
+    method = FedETF(gamma=gamma)
+    const, _ = method.start(local_run(), {})
+    losses, _ = method.loss(torch.as_tensor(z), batch(y), const, {})
+    mass = np.array([625.0, 16.0, 1.0, 1.0]) ** gamma * np.exp(z)
+    expected = [-math.log(row[c] / row.sum()) for row, c in zip(mass, y, strict=True)]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_fedloge_trains_features_by_the_simplex_and_answers_by_the_realigned_head() -> None:
@@ -190,6 +207,53 @@ def test_effective_numbers_count_directions() -> None:
     )
 
 
+def test_effective_numbers_are_what_a_loop_over_batches_and_pairs_says() -> None:
+    rng = np.random.default_rng(11)
+    y = rng.integers(0, 3, 150)
+    f = rng.normal(size=(150, 6)) + np.eye(3, 6)[y] * 4
+    expected = np.zeros(4)
+    for first in range(0, 150, 64):
+        piece = slice(first, first + 64)
+        for c in range(3):
+            off = f[piece][y[piece] == c] - f[y == c].mean(0)
+            cosines = [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a in off for b in off]
+            expected[c] += min(1 / np.mean(cosines), len(off))
+    found = effective_numbers(torch.as_tensor(f), torch.as_tensor(y), 4)
+    assert np.allclose(found, expected) and bool((found[:3] < torch.bincount(torch.as_tensor(y))).any())
+
+
+def test_fedyoyo_s_server_keeps_nine_tenths_of_what_it_knew() -> None:
+    method, sent = FedYoYo(), {0: torch.tensor([3.0, 0.0]), 1: torch.tensor([4.0, 1.0])}
+    state = method.init_server(2, 2, 5)
+    told = Server(
+        round=0,
+        rounds=9,
+        x=torch.zeros(5),
+        n_clients=2,
+        n_classes=2,
+        weights=np.array([0.5, 0.5]),
+        measure=lambda what, x=None: {"effective_numbers": sent}[what],
+        auxiliary_gradients=lambda: torch.zeros(0),
+        output_weight=lambda x: x,
+    )
+    state = method.before_round(told, state)
+    assert state["numbers"].tolist() == [8.0, 2.0]  # one and what all sent
+    assert method.broadcast(state)["prior"].tolist() == pytest.approx([0.8, 0.2])
+    sent[1] = torch.tensor([14.0, 3.0])
+    state = method.before_round(told, state)
+    assert state["numbers"].tolist() == pytest.approx([0.9 * 8 + 0.1 * 18, 0.9 * 2 + 0.1 * 4])
+    sent[0] = torch.tensor([0.0, 0.0])
+    state = method.before_round(told, state)
+    assert state["numbers"].tolist() == pytest.approx([0.9 * 9.0 + 0.1 * 15, 0.9 * 2.2 + 0.1 * 4])
+
+
+def test_fedyoyo_distils_from_the_first_round_on_and_fully_after_the_warm_up() -> None:
+    method = FedYoYo(distill=4.0, warmup=50)
+    prior = {"prior": torch.full((4,), 0.25)}
+    weights = [float(method.start(local_run(prior, round=t), {})[0]["distill"]) for t in (0, 24, 49, 200)]
+    assert weights == pytest.approx([4 * 1 / 50, 4 * 25 / 50, 4.0, 4.0])
+
+
 def test_fedyoyo_is_what_a_loop_over_samples_says() -> None:
     torch.manual_seed(7)
     method = FedYoYo(tau=1.5, gamma=0.1, distill=4.0, temperature=1.5, warmup=10)
@@ -207,7 +271,7 @@ def test_fedyoyo_is_what_a_loop_over_samples_says() -> None:
             t, s = torch.softmax(z[i] / 1.5, 0), torch.softmax(z[i + 1] / 1.5, 0)
             kl, right = kl + float((t * (t / s).log()).sum()), right + 1
     assert right
-    expected = float(F.cross_entropy(z, torch.tensor(y))) + 4.0 * 0.5 * kl / right
+    expected = float(F.cross_entropy(z, torch.tensor(y))) + 4.0 * 0.6 * kl / right  # the sixth of ten rounds
     assert float(losses.mean()) == pytest.approx(expected, rel=1e-5)
     padded = Batch(torch.tensor([*y, 0, 0]), torch.tensor([1.0] * 8 + [0.0] * 2))
     more, _ = method.loss(torch.cat([z - torch.log(mixed**1.5 + 1e-9), torch.randn(2, 4)]), padded, const, state)

@@ -1,21 +1,24 @@
 """FedETF (Li et al., 2023): a fixed simplex as classifier, balanced softmax as loss.
 
 Clients that each train a classifier pull it apart; here it is a fixed equiangular tight frame (``models.classifiers``)
-and only features, their projection and a temperature are trained. The loss is CE(z + gamma log n, y) with the client's
-own class counts after resampling: ``LogitAdjustment`` with a local prior. The authors fine-tune projection and simplex
-at each client after training; fedtail trains one global model and does not."""
+and only features, their projection and a temperature are trained. The loss is CE(z + gamma log max(n, 1), y) with the
+client's own class counts n after resampling.
+
+A class that the client does not have counts as one sample, as in the authors' code, and so stays in the softmax:
+features are brought to length 1 before the simplex, so leaving it out would not leave it alone. They fine-tune
+projection and simplex at each client after training; fedtail trains one global model and does not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy
-from fedtail.methods.logit_adjustment import adjusted, adjustment, proportions
 from fedtail.methods.registry import METHODS
 
 
@@ -39,8 +42,8 @@ class FedETF(Method):
         check_range("method.gamma", self.gamma, 0.0)
 
     def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
-        shift = adjustment(proportions(run.resampled), self.gamma)
-        return {"adjustment": torch.as_tensor(shift, device=run.device)}, {}
+        shift = self.gamma * np.log(np.maximum(run.resampled, 1))
+        return {"shift": torch.as_tensor(shift, dtype=torch.float32, device=run.device)}, {}
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        return cross_entropy(adjusted(logits, const["adjustment"]), batch.y), state
+        return cross_entropy(logits + const["shift"].unsqueeze(-2), batch.y), state

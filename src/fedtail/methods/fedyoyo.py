@@ -3,7 +3,7 @@
 A batch holds each sample twice, weakly and strongly augmented. With z the logits plus tau log(prior):
 
     loss = CE(z, y) over both views + lambda w KL(softmax(z_weak / T) || softmax(z_strong / T)) over samples whose weak
-           view is classified correctly,     w = min(round / warmup, 1)
+           view is classified correctly,     w = min(round / warmup, 1), round = 1, 2, ...
 
 The prior is the server's, and moves towards the client's own class shares by ``gamma`` in every step. The server's
 comes from effective numbers of samples: each client sends for each class, summed over pieces of 64 samples, 1 over the
@@ -76,7 +76,7 @@ class FedYoYo(Method):
 
     def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
         own = torch.as_tensor(proportions(run.resampled), dtype=torch.float32, device=run.device)
-        weight = self.distill * min(run.round / self.warmup, 1.0)
+        weight = self.distill * min((run.round + 1) / self.warmup, 1.0)
         const = {"own": own, "distill": torch.full((1,), weight, device=run.device)}
         return const, {"prior": run.message["prior"].to(run.device, torch.float32)}
 
@@ -103,7 +103,7 @@ class FedYoYo(Method):
     def before_round(self, server: Server, state: Tensors) -> Tensors:
         sent = server.measure("effective_numbers")
         now = 1.0 + torch.stack([sent[k].double().cpu() for k in sorted(sent)]).sum(0)
-        numbers = KEEP * state["numbers"] + (1 - KEEP) * now if bool(state["rounds"] > 1) else now
+        numbers = KEEP * state["numbers"] + (1 - KEEP) * now if bool(state["rounds"] > 0) else now
         return {"numbers": numbers, "rounds": state["rounds"] + 1}
 
     def broadcast(self, state: Tensors) -> Tensors:
