@@ -58,6 +58,11 @@ def test_runs_on_different_data_are_not_compared(run_folder: Writer) -> None:
     ]
 
 
+def test_data_of_ones_own_are_called_by_their_file_or_folder(run_folder: Writer) -> None:
+    folder = run_folder("a", more={"data": {"name": "table", "path": "here/crashes.csv"}})
+    assert comparisons(load_runs([folder]))[0].title.startswith("crashes · 4 clients")
+
+
 def test_the_same_settings_with_other_classes_are_not_compared(run_folder: Writer) -> None:
     folders = [run_folder("a", n_classes=6), run_folder("b", method="fedcgnm", n_classes=4)]
     assert labels(folders) == [["FedAvg"], ["FedCGNM"]]
