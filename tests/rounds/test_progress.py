@@ -48,7 +48,7 @@ def test_the_estimate_follows_from_the_first_client_and_a_race_is_not_taken_for_
     assert said[-1].left == pytest.approx(18 + 9 * 20)
 
 
-def test_what_happens_once_at_the_start_is_not_taken_for_the_pace_of_all_rounds(
+def test_what_happens_once_at_the_start_is_not_taken_for_the_pace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]

@@ -32,9 +32,7 @@ def judge(
         {
             "train_loss": loss,
             "refused": [{"client": 0, "reason": "loss became nan at step 1 of 3"}] if t < refused else [],
-            "validation": {
-                "macro_f1": scores[t] if scores else macro_f1 + (0.0 if len(set(losses)) == 1 else 0.02 * t)
-            },
+            "validation": {"macro_f1": scores[t] if scores else macro_f1 + 0.02 * t * (len(set(losses)) > 1)},
         }
         for t, loss in enumerate(losses)
     ]

@@ -116,7 +116,7 @@ def _diverged(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> 
 
 def _lost_ground(history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether macro F1 ended well below its best, or is not known. A loss that rises while it does not is the
-    schedule's doing: small sites fit their own rows within a round of large steps, and no longer do once steps are small."""
+    schedule's doing: small sites fit their own rows in a round of large steps, and no longer once steps are small."""
     splits = ([r[s]["macro_f1"] for r in history if r.get(s)] for s in ("validation", "test"))
     known = next((values for values in splits if any(v is not None and np.isfinite(v) for v in values)), [])
     if not known:

@@ -146,14 +146,12 @@ def test_fractions_and_dates_in_number_are_no_classes_unless_declared() -> None:
     with pytest.raises(FedtailError, match=r"'severity' holds 30 different numbers with fractions \(0.00, 0.12, 0.25"):
         table_from_frame(frame.assign(severity=shares), "severity")
     days = pd.to_datetime("2024-01-01") + pd.to_timedelta(rng.integers(0, 30, 300), "D")
-    with pytest.raises(FedtailError, match="holds 30 different dates .* bin it first"):
+    with pytest.raises(FedtailError, match=r"holds 30 different dates .* bin it first"):
         table_from_frame(frame.assign(severity=days.strftime("%Y-%m-%d")), "severity")
     declared = table_from_frame(frame.assign(severity=shares), "severity", classes=sorted(set(shares)))
     assert len(declared.classes) == 30
-    assert table_from_frame(frame.assign(severity=rng.choice(["0.5", "1.5"], 300)), "severity").classes == (
-        "0.5",
-        "1.5",
-    )
+    few = table_from_frame(frame.assign(severity=rng.choice(["0.5", "1.5"], 300)), "severity")
+    assert few.classes == ("0.5", "1.5")
 
 
 def test_classes_that_differ_in_capitals_only_are_warned_of() -> None:
