@@ -11,7 +11,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.data import DATASETS
+from fedtail.cli.data import show
+from fedtail.data import DATASETS, Federation
+from fedtail.data.inspection import inspect
 from fedtail.datasets import load
 from fedtail.errors import FedtailError
 
@@ -70,6 +72,15 @@ def test_inspect_shows_thousands_of_sites_in_one_screen() -> None:
         "inspect", "blobs", "data.n_max=4000", "data.min_samples=1", "--clients", "1000", "--partition", "iid"
     )
     assert "…" in text and "client 999" in text and len(text.splitlines()) < 50
+
+
+def test_in_a_narrow_terminal_names_give_way_and_figures_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+    long = [f"the site with the number {k} and a long name" for k in range(3)]
+    names = np.array(["commonest of all", "a rarer one", "the rarest kind"])
+    clients = [(np.zeros((3000, 2), dtype=np.float32), names[np.arange(3000) % 3]) for _ in long]
+    show(inspect(Federation.from_arrays(clients, sites=long)), width=72)
+    text = capsys.readouterr().out
+    assert "the site" in text and "2,…" not in text and text.count("2,1") >= 3
 
 
 def test_inspect_refuses_unknown_names_and_two_sources() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedtail.errors import FedtailError
-from fedtail.report import load_runs
+from fedtail.report import load_run, load_runs
 from fedtail.report.comparison import comparisons
+from fedtail.report.sites import at_sites
 
 Writer = Callable[..., Path]
 
@@ -56,6 +57,27 @@ def test_runs_on_different_data_are_not_compared(run_folder: Writer) -> None:
         "blobs · 4 clients · dirichlet 0.1",
         "blobs · 4 clients · dirichlet 0.5",
     ]
+
+
+def test_data_of_ones_own_are_called_by_their_file_or_folder(run_folder: Writer) -> None:
+    folder = run_folder("a", more={"data": {"name": "table", "path": "here/crashes.csv"}})
+    assert comparisons(load_runs([folder]))[0].title.startswith("crashes · 4 clients")
+
+
+def test_sites_are_shown_by_the_split_that_the_run_names_even_if_a_tiny_site_has_no_test_rows(
+    run_folder: Writer,
+) -> None:
+    folder = run_folder("a")
+    score = {"macro_f1": 0.5, "per_class_support": [3, 1]}
+    sites = [
+        {"site": "a", "test": score, "validation": score},
+        {"site": "tiny", "validation": {**score, "macro_f1": 0.1}},
+    ]
+    path = folder / "result.json"
+    found = json.loads(path.read_text()) | {"sites": sites, "worst": {"split": "test", "site": "a", "value": 0.5}}
+    path.write_text(json.dumps(found))
+    split, rows = at_sites(load_run(folder))
+    assert split == "test" and [row.name for row in rows] == ["a"]
 
 
 def test_the_same_settings_with_other_classes_are_not_compared(run_folder: Writer) -> None:

@@ -16,6 +16,7 @@ from tests.conftest import blob_federation
 def test_every_engine_says_how_far_a_round_is(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
     monkeypatch.setattr(progress, "SETTLED", 0.0)
+    monkeypatch.setattr(progress, "LITTLE", 0.0)
     said: list[Progress] = []
     fit(
         blob_federation(4), "mlp", path=path, rounds=12, lr="auto", batch_size=8, compile="off", on_progress=said.append
@@ -45,6 +46,27 @@ def test_the_estimate_follows_from_the_first_client_and_a_race_is_not_taken_for_
     clock[0] = 12.0
     pace.advance(0.1)
     assert said[-1].left == pytest.approx(18 + 9 * 20)
+
+
+def test_what_happens_once_at_the_start_is_not_taken_for_the_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    said: list[Progress] = []
+    pace = Pace(11, said.append)
+    pace.begin(0, 1)
+    clock[0] = 5.0
+    pace.advance(0.01)
+    assert said[-1].left is None, "one step in a hundred, most of it spent on what the first step needs"
+    clock[0] = 6.0
+    pace.advance(0.10)  # a second for a tenth, so 9.9 s for what came after the first step
+    assert said[-1].left == pytest.approx((5 + 9.9 - 6) + 10 * (5 + 9.9))
+    slow = Pace(11, said.append)
+    slow.begin(0, 1)
+    clock[0] += progress.LONG
+    slow.advance(0.01)
+    assert said[-1].left is not None, "a round of an hour is said within a minute"
 
 
 def test_a_pause_inside_a_round_of_a_race_is_not_taken_for_the_pace_of_all_rounds(

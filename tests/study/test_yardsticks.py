@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedtail.cli import main
@@ -54,6 +55,34 @@ def test_a_yardstick_answers_by_the_decision_that_the_run_has(tmp_path: Path) ->
 
     plain, decided = pooled("plain", "argmax"), pooled("decided", "macro_f1")
     assert decided["macro_f1"] > plain["macro_f1"], "else a run is compared with models that may not decide as it does"
+
+
+def test_sites_of_a_table_are_measured_by_their_own_test_rows_and_one_without_validation_by_the_likeliest_class(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.random(400) < 0.3
+    rows = pd.DataFrame({"x": rng.normal(size=400) + y, "z": rng.normal(size=400), "bad": np.where(y, "yes", "no")})
+    rows["site"] = np.where(np.arange(400) < 5, "tiny", np.where(rng.random(400) < 0.5, "a", "b"))
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    given = [
+        f"data.path={tmp_path / 't.csv'}",
+        "data.name=table",
+        "data.label=bad",
+        "data.site=site",
+        "decision.goal=macro_f1",
+    ]
+    config = load_config(None, [*given, "run.rounds=2", f"run.folder={tmp_path}", "run.name=a"])
+    run(config)
+    federation = build_federation(config)
+    alone = next(iter(measure_yardsticks(config, load_run(tmp_path / "a"), tmp_path)))
+    sites = {s.site: s for s in alone.sites}
+    assert config.decision.goal == "macro_f1" and not len(federation.validation[federation.sites.index("tiny")])
+    found = json.loads((tmp_path / "a" / "result.json").read_text())["sites"]
+    together = {s["site"]: s["test"]["macro_f1"] for s in found if "test" in s}
+    assert len(sites) == 3 and {"a", "b"} <= set(together)
+    for name, value in together.items():  # the decision may be told apart in rounding only
+        assert sites[name].federated == pytest.approx(value)
 
 
 def test_what_is_on_file_is_not_measured_again(

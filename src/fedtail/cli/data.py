@@ -122,7 +122,8 @@ def show(found: Inspection, width: int | None = None) -> None:
             break
     table = bare_table(padding=(0, 1, 0, 0))
     for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        width = max(len(name), *(len(row[i]) for row in rows))
+        table.add_column(name, justify="right" if i else "left", no_wrap=True, min_width=width if i else None)
     for row in rows:
         table.add_row(*(Text(cell, style="yellow" if cell.endswith("*") else "") for cell in row))
     out.print(table)

@@ -62,7 +62,8 @@ def print_sites(result: Result, metric: str = "macro_f1") -> None:
         table.add_row(name, f"{support:,}", *cells, *plain, number(found["pr_auc"]))
     terminal().print(table)
     said = f"macro F1 over {len(rows)} sites: {values.mean():.3f} ± {values.std():.3f}, worst {values[0]:.3f}"
-    terminal().print(f"{said} ({rows[0][0]})")
+    n = sum(rows[0][1]["per_class_support"])
+    terminal().print(f"{said} ({rows[0][0]}, {n:,} {split} sample{'' if n == 1 else 's'})", soft_wrap=True)
 
 
 def number(value: Any) -> str:

@@ -17,7 +17,7 @@ from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console
 from fedtail.core.metrics import confusion_matrix, summarize
 from fedtail.data.inputs import image_files, read_for
-from fedtail.data.tables.labels import name_codes, need_column
+from fedtail.data.tables.labels import class_places, name_codes, need_column
 from fedtail.data.tables.pooled import is_table, names_option
 from fedtail.data.tables.read import listing
 from fedtail.errors import FedtailError, one_of, writing
@@ -112,10 +112,10 @@ def _score(model: SavedModel, frame: pd.DataFrame | None, guess: np.ndarray) -> 
     if frame is None or label is None or label not in frame.columns or frame[label].isna().all():
         return
     codes, names = name_codes(frame[label])
-    place = {name: c for c, name in enumerate(model.classes)}
-    y = np.array([*(place.get(name, -1) for name in names), -1])[codes]
+    places = class_places(names, model.classes)
+    y = np.array([*places, -1])[codes]
     known = y >= 0
-    strange = [name for name in names if name not in place]
+    strange = [name for name, c in zip(names, places, strict=True) if c < 0]
     if strange:
         rows = int((codes >= 0).sum() - known.sum())
         console.print(
@@ -128,4 +128,4 @@ def _score(model: SavedModel, frame: pd.DataFrame | None, guess: np.ndarray) -> 
         return
     metrics = summarize(confusion_matrix(y[known], guess[known], len(model.classes)))
     shown = ", ".join(f"{k.replace('_', ' ')} {metrics[k]:.4f}" for k in ("accuracy", "balanced_accuracy", "macro_f1"))
-    console.print(f"scored against {label!r} ({int(known.sum())} rows): {shown}", soft_wrap=True)
+    console.print(f"scored against {label!r} ({int(known.sum()):,} rows): {shown}", soft_wrap=True)

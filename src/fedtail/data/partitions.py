@@ -179,10 +179,13 @@ def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[s
 
 
 def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:
-    """A table without sites gets made-up ones; a reader of its results should know."""
-    if pooled.sites is not None or pooled.preprocessing.get("kind") != "table":
+    """A table or a folder without sites gets made-up ones; a reader of its results should know."""
+    kind = pooled.preprocessing.get("kind")
+    if pooled.sites is not None or kind not in ("table", "images"):
         return []
     drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how in ("dirichlet", "per_client") else "")
+    if kind == "images":
+        return [f"sites were invented ({drawn}), since the folder has none; name yours by SITE/CLASS/*.png"]
     return [f"sites were invented ({drawn}), since no site column was named; name yours with --site COLUMN"]
 
 

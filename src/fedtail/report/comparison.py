@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,8 @@ def _rates(run: RunRecord) -> str:
 
 
 def _data_title(run: RunRecord, common: set[str]) -> str:
-    parts = [str(run.setting("data", "name", "data"))]
+    name, path = str(run.setting("data", "name", "data")), run.setting("data", "path")
+    parts = [Path(str(path)).absolute().stem if path and name in ("table", "tables", "images") else name]
     n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
     parts.append(f"{n_clients} client{'s' if n_clients != 1 else ''}")
     split, alpha = run.setting("data", "partition"), run.setting("data", "alpha")

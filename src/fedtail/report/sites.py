@@ -49,9 +49,12 @@ class AtSite:
 
 
 def at_sites(run: RunRecord) -> tuple[str, list[AtSite]]:
-    """(split, sites), worst first: on their own test sets where all have one, else on their private splits."""
+    """(split, sites), worst first: by the split that the run tells its worst site of; where it says none, on their own
+    test sets if all have one, else on their private splits."""
     rows = [row for row in run.result.get("sites") or [] if isinstance(row, dict)]
-    split = "test" if rows and all(row.get("test") for row in rows) else "validation"
+    split = (run.result.get("worst") or {}).get("split")
+    if split not in ("test", "validation"):
+        split = "test" if rows and all(row.get("test") for row in rows) else "validation"
     found = [
         AtSite(str(row["site"]), row[split], (row.get("before") or {}).get(split) or {})
         for row in rows
@@ -101,8 +104,8 @@ def _said(contender: Contender) -> str:
     large = [site for site in rows if site.samples >= SMALL]
     if rows[0].samples < SMALL and large:
         text += (
-            f" It has {rows[0].samples} samples to judge by; of the sites with at least {SMALL} the worst is "
-            f"{large[0].name} with {large[0].value():.3f}."
+            f" It has {rows[0].samples} sample{'' if rows[0].samples == 1 else 's'} to judge by; "
+            f"of the sites with at least {SMALL} the worst is {large[0].name} with {large[0].value():.3f}."
         )
     return text
 

@@ -10,6 +10,8 @@ EVERY = 0.2
 """Seconds between two reports, at least."""
 SETTLED = 0.5
 """Seconds of local training after which an estimate is worth something; before, it is mostly the first step."""
+LITTLE, LONG = 0.05, 20.0
+"""Share of the first round below which an estimate waits, but not longer than so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Pace:
         self.took: dict[int, float] = {}
         """Seconds of the last whole round, by the number of values that it tried."""
         self._began = self._said = self._done = 0.0
+        self._first = (0.0, 0.0)
+        """When the first part of the round was done, and how large it was."""
         self._round, self._probes = 0, 1
 
     def begin(self, round: int, probes: int) -> None:
@@ -62,8 +66,10 @@ class Pace:
 
     def advance(self, part: float) -> None:
         """``Task.advance`` of the round: so much more of its local training is done."""
-        self._done += part
         now = time.perf_counter()
+        if not self._done:
+            self._first = (now, part)
+        self._done += part
         if now - self._said >= EVERY:
             self._said = now
             self.hook(Progress(self._round, self.rounds, min(self._done, 1.0), self.left(now)))
@@ -71,11 +77,21 @@ class Pace:
     def end(self) -> None:
         self.took[self._probes] = time.perf_counter() - self._began
 
+    def _whole(self, now: float) -> float:
+        """Seconds of this round by its pace so far; of the run's first by the pace after its first part, which has all
+        that happens once inside it."""
+        then, part = self._first
+        if self.took or self._done <= part or now - then < SETTLED:
+            return (now - self._began) / self._done
+        return then - self._began + (now - then) / (self._done - part) * (1 - part)
+
     def left(self, now: float) -> float | None:
         spent = now - self._began
         if spent < SETTLED or not self._done:
             return None
-        whole = max(self.took.get(self._probes, 0.0), spent / self._done, spent)
+        if not self.took and self._done < LITTLE and spent < LONG:
+            return None
+        whole = max(self.took.get(self._probes, 0.0), self._whole(now), spent)
         per_value = {probes: seconds / probes for probes, seconds in self.took.items()}
         later = per_value.get(1, per_value.get(self._probes, whole / self._probes))
         return max(whole - spent, 0.0) + later * (self.rounds - self._round - 1)

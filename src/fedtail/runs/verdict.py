@@ -17,6 +17,8 @@ MOVED = 0.01
 """A training loss that changed by a smaller share, and a macro F1 that changed by less, stood still."""
 EXPLODED = 2.0
 """A training loss that ends so many times above its lowest value diverged."""
+LOST = 0.05
+"""Macro F1 that a training which diverged ends below its best, at least."""
 ENOUGH = 5
 """Rounds before a run can be said to stand still."""
 
@@ -107,9 +109,20 @@ def _diverged(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> 
     if history and 2 * lost >= len(history):
         return f"updates that were not finite in {lost} of {len(history)} rounds"
     settled = [loss for loss, r in zip(losses, history, strict=True) if not r.get("searching")]
-    if len(settled) > 1 and settled[-1] > EXPLODED * max(min(settled), 0.1):
+    if len(settled) > 1 and settled[-1] > EXPLODED * max(min(settled), 0.1) and _lost_ground(history):
         return f"its loss rose from {min(settled):.3g} to {settled[-1]:.3g}"
     return ""
+
+
+def _lost_ground(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether macro F1 ended well below its best, or is not known. A loss that rises while it does not is the
+    schedule's doing: small sites fit their own rows in a round of large steps, and no longer once steps are small."""
+    splits = ([r[s]["macro_f1"] for r in history if r.get(s)] for s in ("validation", "test"))
+    known = next((values for values in splits if any(v is not None and np.isfinite(v) for v in values)), [])
+    if not known:
+        return True
+    last = known[-1]
+    return last is None or not np.isfinite(last) or last < np.nanmax(np.array(known, dtype=float)) - LOST
 
 
 def _still(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> bool:

@@ -34,9 +34,9 @@ class AtSite:
     test: float | None
     """Of the model that the site trained alone, on the common test set."""
     own: float | None
-    """Of that model on the site's own validation split."""
+    """Of that model on the site's own test samples, or its validation split where the test set is nobody's own."""
     federated: float | None
-    """Of the federated model on the site's own validation split."""
+    """Of the federated model on the same samples."""
 
 
 @dataclass(frozen=True)

@@ -83,13 +83,16 @@ def set_up(settings: Settings, run: RunRecord) -> Setup:
 
 
 def alone(setup: Setup) -> Measured:
-    """Every site by itself; test metrics are means over sites."""
+    """Every site by itself; test metrics are means over sites. A site's own figure is of its own test samples where the
+    data name sites: its validation split has chosen the model that it trained alone."""
     federation, run = setup.federation, setup.run
     federated, rates = load_model(run.folder, allow_code=True), run.rate_path()[-1]
     tests, sites = [], []
     for k in chosen_sites(federation):
         module, decision = train_alone(setup, one_client(federation, [k], federation.sites[k]), float(rates[k]))
         own = Split.of(federation, federation.validation[k])
+        if federation.test_clients.size:
+            own = replace(federation_split(federation, "test"), rows=np.flatnonzero(federation.test_clients == k))
         tests.append(scored(module, federation, federation_split(federation, "test"), decision))
         site = AtSite(
             site=federation.sites[k],
@@ -160,6 +163,7 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
     settings = setup.settings
     run: dict[str, Any] = {"participation": 1.0, "search_only": False, "validate_on": "clients"}
     local: dict[str, Any] = {}
+    wanted = settings.decision if len(one.validation[0]) else DecisionSettings()
     if not len(one.validation[0]):
         run |= {"select": "last", "patience": 0}
         usual = usual_lrs(settings.local.optimizer)[0]
@@ -169,6 +173,7 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
             "run": settings.run.model_copy(update=run),
             "local": settings.local.model_copy(update=local),
             "privacy": Privacy(),
+            "decision": wanted,
         }
     )
     module, _ = build_module(settings, one, setup.pooled, setup.encoding)
@@ -176,7 +181,6 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
     problem = assemble(one, module, method, RATES.build("uniform", 1, rate=rate), settings)
     try:
         kept = kept_model(problem, settings, train_rounds(problem, settings, problem.begin()))
-        wanted = settings.decision if len(one.validation[0]) else DecisionSettings()
         decision = choose_decisions(problem, kept, wanted, one.classes).at(0)
     finally:
         problem.engine.close()

@@ -12,6 +12,7 @@ import torch
 
 from fedtail.data import DATASETS, table_from_frame
 from fedtail.data.registry import Pooled
+from fedtail.data.tables.labels import class_places
 from fedtail.errors import FedtailError
 
 
@@ -118,6 +119,51 @@ def test_rows_without_label_or_site_are_left_out_and_counted() -> None:
     pool = table_from_frame(frame, "severity", "state")
     assert len(pool.train) + len(pool.test) == 285
     assert "10 of 300 rows left out: no severity" in pool.notes and "10 of 300 rows left out: no state" in pool.notes
+
+
+def test_a_site_column_without_values_is_named() -> None:
+    with pytest.raises(FedtailError, match="site column 'state' is empty"):
+        table_from_frame(crashes(100).assign(state=None), "severity", "state")
+
+
+def test_whole_labels_are_the_same_with_and_without_a_point_in_training_test_and_sites() -> None:
+    """A program that writes whole numbers beside gaps writes 7.0, and 7 where there is no gap."""
+    frame = crashes(300)
+    whole = frame["severity"].map({"minor": "0", "serious": "2", "fatal": "7"})
+    pool = table_from_frame(
+        frame.assign(severity=whole + ".0", state="1997.0"), "severity", "state", test=frame.assign(severity=whole)
+    )
+    assert pool.classes == ("0", "2", "7") and set(pool.sites) == {"1997"}  # type: ignore[arg-type]
+    assert pool.test.y.tolist() == whole.map({"0": 0, "2": 1, "7": 2}).tolist()
+    assert class_places(["7", "7.0", "2.5", "x"], ["2.5", "7.0"]) == [1, 1, 0, -1]
+    halves = (whole + ".0").where(whole != "7", "2.5")  # which is no whole number, so all stay as they are written
+    assert table_from_frame(frame.assign(severity=halves), "severity").classes == ("0.0", "2.0", "2.5")
+
+
+def test_fractions_and_dates_in_number_are_no_classes_unless_declared() -> None:
+    frame, rng = crashes(300), np.random.default_rng(0)
+    shares = [f"{v:.2f}" for v in rng.integers(0, 30, 300) / 8]
+    with pytest.raises(FedtailError, match=r"'severity' holds 30 different numbers with fractions \(0.00, 0.12, 0.25"):
+        table_from_frame(frame.assign(severity=shares), "severity")
+    days = pd.to_datetime("2024-01-01") + pd.to_timedelta(rng.integers(0, 30, 300), "D")
+    with pytest.raises(FedtailError, match=r"holds 30 different dates .* bin it first"):
+        table_from_frame(frame.assign(severity=days.strftime("%Y-%m-%d")), "severity")
+    declared = table_from_frame(frame.assign(severity=shares), "severity", classes=sorted(set(shares)))
+    assert len(declared.classes) == 30
+    few = table_from_frame(frame.assign(severity=rng.choice(["0.5", "1.5"], 300)), "severity")
+    assert few.classes == ("0.5", "1.5")
+
+
+def test_classes_that_differ_in_capitals_only_are_warned_of() -> None:
+    frame = crashes(300)
+    frame.loc[::2, "severity"] = frame["severity"].str.upper()
+    warned = [n for n in table_from_frame(frame, "severity").notes if "capitals" in n]
+    assert len(warned) == 3 and "'MINOR', 'minor' of 'severity' differ in capitals only" in " ".join(warned)
+
+
+def test_a_level_that_reads_as_missing_is_counted_as_such_in_the_note() -> None:
+    frame = crashes(300).assign(airbag=np.where(np.arange(300) % 3, "deployed", "none"))
+    assert "'airbag' (1 level and missing)" in " ".join(table_from_frame(frame, "severity").notes)
 
 
 def test_every_site_keeps_a_training_row() -> None:

@@ -109,6 +109,9 @@ def test_labels_and_sites_keep_words_that_mean_missing_elsewhere(tmp_path: Path)
         ("two.zip", as_zip(PLAIN.encode(), "1.csv", "2.csv"), "holds 2 files"),
         ("t.parquet", "PAR1 no", "not a readable Parquet"),
         ("book.xlsx", b"PK", "is a spreadsheet; save it as CSV"),
+        ("rows.json", '{"a": {"0": 1}}', "is a JSON file; save it as CSV"),
+        ("excel.csv", "sep=;\na;b\n1,5;2\n", "begins with the line 'sep=;'.*delete that line"),
+        ("later.csv", b"a,b\n1,2\n\0\0,\xff\n", "not a text table"),
     ],
 )
 def test_a_file_that_is_no_table_is_one_clear_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedtail.data.tables.columns import level_name
+from fedtail.data.tables.columns import DATE, level_name, level_numbers
 from fedtail.data.tables.read import listing
 from fedtail.errors import FedtailError
 
 MAX_CLASSES = 1000
+FEW_FRACTIONS = 20
+"""Most different numbers with fractions, or dates, that may be classes unless a schema declares them."""
+WHOLE = re.compile(r"[-+]?\d+(\.0*)?")
 
 
 def need_column(role: str, name: str, columns: Collection[str], where: str) -> None:
@@ -28,13 +32,27 @@ def need_column(role: str, name: str, columns: Collection[str], where: str) -> N
 
 
 def name_codes(series: pd.Series[Any]) -> tuple[np.ndarray, list[str]]:
-    """(codes, names): names in natural order (numbers by value), code -1 for missing or empty."""
+    """(codes, names): names in natural order (numbers by value), code -1 for missing or empty. Whole numbers that were
+    written as ``7.0``, as programs do where a column has gaps, are ``7``."""
     raw, uniques = pd.factorize(series, use_na_sentinel=True)
     spelled = [level_name(v) for v in uniques.tolist()]
+    if all(WHOLE.fullmatch(s) for s in spelled if s):
+        spelled = [whole_name(s) for s in spelled]
     names = natural_order({s for s in spelled if s})
     place = {name: i for i, name in enumerate(names)}
     table = np.array([*(place.get(s, -1) for s in spelled), -1], dtype=np.int64)
     return table[raw], names
+
+
+def whole_name(name: str) -> str:
+    """``7`` for ``7.0``; any other name as it is."""
+    return name.partition(".")[0] if WHOLE.fullmatch(name) else name
+
+
+def class_places(names: Sequence[str], classes: Sequence[str]) -> list[int]:
+    """The class that each name is, -1 for none; ``7`` and ``7.0`` are one."""
+    known = {whole_name(c): i for i, c in enumerate(classes)} | {c: i for i, c in enumerate(classes)}
+    return [known.get(v, known.get(whole_name(v), -1)) for v in names]
 
 
 def natural_order(names: Collection[str]) -> list[str]:
@@ -54,14 +72,14 @@ def label_codes(
     if n == 0:
         raise FedtailError(f"{where}: label column {label!r} is empty")
     if classes is not None:
-        known = {c: i for i, c in enumerate(classes)}
-        strange = [v for v in names if v not in known]
+        places = class_places(names, classes)
+        strange = [v for v, c in zip(names, places, strict=True) if c < 0]
         if strange:
             raise FedtailError(
                 f"{where}: label(s) {listing(map(repr, strange), 5)} are not among the schema's classes "
                 f"({listing(classes, 12)}); add them to the schema or mend the rows"
             )
-        table = np.array([*(known[v] for v in names), -1], dtype=np.int64)
+        table = np.array([*places, -1], dtype=np.int64)
         return table[codes], tuple(classes)
     if len(names) < 2:
         raise FedtailError(f"{where}: label column {label!r} holds only one class, {names[0]!r}; nothing to learn")
@@ -70,4 +88,25 @@ def label_codes(
             f"{where}: label column {label!r} holds {len(names)} different values in {n} rows; it looks like a "
             "quantity or an id, not a class (bin it first, or name another column)"
         )
+    if len(names) > FEW_FRACTIONS:
+        dates, numbers = all(DATE.fullmatch(v) for v in names), level_numbers(names, comma=False)
+        if dates or (np.isfinite(numbers).all() and (numbers != np.rint(numbers)).any()):
+            what = "dates" if dates else "numbers with fractions"
+            raise FedtailError(
+                f"{where}: label column {label!r} holds {len(names)} different {what} ({listing(names, 3)}), which are "
+                "no classes; bin it first, name another column, or declare them as classes with --schema"
+            )
     return codes, tuple(names)
+
+
+def label_notes(classes: Sequence[str], label: str) -> list[str]:
+    """What looks like a slip in the names of classes: the same word in capitals and small letters."""
+    same: dict[str, list[str]] = {}
+    for name in classes:
+        same.setdefault(name.casefold(), []).append(name)
+    return [
+        f"warning: {listing(map(repr, names))} of {label!r} differ in capitals only and count as different classes; "
+        "write them alike if they are one"
+        for names in same.values()
+        if len(names) > 1
+    ]

@@ -19,7 +19,7 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.columns import Levels, Numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.kinds import Kind, infer_kind
-from fedtail.data.tables.labels import label_codes, name_codes, natural_order, need_column
+from fedtail.data.tables.labels import label_codes, label_notes, name_codes, natural_order, need_column
 from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
@@ -144,6 +144,7 @@ def table_from_frame(
     y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else classes)
     sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
     keep = _labelled_rows(y, sites, label, site, notes)
+    notes += label_notes(classes, label)
     if site:
         check_sites(np.bincount(sites[keep], minlength=len(site_names)), site, source.frame, label, where)
 
@@ -271,7 +272,7 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
     parts = ", ".join(f"{count[kind]} {kind}" for kind in KINDS if count[kind])
     notes = [f"{rows:,} rows; {schema.width:,} features from {parts} column(s)"]
     numeric = [repr(c.name) + _marks(c) for c in schema.numeric]
-    names = [f"{c.name!r} ({len(c.levels)} levels)" for c in schema.columns if c.kind == "category"]
+    names = [f"{c.name!r} ({_levels(c)})" for c in schema.columns if c.kind == "category"]
     codes = [f"{n!r} ({k.code})" for n, k in kinds.items() if k.code]
     notes += [f"{what}: {listing(who, NAMED)}" for what, who in (("numbers", numeric), ("categories", names)) if who]
     if codes:
@@ -283,6 +284,12 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
     if schema.left_out:
         notes.append(f"left out: {_left_out(schema.left_out)}")
     return notes
+
+
+def _levels(column: Column) -> str:
+    """``2 levels``, ``1 level and missing``."""
+    count = f"{len(column.levels)} level{'' if len(column.levels) == 1 else 's'}"
+    return f"{count} and missing" if column.missing else count
 
 
 def _marks(column: Column) -> str:
@@ -331,9 +338,11 @@ def _labelled_rows(y: np.ndarray, sites: np.ndarray, label: str, site: str | Non
     """Indices of rows that have a label and, where asked for, a site."""
     no_label, no_site = int((y < 0).sum()), int((sites < 0).sum())
     if no_label:
-        notes.append(f"{no_label} of {len(y)} rows left out: no {label}")
+        notes.append(f"{no_label:,} of {len(y):,} rows left out: no {label}")
+    if no_site == len(y):
+        raise FedtailError(f"site column {site!r} is empty; name another column, or leave --site out")
     if no_site:
-        notes.append(f"{no_site} of {len(y)} rows left out: no {site}")
+        notes.append(f"{no_site:,} of {len(y):,} rows left out: no {site}")
     keep = np.flatnonzero((y >= 0) & (sites >= 0))
     if len(np.unique(y[keep])) < 2:
         raise FedtailError(f"fewer than two classes are left after rows without {label} or {site} are left out")

@@ -22,6 +22,13 @@ MISSING = (
 )  # fmt: skip
 """Fields that mean "no value", except in label and site columns, where only the empty field does."""
 BAD_ROWS = ("error", "skip")
+OTHER = {
+    ".xlsx": "a spreadsheet", ".xls": "a spreadsheet", ".ods": "a spreadsheet", ".json": "a JSON file",
+    ".jsonl": "a JSON file", ".xml": "an XML file", ".html": "an HTML page", ".sav": "an SPSS file",
+    ".dta": "a Stata file", ".sas7bdat": "a SAS file", ".rds": "an R file", ".rda": "an R file", ".rdata": "an R file",
+    ".pkl": "a pickle", ".feather": "a Feather file", ".sqlite": "a database",
+}  # fmt: skip
+"""Files that people have tables in and that are not read."""
 
 
 @dataclass
@@ -59,8 +66,8 @@ def read_table(
     if bad_rows not in BAD_ROWS:
         raise one_of("data.bad_rows", bad_rows, BAD_ROWS)
     path = Path(path)
-    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
-        raise FedtailError(f"{str(path)!r} is a spreadsheet; save it as CSV and give that file")
+    if (other := OTHER.get(path.suffix.lower())) is not None:
+        raise FedtailError(f"{str(path)!r} is {other}; save it as CSV and give that file")
     if is_parquet(path):
         return _read_parquet(path, exclude)
     source = inspect_source(path, delimiter=delimiter, encoding=encoding)

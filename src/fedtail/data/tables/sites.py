@@ -58,7 +58,7 @@ def read_site(path: str | Path, schema: TableSchema, *, name: str | None = None,
     y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
     notes = list(source.notes)
     if (y < 0).any():
-        notes.append(f"{int((y < 0).sum())} of {len(y)} rows left out: no {schema.label}")
+        notes.append(f"{int((y < 0).sum()):,} of {len(y):,} rows left out: no {schema.label}")
         source.frame, y = source.frame[y >= 0], y[y >= 0]
     return SiteTable(name or source.name, frame_columns(schema, source.frame, where), y, notes)
 

@@ -95,14 +95,18 @@ def inspect_source(path: Path, *, delimiter: str | None = None, encoding: str | 
 
 def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
     notes: list[str] = []
+    with open_bytes(path) as file:
+        binary = b"\0" in file.read(BLOCK) and not (encoding or detect_encoding(path)[0]).lower().startswith("utf")
     encoding, note = (encoding, None) if encoding else detect_encoding(path)
     if note:
         notes.append(note)
     first = _first_line(path, encoding)
     if not first.strip():
         raise FedtailError(f"{str(path)!r} is empty; a table needs a header line and rows")
-    if "\0" in first:
+    if binary or "\0" in first:
         raise FedtailError(f"{str(path)!r} is not a text table; use CSV, TSV or Parquet")
+    if first.strip().strip('"').lower().startswith("sep="):
+        raise FedtailError(f"{str(path)!r} begins with the line {first.strip()!r}, meant for Excel; delete that line")
     if delimiter is None:
         delimiter = _guess_delimiter(first)
     elif len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
