@@ -43,6 +43,19 @@ def test_a_good_run_has_no_verdict() -> None:
     assert judge() is None
 
 
+def test_a_run_whose_validation_still_rises_at_its_end_says_so_and_asks_for_more_rounds() -> None:
+    rising = tuple(0.4 + 0.004 * t for t in range(50))
+    losses = tuple(1.0 - 0.01 * t for t in range(50))
+    found = judge(losses=losses, scores=rising, rounds=50)
+    assert found is not None and found.kind == "rising" and "0.538, then 0.578 over the last 10" in found.said
+    assert found.line(Path("runs/x")).endswith("try: fedtail run runs/x run.rounds=150 --name x-again")
+    assert judge(losses=losses, scores=rising, rounds=60) is None, "patience ended it"
+    assert judge(losses=losses[:19], scores=rising[:19], rounds=19) is None, "too short to say"
+    settled = (*rising[:40], *[rising[39]] * 10)
+    assert judge(losses=losses, scores=settled, rounds=50) is not None, "by .018 from fifth to fifth"
+    assert judge(losses=losses, scores=(*rising[:30], *[rising[29]] * 20), rounds=50) is None
+
+
 def test_a_model_that_answers_one_class_is_named_with_the_class_and_what_to_try() -> None:
     found = judge(0.3, confusion=[[80, 0, 0], [10, 0, 0], [10, 0, 0]])
     assert found is not None and found.kind == "one class"

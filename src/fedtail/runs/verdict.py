@@ -21,6 +21,10 @@ LOST = 0.05
 """Macro F1 that a training which diverged ends below its best, at least."""
 ENOUGH = 5
 """Rounds before a run can be said to stand still."""
+RISING = 0.01
+"""A validation macro F1 that gained more over the last fifth of the rounds, against the fifth before, was rising."""
+LONG = 20
+"""Rounds before a run can be said to have been rising still."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Verdict:
     """What is wrong with a run that finished."""
 
     kind: str
-    """``diverged``, ``one class``, ``floor`` or ``still``."""
+    """``diverged``, ``one class``, ``floor``, ``still`` or ``rising``."""
     said: str
     """What happened, and why that is likely."""
     change: str
@@ -81,6 +85,9 @@ def verdict(
             return Verdict("floor", f"{said}; {why}", change)
     if still:
         return Verdict("still", f"training stood still over {len(history)} rounds; {why}", change)
+    if rose := _rising(history, settings.run.rounds):
+        said = f"validation macro F1 was still rising when the {len(history)} rounds ended ({rose}): more may help"
+        return Verdict("rising", said, f"run.rounds={3 * settings.run.rounds}")
     return None
 
 
@@ -132,3 +139,13 @@ def _still(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> boo
     seen = [r[split]["macro_f1"] for split in ("test", "validation") for r in history if r.get(split)]
     known = [v for v in seen if v is not None and np.isfinite(v)]
     return not known or max(known) - min(known) < MOVED
+
+
+def _rising(history: Sequence[Mapping[str, Any]], rounds: int) -> str:
+    """How validation macro F1 still rose when all the rounds had been run, in words; empty if it did not."""
+    known = [r["validation"]["macro_f1"] for r in history if r.get("validation")]
+    fifth = len(known) // 5
+    if len(history) < max(LONG, rounds) or len(known) < len(history) or any(v is None for v in known[-2 * fifth :]):
+        return ""
+    before, last = float(np.mean(known[-2 * fifth : -fifth])), float(np.mean(known[-fifth:]))
+    return f"{before:.3f}, then {last:.3f} over the last {fifth}" if last > before + RISING else ""
