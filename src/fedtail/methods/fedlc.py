@@ -3,8 +3,7 @@
     loss = CE(z - tau n^(-1/4), y)
 
 with n_c the client's samples of class c *after* resampling, as for every loss of counts here. Rare classes get the
-larger margin; a class that the client does not have leaves the softmax (the authors put n = 1e-8 there, a margin of
-100 tau).
+larger margin; a class that the client does not have leaves the softmax.
 """
 
 from __future__ import annotations
