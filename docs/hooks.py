@@ -21,7 +21,7 @@ API = {
     "Data": ["Federation", "partition", "datasets.load", "data.table_from_frame"],
     "Training": ["fit", "Result"],
     "Trained models": ["load_model", "SavedModel", "write_run_report"],
-    "In a training loop of your own": ["optim.CGNM", "group_classes", "resampled_counts"],
+    "In your own training loop": ["optim.CGNM", "group_classes", "resampled_counts"],
     "To build on": ["methods.Method", "rates.RateStrategy", "rates.FedHOO", "FedtailError"],
 }
 """What docs/api.md shows, by heading."""
@@ -115,13 +115,16 @@ def _called(name: str, made: Any) -> str:
 
 def _docstring(made: Any) -> str:
     """A docstring as Markdown: its list of arguments becomes a list."""
-    text, _, arguments = (inspect.getdoc(made) or "").partition("Args:\n")
+    text, _, behind = (inspect.getdoc(made) or "").partition("Args:\n")
+    arguments, *more = re.split(r"\n\n(?=\S)", behind, maxsplit=1)
     lines = [" ".join(part.split()) for part in re.split(r"\n(?=    \w+: )", "\n" + arguments) if part.strip()]
     items = [f"- `{name}`: {said}" for name, _, said in (line.partition(": ") for line in lines)]
-    parts = [
-        f"```text\n{part}\n```" if part.startswith(">>>") else part for part in _unquoted(text).strip().split("\n\n")
-    ]
-    return "\n\n".join(filter(None, ("\n\n".join(parts), _unquoted("\n".join(items)))))
+    return "\n\n".join(filter(None, (_paragraphs(text), _unquoted("\n".join(items)), *map(_paragraphs, more))))
+
+
+def _paragraphs(text: str) -> str:
+    parts = _unquoted(text).strip().split("\n\n")
+    return "\n\n".join(f"```text\n{part}\n```" if part.startswith(">>>") else part for part in parts)
 
 
 def _unquoted(text: str) -> str:

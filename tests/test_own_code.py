@@ -90,7 +90,7 @@ def sites(files: Path, policy: str) -> InProcess:
 def test_real_sites_run_it_where_their_policy_allows_the_code_and_give_the_simulators_bits(files: Path) -> None:
     options = {"deploy.reveal": "classes", "engine.path": "reference"}
     names = ["site0", "site1", "site2"]
-    with pytest.raises(FedtailError, match=r"is code that it would have to import, and it is not on its list"):
+    with pytest.raises(FedtailError, match=r"is custom code that is not on its list"):
         federate(settings("refused", **options), sites(files, ""), names)
     allowed = 'code = ["my_method.py:SignSGD", "my_model.py:wide"]\n'
     there = federate(settings("there", **options), sites(files, allowed), names)

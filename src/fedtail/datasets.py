@@ -27,7 +27,7 @@ class Entry:
 
 
 def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Pooled:
-    """A data set by name, before it is split over clients.
+    """Load a data set by name, before it is split across clients.
 
     >>> from fedtail.data import partition
     >>> pooled = load("digits", imbalance=50)
@@ -35,8 +35,9 @@ def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Poole
     5
 
     Args:
-        name: see ``names``. data_dir: folder of data files; by default $FEDTAIL_DATA, then the user's cache.
-        options: of the data set, for instance ``imbalance``.
+        name: one of ``names()``.
+        data_dir: folder with data files; defaults to $FEDTAIL_DATA, then the user's cache.
+        options: options of the data set, for instance ``imbalance``.
     """
     if data_dir is not None and "data_dir" in DATASETS.options(name):
         options["data_dir"] = str(data_dir)

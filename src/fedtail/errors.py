@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class FedtailError(Exception):
-    """Bad input or a run that cannot go on. Printed as one line; the command exits with code 2."""
+    """Bad input, or a run that cannot continue. Printed as one line; the command exits with code 2."""
 
 
 def one_of(kind: str, value: object, allowed: Iterable[str]) -> FedtailError:
@@ -28,7 +28,7 @@ def writing(path: object) -> Iterator[None]:
     except BrokenPipeError:  # standard output that nobody reads any more
         raise
     except OSError as error:
-        raise FedtailError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
+        raise FedtailError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another location") from None
 
 
 def check_range(

@@ -19,9 +19,8 @@ class CGNM(torch.optim.Optimizer):
         m_h <- beta m_h + (1 - beta) g_h
         x   <- x - lr [ sum_h m_h / (||m_h|| + delta) + weight_decay x ]
 
-    ``step`` takes one loss per group, the loss of group h being the *sum* over the batch's samples of that group
-    divided by the whole batch's size; ``None`` for a group that the batch does not contain (its momentum decays and
-    is still applied).
+    ``step`` takes one loss per group: the *sum* over the batch's samples of that group, divided by the size of the
+    whole batch; pass ``None`` for a group that is absent from the batch (its momentum decays and is still applied).
 
     >>> model = torch.nn.Linear(4, 3)
     >>> opt = CGNM(model.parameters(), lr=0.1)
@@ -35,11 +34,12 @@ class CGNM(torch.optim.Optimizer):
         n_groups: H.
 
     ``step`` computes its own gradients and neither reads nor writes ``.grad``. So clipping ``.grad`` does nothing (and
-    nothing is lost: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, and a
+    is not needed: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, and a
     ``GradScaler`` has nothing to unscale: train in float32 or bfloat16, which need no loss scaling.
 
-    With BatchNorm, compute one forward pass and take both losses from it, as above: forward passes per group would
-    see other batch statistics. With GroupNorm or no normalisation, a forward pass per group gives the same gradients.
+    With BatchNorm, compute one forward pass and take both losses from it, as above: separate forward passes per
+    group would see different batch statistics. With GroupNorm or no normalization, separate passes give the same
+    gradients.
     """
 
     def __init__(

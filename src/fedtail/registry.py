@@ -187,7 +187,9 @@ def in_user_code(kind: str, name: str, error: Exception) -> FedtailError:
     last = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (last.filename, last.lineno)
     first = (str(error).strip() or "no message").splitlines()[0]
-    return FedtailError(f"{kind} {name!r}: {type(error).__name__} in {file}, line {line}: {first}; --debug shows all")
+    return FedtailError(
+        f"{kind} {name!r}: {type(error).__name__} in {file}, line {line}: {first}; use --debug for the full traceback"
+    )
 
 
 def _import(kind: str, name: str, where: str) -> ModuleType:

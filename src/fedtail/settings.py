@@ -43,73 +43,75 @@ class Named(Section):
 
 
 class Data(Named):
-    """Which data, and how it is split over clients."""
+    """The data, and how it is split across clients."""
 
     name: str = "digits"
     """Data set; see `fedtail data list`."""
     clients: int = Field(5, ge=1)
-    """Number of clients, where the data has no sites of its own."""
+    """Number of clients, for data without sites of its own."""
     partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
-    """How samples are split over clients. ``column`` takes the data's own sites; ``auto`` is ``column`` where there are
-    sites, else ``dirichlet``."""
+    """How samples are split across clients. ``column`` uses the data's own sites; ``auto`` is ``column`` if the data
+    has sites, otherwise ``dirichlet``."""
     labels_per_client: int = Field(2, ge=1)
-    """Classes that each client has under ``labels``."""
+    """Classes per client with ``labels``."""
     template: str | None = None
-    """Sites by classes for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
+    """Site-by-class table for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
-    """Least samples of a client; ``dirichlet`` draws again until all have them."""
+    """Minimum number of samples per client; ``dirichlet`` redraws until every client has that many."""
     validation: float | None = Field(None, ge=0, lt=1)
-    """Share of each client's samples for its private validation split; by default the data set's own (mostly 0.1)."""
+    """Fraction of each client's samples held out as its private validation split; defaults to the data set's own value
+    (usually 0.1)."""
     auxiliary: int | None = Field(None, ge=0)
-    """Samples per class held out of training for the server (Ratio Loss), at most a tenth of a class or five of it; by
-    default what the method wants."""
+    """Samples per class held out of training for the server (Ratio Loss), capped at a tenth of the class or five
+    samples, whichever is more; by default, the number the method asks for."""
     holdout: float = Field(0.0, ge=0, lt=1)
-    """Share of every client's data that the server gets to own, for ``run.validate_on = "server"``."""
+    """Fraction of each client's data given to the server, for ``run.validate_on = "server"``."""
     augment: str | None = None
-    """``crop-flip``, ``flip`` or ``none``; by default what the data set suggests."""
+    """``crop-flip``, ``flip`` or ``none``; defaults to what the data set suggests."""
     seed: int | None = None
-    """Seed of data choice and split; by default ``run.seed``."""
+    """Seed for sampling and splitting the data; defaults to ``run.seed``."""
     dir: str | None = Field(None, json_schema_extra=FREE)
-    """Folder of data files; by default the environment variable FEDTAIL_DATA, then the user's cache."""
+    """Folder with data files; defaults to the environment variable FEDTAIL_DATA, then to the user's cache."""
 
 
 class Model(Named):
-    """Which model."""
+    """The model."""
 
     name: str = "auto"
-    """Model; ``auto`` is the data set's own. With an encoder it is the ``head``, and any other a model of features."""
+    """Model; ``auto`` picks the data set's own. With an encoder, ``auto`` is the ``head``, and any other name is a
+    model trained on the encoder's features."""
     encoder: str = "auto"
     """Pretrained network that encodes images once, before training: ``efficientnet_lite0``, ``timm:NAME``,
-    ``FILE.onnx`` or your own ``module:callable``. ``none`` trains from scratch; ``auto`` takes the first for images in
-    files, where ``fedtail[pretrained]`` is installed and no model is named."""
+    ``FILE.onnx`` or your own ``module:callable``. ``none`` trains from scratch; ``auto`` uses ``efficientnet_lite0``
+    for image files if ``fedtail[pretrained]`` is installed and no model is named."""
     encoder_weights: str | None = None
-    """Safetensors file with the weights of an encoder of your own."""
+    """Safetensors file with the weights of your own encoder."""
     classifier: Literal["auto", "linear", "etf"] = "auto"
-    """Output layer: the model's own ``linear`` one, or with a fixed simplex behind it (``etf``). ``auto`` is what the
-    method needs."""
+    """Output layer: the model's own ``linear`` layer, or one followed by a fixed simplex (``etf``). ``auto`` is
+    whatever the method needs."""
     head: Literal["linear", "cosine", "mlp"] = "linear"
-    """What is trained and sent on top of an encoder."""
+    """The part that is trained and sent on top of an encoder."""
     views: int = Field(1, ge=1)
-    """With an encoder: how often a training image is encoded, as it is and in random crops."""
+    """With an encoder: how many times each training image is encoded, once unchanged and then in random crops."""
     unfreeze: int = Field(0, ge=0)
-    """With an encoder: how many of its last blocks are trained and sent too."""
+    """With an encoder: how many of its last blocks are also trained and sent."""
 
 
 class Method(Named):
-    """Which method."""
+    """The method."""
 
     name: str = "fedcgnm"
     """Method; see `fedtail methods`."""
 
 
 class Rates(Named):
-    """Which rate strategy."""
+    """The rate strategy."""
 
     name: str = "uniform"
-    """Rate strategy, one rate for all clients, or a file that `fedtail tune` wrote. ``rates.rate`` is the rate of
-    ``uniform``, or ``auto``: a race finds it on the clients' private validation splits."""
+    """Rate strategy, one rate for all clients, or a file written by `fedtail tune`. ``rates.rate`` is the rate of
+    ``uniform``; with ``auto``, a race on the clients' private validation splits finds it."""
 
 
 ADAM_LR = 1e-3
@@ -122,27 +124,28 @@ class Local(Section):
     epochs: int = Field(1, ge=1)
     """Passes over a client's resampled data in each round."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
-    """Samples of a local step. ``auto`` follows the sizes of sites: 16 where the median site has few, 64 where it has
+    """Samples per local step. ``auto`` depends on the size of the sites: 16 if the median site is small, 64 if it has
     500 training samples or more."""
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    """What local steps make of the method's direction: take it, a running mean of it, or Adam of it. Weight decay is
-    added after it. SCAFFOLD and Ratio Loss take ``sgd`` alone."""
+    """How a local step uses the method's direction: directly, as a running mean (momentum), or through Adam. Weight
+    decay is added afterwards. SCAFFOLD and Ratio Loss require ``sgd``."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
-    """Learning rate of the first round; it is constant inside a round. ``auto`` races a few in the first rounds, each
-    with a model of its own, on the clients' private validation splits. ``auto`` is the default for your own data; with
-    ``adam`` the default is 0.001."""
+    """Learning rate of the first round, constant within a round. ``auto`` races several learning rates in the first
+    rounds, each with its own model, on the clients' private validation splits. ``auto`` is the default for your own
+    data; with ``adam`` the default is 0.001."""
     lr_min: float = Field(1e-4, ge=0)
-    """Learning rate of the last round under ``cosine``."""
+    """Learning rate of the last round with ``cosine``."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """How the learning rate falls over rounds."""
+    """How the learning rate decays over rounds."""
     warmup: int = Field(0, ge=0)
-    """Rounds over which the learning rate rises to its schedule."""
+    """Rounds of learning-rate warm-up."""
     epoch_length: Literal["inflated", "original"] = "inflated"
-    """``inflated``: a resampled epoch is longer the higher the rate; ``original``: as long as the client's data."""
+    """``inflated``: higher rates make a resampled epoch longer; ``original``: an epoch has as many samples as the
+    client's data."""
     replication: Literal["fractional", "round", "ceil"] = "fractional"
-    """Whether a class is repeated exactly as often as the rate says, or a whole number of times."""
+    """Whether each class is repeated by exactly the factor the rate asks for, or a whole number of times."""
     scale: Literal["batch", "group"] = "batch"
-    """What a group's gradient is divided by: the samples of the batch, or those of the group."""
+    """What a group's gradient is divided by: the number of samples in the batch, or in the group."""
 
     @model_validator(mode="before")
     @classmethod
@@ -165,33 +168,34 @@ SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad"
 
 
 class Server(Section):
-    """What the server makes of updates, some of which may be hostile, and its optimizer (FedOpt)."""
+    """How the server aggregates updates, some of which may be hostile, and its optimizer (FedOpt)."""
 
     aggregate: Literal["auto", "mean", "bounded", "trimmed", "median", "krum"] = "auto"
-    """How updates become one: their weighted ``mean``; the mean once those that are far from the others are drawn
-    towards them (``bounded``); the mean of every coordinate without its extremes (``trimmed``), or its ``median``, with
-    one vote per site; the mean without the sites that agree least with their neighbours (``krum``). ``auto``:
-    ``bounded`` in a real federation, ``mean`` in the simulator. Takes three sites or more."""
+    """How updates are combined: their weighted ``mean``; the mean after outliers are pulled towards the others
+    (``bounded``); the coordinate-wise mean without the extremes (``trimmed``) or coordinate-wise ``median``, with one
+    vote per site; the mean without the sites that agree least with their neighbours (``krum``). ``auto``: ``bounded``
+    in a real federation, ``mean`` in the simulator. Needs three sites or more."""
     max_weight: float | None = Field(None, gt=0, le=1)
-    """Largest share of the weights that one site can have, however many samples it claims; by default three
-    equal shares but at most a quarter (among fewer than six sites: one and a half equal shares) in a real federation,
-    and 1 in the simulator, or among two."""
+    """Largest share of the total weight that one site can have, however many samples it claims. The default in a real
+    federation is three equal shares but at most a quarter (with fewer than six sites: one and a half equal shares); in
+    the simulator, or with two sites, it is 1."""
     reach: float = Field(1.5, gt=0)
-    """With ``bounded``: how far from the centre of all updates one may be, in medians of that distance."""
+    """With ``bounded``: how far an update may be from the centre of all updates, as a multiple of the median
+    distance."""
     suspects: float = Field(0.2, gt=0, lt=0.5)
-    """Share of the sites that may be hostile, at least one: ``trimmed`` leaves out so many at both ends, ``krum`` so
-    many sites."""
+    """Fraction of sites that may be hostile, at least one site: ``trimmed`` drops that many values at each end,
+    ``krum`` that many sites."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
-    """What the server makes of a round's aggregate: take it, FedAvgM, FedAdam, FedYogi or FedAdagrad."""
+    """How the server applies a round's aggregate: directly, or with FedAvgM, FedAdam, FedYogi or FedAdagrad."""
     lr: float | None = Field(None, gt=0)
-    """The server's learning rate; by default 1 (``momentum``), 0.03 (``adam``, ``yogi``) or 0.1 (``adagrad``)."""
+    """The server's learning rate; defaults to 1 (``momentum``), 0.03 (``adam``, ``yogi``) or 0.1 (``adagrad``)."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Factor of the first moment."""
+    """Decay of the first moment."""
     beta2: float = Field(0.99, ge=0, lt=1)
-    """Factor of the second moment (adam, yogi)."""
+    """Decay of the second moment (adam, yogi)."""
     tau: float = Field(1e-3, gt=0)
-    """Added to the root of the second moment (adaptive optimizers)."""
+    """Added to the square root of the second moment (adaptive optimizers)."""
 
     @property
     def step(self) -> float:
@@ -206,24 +210,25 @@ class Engine(Section):
     """How the simulator runs clients."""
 
     path: Literal["auto", "reference", "batched", "graph"] = "auto"
-    """``reference``, ``batched`` (all clients in one step: small models and the CNN-LSTM, on a CPU or a GPU) or
-    ``graph`` (other convolutional and recurrent models on a GPU); ``auto`` is the fastest that takes the run."""
+    """``reference``, ``batched`` (all clients in one step: small models and the CNN-LSTM, on CPU or GPU) or ``graph``
+    (other convolutional and recurrent models on a GPU); ``auto`` picks the fastest one that supports the run."""
     device: str = "cpu"
-    """Device: cpu, cuda, cuda:1 ..."""
+    """Device, e.g. cpu, cuda or cuda:1."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, tf32 for the
-    CNN-LSTM in one stack, else fp32."""
+    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, tf32 for a
+    batched CNN-LSTM, otherwise fp32."""
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
-    """Cores that train and evaluate clients at once, each with one of torch's threads; the bits do not depend on it.
-    ``auto``: the cores that this process may use (affinity, a container's limit), shared with runs beside it, at most
-    eight, where the work is worth it. On a GPU, 1."""
+    """Cores that train and evaluate clients in parallel, each with one torch thread; results are bit-identical for any
+    number. ``auto``: the cores available to this process (affinity, container limit), shared with concurrent runs, at
+    most eight, where the work is large enough. 1 on a GPU."""
     threads: int = Field(1, ge=1)
-    """torch's threads of a worker on the batched path. More change the bits, and seldom pay for models this small."""
+    """torch threads per worker on the batched path. Using more changes the last bits and seldom pays off for models
+    this small."""
     kernels: Literal["auto", "library", "own"] = "auto"
-    """On a GPU, who computes gradients and FedCGNM's step on the graph path: ``library`` (and compiler), or our ``own``
-    Triton kernels, which a run checks against them before it uses them; ``auto``: own."""
+    """What computes gradients and FedCGNM's step on the graph path on a GPU: the ``library`` (and compiler), or our
+    ``own`` Triton kernels, which each run checks against the library before using them; ``auto``: own."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether steps go through torch.compile; ``auto`` where a run is long enough to earn the compile time."""
+    """Whether steps go through torch.compile; ``auto``: if the run is long enough to make up for the compile time."""
 
     @property
     def compiles(self) -> bool | None:
@@ -237,41 +242,41 @@ class Run(Section):
     name: str | None = Field(None, coerce_numbers_to_str=True, json_schema_extra=FREE)
     """Name of the run folder."""
     folder: str = Field("runs", json_schema_extra=FREE)
-    """Folder that holds run folders."""
+    """Folder for run folders."""
     rounds: int = Field(50, ge=1)
-    """Rounds."""
+    """Number of rounds."""
     seed: int = Field(0, ge=0)
-    """Seed of everything random."""
+    """Random seed."""
     participation: float = Field(1.0, gt=0, le=1)
-    """Share of the clients sampled for a round."""
+    """Fraction of clients sampled each round."""
     metric: str = "accuracy"
-    """What rate search and model selection compare by, on private validation splits: ``accuracy``,
-    ``balanced_accuracy``, ``macro_f1``, ``weighted_f1``, ``defect_score`` (where the data name a class that means
-    "nothing found"), of probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``balanced_loss`` (a rare class counts
-    like a common one), ``brier`` or ``calibration_error``, of sites ``worst_site`` (selection only), or one of your
-    own, ``file.py:name``."""
+    """Metric for rate search and model selection, on private validation splits: ``accuracy``, ``balanced_accuracy``,
+    ``macro_f1``, ``weighted_f1``, ``defect_score`` (if the data has a class that means "nothing found"); on
+    probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``balanced_loss`` (all classes weighted equally), ``brier`` or
+    ``calibration_error``; across sites ``worst_site`` (selection only); or your own, ``file.py:name``."""
     validate_on: Literal["clients", "server"] = "clients"
-    """Where a rate search validates its candidates: private splits of the clients, or the server's ``data.holdout``."""
+    """Where a rate search validates its candidates: on the clients' private splits, or on the server's
+    ``data.holdout``."""
     validate_every: int = Field(1, ge=0)
-    """Validate the global model on private splits every so many rounds, and after the last; 0 is never."""
+    """Validate the global model on private splits every this many rounds, and after the last; 0 means never."""
     search_only: bool = False
-    """Stop when the rate search ends: what ``fedtail tune`` does."""
+    """Stop when the rate search ends, as ``fedtail tune`` does."""
     select: Literal["last", "best"] = "last"
-    """Keep the last model, or the best by the validation metric: the latest within half a standard error of it.
-    ``best`` is the default for your own data."""
+    """Keep the last model, or the best one by the validation metric: the latest within half a standard error of the top
+    score. ``best`` is the default for your own data."""
     patience: int = Field(0, ge=0)
-    """Stop when the validation metric has not improved for so many rounds; 0 is never."""
+    """Stop if the validation metric has not improved for this many rounds; 0 means never."""
     quorum: float = Field(1.0, gt=0, le=1)
-    """Least share of the sampled clients whose update must arrive and be valid; below it the run stops."""
+    """Minimum fraction of sampled clients whose update must arrive and be valid; below it the run stops."""
     evaluate_every: int = Field(1, ge=1)
-    """Test the global model every so many rounds, and after the last."""
+    """Test the global model every this many rounds, and after the last."""
     checkpoint_every: int = Field(1, ge=1, json_schema_extra=FREE)
-    """What ``--resume`` goes on from is written every so many rounds."""
+    """Write a checkpoint for ``--resume`` every this many rounds."""
     trackers: tuple[str, ...] = Field((), json_schema_extra=FREE)
-    """Where else to log: ``tensorboard``, ``mlflow``, ``wandb``."""
+    """Additional loggers: ``tensorboard``, ``mlflow``, ``wandb``."""
     diagnostics: tuple[Literal["alignment", "influence", "losses", "sgd_alignment", "assumption"], ...] = ("alignment",)
-    """What to log beside metrics; all but ``alignment`` (of client updates) and ``influence`` (of each client on the
-    model; a real federation always logs it) cost time and need the simulator."""
+    """What to log besides metrics. All but ``alignment`` (of client updates) and ``influence`` (of each client on the
+    model; always logged in a real federation) take extra time and need the simulator."""
 
     @field_validator("trackers", "diagnostics", mode="before")
     @classmethod
@@ -292,65 +297,69 @@ class Deploy(Section):
     """Real federations only (``fedtail deploy``); the simulator ignores it."""
 
     timeout: float = Field(600.0, gt=0, json_schema_extra=FREE)
-    """Seconds to wait for the replies of one exchange; who is late is left out of the round."""
+    """Seconds to wait for replies in one exchange; sites that are late are left out of the round."""
     wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
     """Seconds to wait for all sites before round 0."""
     reveal: Literal["auto", "totals", "sums", "classes"] = "auto"
-    """What sites send back from validation: totals, counts per class of which the server sees sums over sites only, or
-    each site's counts per class; their policy must allow it. ``auto`` is ``sums`` where there are three sites with keys
-    and all must answer (``run.quorum = 1``), else ``totals``."""
+    """What sites send back from validation: totals; per-class counts of which the server sees only sums over sites; or
+    each site's per-class counts. The sites' policies must allow it. ``auto`` is ``sums`` if there are three sites with
+    keys and all must answer (``run.quorum = 1``), otherwise ``totals``."""
     updates: Literal["plain", "masked"] = "plain"
-    """Whether the server sees each site's update, or, under masks, weighted sums over three sites or more only."""
+    """Whether the server sees each site's update (``plain``), or only masked weighted sums over three sites or more."""
     candidates: Literal["affine", "models"] = "affine"
-    """How FedHOO's candidates travel: K + 1 vectors, or whole models built by the server, in an order only it knows."""
+    """How FedHOO's candidates are sent: as K + 1 vectors, or as whole models built by the server, in an order only the
+    server knows."""
     models_per_message: int = Field(8, ge=1)
-    """With ``models``: how many travel at a time."""
+    """With ``models``: how many to send per message."""
     compress: Literal["none", "bf16", "int8"] = "none"
-    """How updates travel: as they are, or in a half or a quarter of the bytes, with what is lost added to the next."""
+    """How updates are sent: uncompressed, or in half or a quarter of the bytes, with the rounding error carried over to
+    the next update."""
     metrics_port: int = Field(0, ge=0, le=65535, json_schema_extra=FREE)
-    """Port on the server's loopback for Prometheus, while a run goes on; 0 for none."""
+    """Port on the server's loopback interface for Prometheus while a run is active; 0 for none."""
     memory_mb: float = Field(256.0, ge=0, json_schema_extra=FREE)
-    """A round's updates that are larger, all together, wait on disk, in the run folder; this does not change a bit."""
+    """If a round's updates exceed this in total, they are spooled to disk in the run folder; results are
+    bit-identical."""
 
 
 class Decision(Section):
-    """From probabilities to answers, after training and without training again; chosen on private validation splits."""
+    """How probabilities become answers. Chosen after training, without retraining, on private validation splits."""
 
     calibrate: Literal["none", "temperature", "vector"] = "none"
-    """Make probabilities mean something: one temperature for all classes, or with it a bias for each class
+    """How to calibrate probabilities: one temperature for all classes, or a temperature plus a bias per class
     (``vector``)."""
     goal: Literal["argmax", "macro_f1", "balanced_accuracy", "recall", "cost"] = "argmax"
-    """What answers are to be good for: the likeliest class, the best macro F1 (a weight per class), all classes alike
-    however rare they are in training (``balanced_accuracy``), finding a share of one class (``find``, ``recall``) with
-    as few false alarms as possible, or the least expected cost (``costs``)."""
+    """What answers are optimized for: the likeliest class; macro F1 (one weight per class); all classes equally,
+    however rare in training (``balanced_accuracy``); finding a given share of one class (``find``, ``recall``) with as
+    few false alarms as possible; or the lowest expected cost (``costs``)."""
     scope: Literal["global", "site"] = "global"
-    """One decision for all sites, or one that each site fits to itself: probabilities corrected for its own class mix,
-    weights or threshold found on its private split and drawn to the common ones where it has few samples."""
+    """One decision for all sites, or one per site: probabilities corrected for the site's own class mix, and weights or
+    a threshold fitted on its private split, shrunk towards the shared ones if it has few samples."""
     find: str | None = Field(None, coerce_numbers_to_str=True)
     """With ``recall``: the class that must not be missed."""
     recall: float = Field(0.95, gt=0, le=1)
     """With ``recall``: the share of its samples to find."""
     costs: tuple[tuple[float, ...], ...] | None = None
-    """With ``cost``: row i, column j is what calling a sample of class i class j costs, classes in the data's order."""
+    """With ``cost``: row i, column j is the cost of calling a sample of class i class j, with classes in the data's
+    order."""
 
 
 class Privacy(Section):
-    """Gaussian noise on updates, with the method's own norm bound as sensitivity (see ``core.privacy``)."""
+    """Gaussian noise on updates, with the method's own norm bound as the sensitivity (see ``core.privacy``)."""
 
     mode: Literal["none", "central", "local", "shares"] = "none"
-    """Who adds it: nobody, the server to the aggregate, every site to its updates, or every site a share of it, under
-    masks: no more noise than with ``central``, without trust in the server (real federations with
+    """Who adds the noise: nobody; the server, to the aggregate; each site, to its updates; or each site a share of it,
+    under masks: no more noise than with ``central``, without trusting the server (real federations with
     ``deploy.updates = "masked"``)."""
     noise: float = Field(1.0, gt=0)
-    """Noise multiplier: standard deviation over sensitivity."""
+    """Noise multiplier: standard deviation divided by sensitivity."""
     clip: float | None = Field(None, gt=0)
-    """With ``shares``: norm to which a site cuts its update; by default the method's bound for an epoch that is not
-    resampled."""
+    """With ``shares``: norm to which each site clips its update; defaults to the method's bound for an epoch without
+    resampling."""
     dropouts: float = Field(0.25, ge=0, lt=1)
-    """With ``shares``: share of the sites that may vanish from a sum. The others' shares are enough noise; if more
-    vanish, the sum stays masked."""
+    """With ``shares``: fraction of sites that may drop out of a sum. The remaining shares still add up to enough noise;
+    if more drop out, the sum stays masked."""
     delta: float = Field(1e-5, gt=0, lt=1)
-    """The delta of (epsilon, delta)."""
+    """The delta in (epsilon, delta)."""
 
 
 class Settings(Section):

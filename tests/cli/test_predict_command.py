@@ -68,7 +68,7 @@ def test_rows_of_a_class_the_model_does_not_know_are_told_and_not_scored(folder:
     pd.read_csv(folder / "t.csv").head(9).replace({"y": {"usual": "new"}}).to_csv(folder / "u.csv", index=False)
     text = invoke("predict", "--run", folder / "r", folder / "u.csv", "--out", folder / "u-out.csv")
     new = int((pd.read_csv(folder / "u.csv")["y"] == "new").sum())
-    assert f"{new} rows are of a class that the model does not know ('new')" in text
+    assert f"{new} rows have a class unknown to the model ('new')" in text
     assert len(pd.read_csv(folder / "u-out.csv")) == 9
 
 
@@ -80,9 +80,9 @@ def test_a_threshold_on_the_command_line_finds_more_of_a_class(folder: Path) -> 
     assert called("--threshold", "rare=0.01") > called() >= called("--threshold", "rare=0.999")
     for options, words in (
         (["--threshold", "rrare=0.1"], "did you mean 'rare'"),
-        (["--threshold", "rare=2"], r"'2' is no probability in \(0, 1\]; use e.g. rare=0.2"),
+        (["--threshold", "rare=2"], r"'2' is not a probability in \(0, 1\]; use e.g. rare=0.2"),
         (["--site", "x"], r"train with decision\.scope = 'site'"),
-        (["--decision", folder / "t.csv"], "is no decision of this model"),
+        (["--decision", folder / "t.csv"], "is not a decision for this model"),
     ):
         with pytest.raises(FedtailError, match=words):
             invoke("predict", "--run", folder / "r", folder / "t.csv", *options)

@@ -85,7 +85,7 @@ def test_a_rate_above_one_is_warned_of() -> None:
         lambda: Fixed(2, [0.5, 1.2]),
         lambda: FedHOO(2, low=0.5, high=1.4),
     ):
-        with pytest.warns(UserWarning, match="makes the rare classes the common ones"):
+        with pytest.warns(UserWarning, match="rare classes become the most frequent ones"):
             make()
     Fixed(2, [2.0, 3.0], searches="mu")
 
@@ -95,7 +95,7 @@ def test_many_sites_leave_the_class_names_in_the_inspection(capsys: pytest.Captu
     found = inspect(ft.partition(pool, clients=51, partition="iid"), 0.6, 2)
     show(found, width=80)
     out = capsys.readouterr().out
-    assert all(name in out for name in map(str, found.classes)) and "sites that have it" in out
+    assert all(name in out for name in map(str, found.classes)) and "sites with it" in out
 
 
 def test_a_federation_prints_as_a_short_table() -> None:

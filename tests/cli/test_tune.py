@@ -39,7 +39,7 @@ def test_the_table_names_every_client_and_the_command_that_uses_the_rates(tmp_pa
     monkeypatch.chdir(tmp_path)
     code, out, _ = call(capsys, monkeypatch, "tune", *SMALL, "--rates", "fast", "--rounds", "2")
     assert code == 0 and "client 0" in out and "client 1" in out
-    assert "the search had not ended" in out and "fedtail run --rates runs/" in out
+    assert "the search has not finished" in out and "fedtail run --rates runs/" in out
 
 
 def test_an_interrupted_search_goes_on(tmp_path, capsys, monkeypatch) -> None:

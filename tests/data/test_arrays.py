@@ -73,7 +73,7 @@ def test_without_a_test_set_each_client_gives_up_a_stratified_share() -> None:
         ([(X, Y)], {"classes": ["a", "a", "b"]}, "two or more different"),
         ([(X, np.zeros(20))], {}, "only one class"),
         ([(X, Y)], {"test": (X[:, :1], Y)}, "the test set has inputs of shape"),
-        ([(X, Y)], {"test": (X, Y + 7)}, "occur at no client"),
+        ([(X, Y)], {"test": (X, Y + 7)}, "do not occur at any client"),
     ],
 )
 def test_mistakes_are_one_clear_line(clients: Any, options: dict[str, Any], words: str) -> None:

@@ -98,7 +98,7 @@ def test_a_contact_sheet_has_a_row_per_class_with_its_own_images(tmp_path: Path)
     sheet = np.asarray(Image.open(save_contact_sheet(pooled, tmp_path / "s.png", columns=3)).convert("L"))
     top, bottom = sheet[: len(sheet) // 2, 150:], sheet[len(sheet) // 2 :, 150:]
     assert (top == 40).mean() > 0.85 and (bottom == 200).mean() > 0.5, "the second class has only two images"
-    with pytest.raises(FedtailError, match="--samples draws images"):
+    with pytest.raises(FedtailError, match="--samples needs images"):
         save_contact_sheet(federation([[3, 3]]), tmp_path / "t.png")
     with pytest.raises(FedtailError, match="cannot write --samples"):
         save_contact_sheet(pooled, tmp_path / "s.nothing")

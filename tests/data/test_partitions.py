@@ -62,7 +62,7 @@ def test_column_gives_one_client_per_site_with_its_name() -> None:
     [
         ({"scheme": "dirichlett"}, "did you mean 'dirichlet'"),
         ({"scheme": "dirichlet", "alpha": 0.0}, "alpha"),
-        ({"scheme": "iid", "n_clients": 601}, "more than the 600 samples"),
+        ({"scheme": "iid", "n_clients": 601}, "exceeds the 600 available samples"),
         ({"scheme": "iid", "n_clients": 0}, "clients = 0"),
         ({"scheme": "column"}, "column"),
     ],
@@ -104,7 +104,7 @@ def test_from_arrays_maps_any_labels_and_names_what_is_wrong() -> None:
     assert fed.classes == ("bad", "ok") and fed.label_map().tolist() == [[1, 3], [1, 1]]
     with pytest.raises(FedtailError, match="client 0 has 4 inputs but 3 labels"):
         Federation.from_arrays([(np.zeros((4, 3)), [0, 1, 0])], b)
-    with pytest.raises(FedtailError, match="occur at no client"):
+    with pytest.raises(FedtailError, match="do not occur at any client"):
         Federation.from_arrays([a], (np.zeros((1, 3)), ["new"]))
 
 
@@ -159,10 +159,10 @@ def test_named_templates_give_a_federation_of_real_skew() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("site,a,b\nx,1,two\n", "is no table of numbers"),
+        ("site,a,b\nx,1,two\n", "is not a table of numbers"),
         ("site,a,b\nx,1,-2\n", "'x', 'b' is -2, not a number of samples"),
         ("site,a,b\nx,1,0\n", "no site has samples of class 'b'"),
-        ("site,a,b\nx,1,1\nx,1,1\n", "two rows name the same site"),
+        ("site,a,b\nx,1,1\nx,1,1\n", "two rows have the same site name"),
         ("site\nx\n", "two class columns or more"),
     ],
 )

@@ -72,7 +72,7 @@ class Wires(InProcess):
             reply = self.tamper(phase, k, dict(parts), self._ask(k, phase, dict(parts)))
             self.said.append((phase, k, dict(parts), reply or {}))
             if reply is None:
-                errors[k] = "the site went away"
+                errors[k] = "the site disconnected"
             else:
                 take(k, reply)
         return errors

@@ -249,7 +249,7 @@ def test_keys_stay_with_their_run_and_files_with_their_owner(federation, tmp_pat
     assert kept.stat().st_mode & 0o777 == 0o600 and json.loads(kept.read_text())["run"] == "two"
     assert SiteSums("a", Policy(), tmp_path / "a").advert("two")["key"] == site.advert("two")["key"]
     (tmp_path / "a" / "sites.pub").write_text((tmp_path / "b" / "site.pub").read_text())
-    with pytest.raises(FedtailError, match="another key"):
+    with pytest.raises(FedtailError, match="have different keys"):
         SiteSums("a", Policy(), tmp_path / "a")
 
 
@@ -288,10 +288,10 @@ def test_where_sums_are_not_possible_one_line_says_why(tmp_path: Path) -> None:
     config, transport = rehearsal(tmp_path / "pair", ["north", "east"])
     two = federate(config, transport, ["north", "east"])
     (line,) = [note for note in two.about.notes if "totals only" in note]
-    assert "masked sums need at least 3 sites, there are 2" in line
+    assert "masked sums need at least 3 sites, but there are 2" in line
     three = ["north", "east", "south"]
     config, transport = rehearsal(tmp_path / "shy", three, "totals", deploy={"reveal": "sums"})
-    with pytest.raises(FedtailError, match=r"'sums' is not possible: the policy of north allows no sums"):
+    with pytest.raises(FedtailError, match=r"'sums' is not possible: the policy of north does not allow sums"):
         federate(config, transport, three)
     config, transport = rehearsal(tmp_path / "few", three, run={"quorum": 0.6})
     assert any("lets sites be missing" in note for note in federate(config, transport, three).about.notes)
@@ -308,7 +308,7 @@ def test_a_site_makes_its_own_key_and_the_others_must_be_given_it(tmp_path: Path
     folders = {name: tmp_path / "fed" / "sites" / name for name in names}
     transport = InProcess({k: load_site(folders[n] / "site.toml").open_site().handle for k, n in enumerate(names)})
     said = federate(config, transport, names).about.notes
-    assert any("east has another list of sites (sites.pub) than north" in note for note in said)
+    assert any("east has a different list of sites (sites.pub) from north" in note for note in said)
     for name in ("east", "south"):
         shutil.copy(folders["north"] / "sites.pub", folders[name] / "sites.pub")
         assert own_key(folders[name])[1] == fingerprint

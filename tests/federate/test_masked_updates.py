@@ -270,11 +270,14 @@ def test_epsilon_of_shares_is_that_of_central_noise(tmp_path: Path) -> None:
     [
         ({"method": {"name": "scaffold"}}, "method 'scaffold' needs more than sums"),
         ({"method": {"name": "climb"}}, "method 'climb' needs more than sums"),
-        ({"rates": {"name": "fedhoo"}}, "rates 'fedhoo' compare updates of single sites; use .*fedhoo_clusters"),
+        (
+            {"rates": {"name": "fedhoo"}},
+            "rates 'fedhoo' compare the updates of individual sites; use .*fedhoo_clusters",
+        ),
         ({"rates": {"name": "fedhoo_clusters"}}, "clusters cannot come from updates"),
-        ({"rates": {"name": "fast"}}, "need numbers of single sites"),
+        ({"rates": {"name": "fast"}}, "need per-site numbers"),
         ({"deploy": {"compress": "int8"}}, "do not compress"),
-        ({"privacy": {"mode": "local"}}, "goes with privacy.mode = 'shares'"),
+        ({"privacy": {"mode": "local"}}, "works with privacy.mode = 'shares'"),
     ],
 )
 def test_what_needs_more_than_sums_is_refused_in_one_line(tmp_path: Path, sections: dict[str, Any], said: str) -> None:

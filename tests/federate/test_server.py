@@ -102,7 +102,9 @@ def test_a_site_with_another_schema_stops_the_run_with_the_column_named(tables: 
     other = (tables / "schema.toml").read_text().replace('"c"', '"d"')
     (tables / "other.toml").write_text(other)
     data["south"] = data["south"].replace("schema.toml", "other.toml")
-    with pytest.raises(FedtailError, match=r"south: its schema file is not that of 'north' \(columns \['ward'\]\)"):
+    with pytest.raises(
+        FedtailError, match=r"south: its schema file differs from that of 'north' \(columns \['ward'\]\)"
+    ):
         federate(config(tables), sites(tables, data), NAMES)
 
 
@@ -235,7 +237,7 @@ def test_a_late_site_with_another_schema_is_not_let_in(tables: Path) -> None:
         config(tables, run={"rounds": 2, "quorum": 0.5}), transport, NAMES, on_round=lambda *_: transport.away.clear()
     )
     assert [r["clients"] for r in result.history] == [[1], [1]]
-    assert "they do not fit the run" in result.history[1]["refused"][0]["reason"]
+    assert "the data do not fit the run" in result.history[1]["refused"][0]["reason"]
 
 
 def test_a_run_resumed_without_a_site_goes_on_with_what_was_agreed(tables: Path) -> None:

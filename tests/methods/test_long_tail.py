@@ -191,7 +191,7 @@ def test_creff_is_judged_with_the_retrained_layer_and_trains_the_averaged_one() 
 
 def test_methods_that_set_the_classifier_refuse_a_model_without_a_plain_one() -> None:
     model = FlatModel(build_model("cosine", (6,), 4))
-    with pytest.raises(FedtailError, match="no plain linear one with a bias"):
+    with pytest.raises(FedtailError, match="not a plain linear layer with a bias"):
         model.classifier(model.vector)
 
 

@@ -72,7 +72,7 @@ def test_every_engine_and_real_sites_agree(name: str, tmp_path: Path) -> None:
 
 
 def test_a_method_whose_steps_must_be_plain_says_so_in_fit_too() -> None:
-    with pytest.raises(FedtailError, match=r"local.optimizer = 'adam' does not go with method 'scaffold': .* 'sgd'"):
+    with pytest.raises(FedtailError, match=r"local.optimizer = 'adam' does not work with method 'scaffold': .* 'sgd'"):
         fit(blob_federation(4), "mlp", "scaffold", optimizer="adam", rounds=1)
 
 

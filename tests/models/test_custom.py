@@ -102,7 +102,7 @@ def test_a_module_that_does_not_fit_the_samples_is_refused(folder: Path) -> None
             "def net(input_shape, n_classes):\n    raise OSError('a\\nb')\n",
             "OSError in .*, line 2: a;",
         ),
-        ("x = 1 / 0\n", "ZeroDivisionError in .*, line 1: division by zero; --debug shows all"),
+        ("x = 1 / 0\n", "ZeroDivisionError in .*, line 1: division by zero; use --debug for the full traceback"),
         ("def net(:\n", "SyntaxError in .*, line 1"),
     ],
 )

@@ -230,7 +230,7 @@ def test_bad_options_are_one_clear_line(options: dict[str, object], message: str
 def test_wrong_rewards_are_refused() -> None:
     with pytest.raises(FedtailError, match="needs 8 rewards"):
         FedHOO(3).tell([0.1, 0.2])
-    with pytest.raises(FedtailError, match="not finite"):
+    with pytest.raises(FedtailError, match="non-finite"):
         FedHOO(1).tell([0.1, float("nan")])
 
 

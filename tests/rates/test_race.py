@@ -232,7 +232,7 @@ def test_a_rival_that_diverges_loses_and_its_clients_stay(path: str, monkeypatch
 
 def test_two_searches_for_a_learning_rate_are_refused() -> None:
     strategy = FedHOO(K, searches="lr", low=0.01, high=0.4, log=True)
-    with pytest.raises(FedtailError, match="both look for a learning rate"):
+    with pytest.raises(FedtailError, match="both search for a learning rate"):
         fit(blob_federation(K), rates=strategy, lr="auto", rounds=10)
 
 

@@ -59,5 +59,5 @@ def test_probes_are_the_centres_of_the_halves() -> None:
 def test_a_box_is_split_once() -> None:
     tree = BoxTree(np.zeros(1), np.ones(1))
     tree.split(0, (0,))
-    with pytest.raises(ValueError, match="children already"):
+    with pytest.raises(ValueError, match="already has children"):
         tree.split(0, (0,))

@@ -86,10 +86,10 @@ def test_figures_show_what_result_json_has(run_folder: Writer, tmp_path: Path) -
     lines = {line["name"]: line for line in _data(html, "Precision and recall of each class")["series"]}
     for name, curve in result["curves"]["test"]["pr"].items():
         assert lines[name]["x"] == curve["recall"] and lines[name]["y"] == curve["precision"]
-    trade = _data(html, "What a threshold finds of class 5")
+    trade = _data(html, "Recall and precision of class 5 by threshold")
     assert sorted(trade["series"][0]["y"]) == pytest.approx(sorted(result["tradeoff"]["recall"]))
     for p, accuracy, n in zip(*result["curves"]["test"]["reliability"].values(), strict=True):
-        assert f"says {p:.3f}\nright {accuracy:.3f}" in html and f"{n:,} samples" in html
+        assert f"predicted {p:.3f}\ncorrect {accuracy:.3f}" in html and f"{n:,} samples" in html
     worst = min(result["sites"], key=lambda site: site["validation"]["macro_f1"])
     assert f"Worst served is {worst['site']} with macro F1 {worst['validation']['macro_f1']:.3f}" in html
     shown = re.search(r'<table class="sortable heat">(.*?)</table>', html)
@@ -114,7 +114,7 @@ def test_over_several_seeds_the_worst_site_is_a_mean_and_single_figures_name_the
         f"<dt>macro F1 at the worst site</dt><dd class='big'>{sum(worst) / 2:.3f}</dd><dd>mean of 2 seeds; in seed 3 "
     )
     assert tile in html
-    assert "In seed 3, worst served is " in html and f"with macro F1 {worst[0]:.3f}" in html
+    assert "In seed 3, the worst site is " in html and f"with macro F1 {worst[0]:.3f}" in html
 
 
 def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp
 def test_what_the_search_did_is_folded_away_and_51_rates_are_all_named(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", rates="fedhoo", n_clients=51)], tmp_path)
     rates = html.partition('<section id="rates">')[2].partition("</section>")[0]
-    shown, _, folded = rates.partition("<details class='fold'><summary>What the search did")
+    shown, _, folded = rates.partition("<details class='fold'><summary>Inside the search")
     assert "Path variation" in folded and "Nodes" in folded and "Path variation" not in shown
     drawn = shown.partition("<details>")[0]
     assert all(f">site {k}</text>" in drawn for k in range(51)) and f">{0.4 + 0.05 * 50:.3f}</text>" in drawn
@@ -144,7 +144,7 @@ def test_no_class_name_is_dropped(n_classes: int, run_folder: Writer, tmp_path: 
     names = [f"suspected serious injury, kind {c}" for c in range(n_classes)]
     (folder / "clients.json").write_text(json.dumps({**clients, "classes": names}))
     html = page([folder], tmp_path)
-    for title in ("What is found of each class", "FedAvg</figcaption>"):
+    for title in ("Recall of each class", "FedAvg</figcaption>"):
         drawn = html.partition(f"<figcaption>{title}")[2].partition("<details>")[0]
         text = re.sub(r"</tspan><tspan[^>]*>", " ", drawn)
         assert all(len(re.findall(rf">{n}[<]", text)) >= 1 for n in names), title
@@ -167,7 +167,7 @@ def test_refusals_and_runs_cut_short_are_told(run_folder: Writer, tmp_path: Path
 
 def test_a_real_federation_without_label_histograms_is_reported(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", label_map=False, confusion=False)], tmp_path)
-    assert "Label histograms stay at the sites" in html
+    assert "label histograms stay at the sites" in html
     assert '<section id="confusion">' not in html
 
 
@@ -189,7 +189,7 @@ def test_a_real_federations_report_names_sites_faults_traffic_and_what_they_kept
     (folder / "result.json").write_text(json.dumps(result))
     html = page([folder], tmp_path)
     assert '<section id="confusion">' not in html, "totals are no confusion matrix"
-    assert "revealed totals only" in html and "reaches accuracy 0.750" in html
+    assert "revealed only totals" in html and "reaches accuracy 0.750" in html
     assert "missing or refused 2 times" in html and "<td>hospital 1</td>" in html and "validate: not finite" in html
     assert "3 MB to the sites and 1 kB back" in html and "in 2 exchanges" in html
     assert f"flower, {len(names)} sites" in html and "engine.path" not in html

@@ -40,14 +40,14 @@ def test_the_baseline_is_not_compared_with_itself(compared: Comparison) -> None:
 
 def test_the_note_says_how_little_three_seeds_can_show(compared: Comparison) -> None:
     note = footnote(headline(compared))
-    assert "paired t-test" in note and "cannot go below 0.25" in note
+    assert "paired t-test" in note and "cannot give p below 0.25" in note
 
 
 def test_one_seed_claims_no_significance(run_folder: Writer) -> None:
     folders = [run_folder("a"), run_folder("b", method="fedcgnm", level=0.9)]
     (compared,) = comparisons(load_runs(folders))
     table = headline(compared)
-    assert "nothing can be said about significance" in footnote(table)
+    assert "significance cannot be tested" in footnote(table)
     assert "±" not in to_html(table)
     assert "in one run" in summary(compared)
 

@@ -116,7 +116,7 @@ def test_candidates_of_a_search_are_bounded_as_the_model_is() -> None:
 @pytest.mark.parametrize(
     ("rule", "method", "rates", "privacy", "reason"),
     [
-        ("median", "fedcgnm", "fedhoo", {}, "a coordinate-wise rule is no sum"),
+        ("median", "fedcgnm", "fedhoo", {}, "a coordinate-wise rule is not a sum"),
         ("trimmed", "climb", "uniform", {}, "works by weighting them"),
         ("krum", "fedcgnm", "uniform", {"mode": "central"}, "is made for a mean"),
     ],

@@ -63,7 +63,7 @@ def test_only_the_head_is_trained_and_it_learns(photos: Path, tmp_path: Path) ->
 def test_a_saved_model_takes_raw_images(photos: Path, tmp_path: Path) -> None:
     result = run(config(photos, tmp_path))
     assert result.folder is not None
-    with pytest.raises(FedtailError, match=r"names code of its own, 'tests.encoders:tiny'.*--allow-code"):
+    with pytest.raises(FedtailError, match=r"uses custom code, 'tests.encoders:tiny'.*--allow-code"):
         load_model(result.folder)
     model = load_model(result.folder, allow_code=True)
     files = sorted(photos.rglob("*.png"))[:7]
@@ -106,7 +106,7 @@ def test_an_encoder_from_an_onnx_file_is_trained_on_and_exported(photos: Path, t
     x = np.asarray(draw(1, np.random.default_rng(1)), dtype=np.float32)[None, None]
     session = onnxruntime.InferenceSession(export_onnx(model, tmp_path / "m.onnx"))
     assert np.allclose(session.run(None, {"x": x})[0], model.predict_proba(x), atol=1e-5)
-    with pytest.raises(FedtailError, match="torch cannot hold an encoder that is an ONNX file; export with --onnx"):
+    with pytest.raises(FedtailError, match="a torch export cannot include an ONNX encoder; use --onnx"):
         export_torch(model, tmp_path / "m.pt2")
 
 
@@ -170,7 +170,7 @@ def test_a_run_goes_on_with_the_same_encoder_only(
     settings = config(photos, tmp_path, rounds=2, encoder="auto")
     run(settings)
     monkeypatch.setattr(module, "default_encoder", lambda: None)
-    with pytest.raises(FedtailError, match="made with another config: encoder"):
+    with pytest.raises(FedtailError, match="made with a different config: encoder"):
         run(settings, resume=True)
 
 
@@ -178,8 +178,8 @@ def test_a_run_goes_on_with_the_same_encoder_only(
     ("sections", "said"),
     [
         ({"model": {"encoder": TINY}}, r"takes images, not samples of shape \(2,\); use none"),
-        ({"model": {"views": 2}}, "model.views = 2 goes with an encoder"),
-        ({"model": {"unfreeze": 1}}, "model.unfreeze = 1 goes with an encoder"),
+        ({"model": {"views": 2}}, "model.views = 2 needs an encoder"),
+        ({"model": {"unfreeze": 1}}, "model.unfreeze = 1 needs an encoder"),
         ({"model": {"views": 0}}, r"model.views = 0 is outside \[1, inf\)"),
         ({"model": {"head": "big"}}, "model.head 'big' is unknown"),
     ],

@@ -121,7 +121,7 @@ def test_a_config_edited_in_the_run_folder_is_refused(tmp_path: Path) -> None:
     folder = run(small(tmp_path, "run.name=x")).folder
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("clients = 3", "clients = 2"))
-    with pytest.raises(FedtailError, match=r"another config: data.clients \(3 before, 2 now\)"):
+    with pytest.raises(FedtailError, match=r"a different config: data.clients \(3 before, 2 now\)"):
         run(load_config(folder), resume=True)
 
 

@@ -62,7 +62,7 @@ def test_a_folder_of_runs_stands_for_its_runs_and_each_counts_once(run_folder: W
     ("make", "words"),
     [
         (lambda p: None, "is not a folder"),
-        (lambda p: p.mkdir(), "has none below it"),
+        (lambda p: p.mkdir(), "and contains none"),
         (lambda p: (p.mkdir(), (p / "history.jsonl").write_text("")), "has no config.toml"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_saved_result_is_a_run_folder(result: Result, federation: Federation, 
     rows = federation.test.x[:7].numpy()
     probabilities = ft.load_model(folder).predict_proba(rows)
     np.testing.assert_array_equal(probabilities, result.model().predict_proba(rows))
-    with pytest.raises(ft.FedtailError, match="holds a run"):
+    with pytest.raises(ft.FedtailError, match="already contains a run"):
         result.save(folder)
 
 

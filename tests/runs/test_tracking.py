@@ -67,7 +67,7 @@ def test_a_failing_tracker_does_not_cost_the_run(tmp_path: Path, capsys: pytest.
     assert len(result.history) == 3 and len(other.heard) == 5
     assert [event for event, _ in broken.heard] == ["start", "round"]
     warnings = capsys.readouterr().err.splitlines()
-    assert warnings == ["warning: Listener is no longer tracked: on_round failed: the disk is full"]
+    assert warnings == ["warning: Listener logging stopped: on_round failed: the disk is full"]
 
 
 def test_a_run_that_stops_ends_its_trackers_without_a_result(tmp_path: Path) -> None:

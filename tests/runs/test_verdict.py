@@ -60,7 +60,7 @@ def test_a_model_that_answers_one_class_is_named_with_the_class_and_what_to_try(
     found = judge(0.3, confusion=[[80, 0, 0], [10, 0, 0], [10, 0, 0]])
     assert found is not None and found.kind == "one class"
     line = found.line(Path("runs/x"))
-    assert "answers 'ok' to all 100 test samples" in line and "\n" not in line
+    assert "predicts 'ok' for all 100 test samples" in line and "\n" not in line
     assert line.endswith("try: fedtail run runs/x local.lr=auto --name x-again")
 
 

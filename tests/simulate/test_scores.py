@@ -108,5 +108,5 @@ def test_a_search_cannot_compare_candidates_by_single_sites_but_selection_can(fe
     kept = ft.fit(federation, "mlp", "fedavg", 0.2, **options)
     values = [r["validation"]["worst_site"] for r in kept.history]
     assert values[kept.summary["selected_round"] - 1] >= max(values) - 0.1
-    with pytest.raises(ft.FedtailError, match="results of single sites, by which a search cannot compare"):
+    with pytest.raises(ft.FedtailError, match="per-site results, which a search cannot use to compare"):
         ft.fit(federation, "mlp", "fedavg", "fedhoo", **options)

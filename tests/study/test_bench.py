@@ -139,7 +139,7 @@ def test_bad_submissions_and_words_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(FedtailError, match="it has no"):
         read_submission(tmp_path)
     (tmp_path / "submission.json").write_text('{"rows": 3}')
-    with pytest.raises(FedtailError, match="is no submission"):
+    with pytest.raises(FedtailError, match="is not a submission"):
         read_submission(tmp_path)
     said = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "none")])
     assert isinstance(said.exception, FedtailError) and "fedtail bench --method" in str(said.exception)
@@ -168,7 +168,7 @@ def test_compare_goes_on_until_it_is_decided(tmp_path: Path) -> None:
     told: dict[str, Any] = json.loads(said.stdout.strip().splitlines()[-1])["until"]
     assert told["first"] == "fedavg" and told["methods"]["fedprox"]["seeds"] > 2
     refused = CliRunner().invoke(app, ["compare", "--methods", "fedavg", "--until", "decided"])
-    assert "name two or more" in str(refused.exception)
+    assert "give two or more" in str(refused.exception)
 
 
 def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_stopped_grid_says_how_to_go_on_and_ends_with_the_same_table(
     finished = sorted(path.parent for path in out.glob("cells/*/result.json"))
     assert told <= len(finished) < 20
     last = [line for line in err.splitlines() if line.strip()][-1]
-    assert last == f"stopped: {len(finished)} of 20 runs are finished; the same command goes on"
+    assert last == f"stopped: {len(finished)} of 20 runs finished; run the same command to continue"
     for folder in finished:
         assert load_run(folder).finished and (folder / "model.safetensors").is_file()
     if not goes_on:

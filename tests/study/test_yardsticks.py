@@ -106,7 +106,7 @@ def test_rows_are_marked_and_the_report_opens_with_what_federating_gains(
     assert said.startswith("Federating ") and "Not pooling the data" in said
     html = write_report([load_run(base / "a")], base / "r.html", "t").read_text()
     lead = html.partition("class='lead'")[2]
-    assert lead.startswith(">Federating ") and "yardstick: all data pooled" in html and "Alone or together" in html
+    assert lead.startswith(">Federating ") and "yardstick: all data pooled" in html and "Alone vs. federated" in html
 
 
 def test_gain_and_cost_are_differences_to_the_run_they_were_measured_against(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_gain_and_cost_are_differences_to_the_run_they_were_measured_against(tmp
     Yardstick("pooled", 0, "another", {"macro_f1": 0.0}, 1.0).save(tmp_path / "yardsticks" / "pooled-another.json")
     assert len(beside([folder])) == 2
     said = verdict_of_federating(comparisons([load_run(folder)])[0])
-    assert "gains a site 0.250 macro F1" in said and "1 of 1 sites" in said and "costs 0.050" in said
+    assert "gains each site 0.250 macro F1" in said and "1 of 1 sites" in said and "costs 0.050" in said
 
 
 def test_of_very_many_sites_some_of_every_size_are_trained_alone() -> None:
@@ -134,7 +134,7 @@ def test_runs_of_unequal_length_or_cut_short_are_marked_in_their_row(tmp_path: P
     assert sorted(notes.values()) == ["5 rounds", "8 rounds"]
     short = write_run(tmp_path / "c", method="fedprox", n_rounds=3, asked=5)
     rows = headline(comparisons([load_run(whole), load_run(short)])[0]).rows
-    assert [r.note for r in rows if "3 of 5" in r.shown] == ["cut short: 3 of 5 rounds"]
+    assert [r.note for r in rows if "3 of 5" in r.shown] == ["incomplete: 3 of 5 rounds"]
     early = write_run(tmp_path / "d", method="fedprox", n_rounds=3, asked=5)
     (early / "result.json").write_text((whole / "result.json").read_text())
     rows = headline(comparisons([load_run(whole), load_run(early)])[0]).rows
@@ -156,7 +156,7 @@ def test_compare_prints_yardsticks_below_the_ranking(capsys: Any, monkeypatch: A
         main()
     out = capsys.readouterr().out
     assert not stop.value.code and "Federating" in out and "* pooled gradient boosting" in out
-    assert "* a yardstick: neither ranked nor tested" in out
+    assert "* yardsticks are neither ranked nor tested" in out
     answer = json.loads((tmp_path / "comparison.json").read_text())
     assert set(answer["problems"][0]["yardsticks"]) == set(TITLES.values())
     assert set(answer["learning_rates"]) == {"fedcgnm+grid", "fedavg"}

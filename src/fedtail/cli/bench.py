@@ -32,23 +32,25 @@ Out = Annotated[Path, typer.Option(help="Folder for runs, submissions and the le
 def bench(
     context: typer.Context,
     method: Annotated[
-        list[str] | None, typer.Option("--method", help="A name, or file.py:Name of your own; repeatable; `all`.")
+        list[str] | None, typer.Option("--method", help="A method name, `all`, or your own file.py:Name; repeatable.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Sets of the suite by name or kind (table, image); repeatable.")
+        list[str] | None, typer.Option(help="Data sets of the suite, by name or kind (table, image); repeatable.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each set; by default the suite's number.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds per data set; defaults to the suite's number.")
+    ] = None,
     out: Out = Path("bench"),
     workers: Workers = None,
     device: Device = None,
-    list_sets: Annotated[bool, typer.Option("--list", help="Show the sets of the suite.")] = False,
+    list_sets: Annotated[bool, typer.Option("--list", help="List the suite's data sets.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run methods through a fixed suite of long-tailed federations, tuned alike, and rank all submissions.
+    """Run methods on a fixed suite of long-tailed federations, all tuned the same way, and rank every submission.
 
-    `fedtail bench --method fedcgnm --only adult --seeds 3` is a beginning; `fedtail bench --method my.py:Mine` enters
-    your own. Finished runs are kept, so it can be stopped and continued. Without --method, the submissions there are
-    ranked."""
+    Start with `fedtail bench --method fedcgnm --only adult --seeds 3`; `fedtail bench --method my.py:Mine` enters your
+    own method. Finished runs are kept, so you can stop and continue at any time. Without --method, it ranks the
+    existing submissions."""
     if context.invoked_subcommand is not None:
         return
     suite = load_suite()
@@ -65,7 +67,7 @@ def bench(
     for name in names:
         done = bench_method(suite, name, sets, seeds or suite.seeds, out, runner(out, workers), device)
         if not as_json:
-            typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} sets")
+            typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} data sets")
     ran = {one.name for one in sets} if names else set()
     board = rank_submissions([s for s in submissions(out) if ran <= set(s.chosen)])
     answer = write_board(out, board, suite)
@@ -73,18 +75,20 @@ def bench(
         typer.echo(json.dumps({**answer, "folder": str(out), "seconds": round(time.perf_counter() - began, 1)}))
         return
     print_board(board)
-    typer.echo(f"leaderboard.md and figures are in {out}; a submission is a folder in {out / 'submissions'}")
+    typer.echo(f"leaderboard.md and figures are in {out}; submissions are in {out / 'submissions'}")
 
 
 @app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(help="A submission: a folder with submission.json.")],
-    sample: Annotated[int | None, typer.Option(min=1, help="Only so many seeds of each set; all by default.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Check only this many seeds per data set; default: all.")
+    ] = None,
     workers: Workers = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Compute a submission's numbers anew, from its settings and its method's file, in a folder of its own."""
+    """Recompute a submission's numbers from its settings and its method's file, in a temporary folder."""
     with tempfile.TemporaryDirectory() as fresh:
         found = verify_submission(load_suite(), folder, runner(Path(fresh), workers), sample, device)
     rows = [
@@ -102,10 +106,10 @@ def verify(
         typer.echo(json.dumps({"folder": str(folder), "rows": rows, "verified": not wrong}))
     else:
         for r in rows:
-            said = f"macro F1 {r['said']:.4f}, anew {r['found']:.4f}"
+            said = f"macro F1 {r['said']:.4f} submitted, {r['found']:.4f} recomputed"
             typer.echo(f"{r['verdict']:<9}  {r['set']} seed {r['seed']}: {said}")
     if wrong:
-        raise FedtailError(f"{folder}: {len(wrong)} of {len(rows)} numbers are not what its settings give")
+        raise FedtailError(f"{folder}: {len(wrong)} of {len(rows)} numbers could not be reproduced from its settings")
 
 
 def runner(out: Path, workers: int | None) -> Run:
@@ -128,8 +132,8 @@ def print_board(board: Board) -> None:
     table = board_table(board, board.sets)
     fits = console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width
     console.print(table if fits else board_table(board, ()))
-    where = "macro F1 on each set" if fits else "macro F1 on each set is in leaderboard.md"
-    typer.echo(f"mean rank with its 95 % interval; {where}")
+    where = "macro F1 per data set" if fits else "see leaderboard.md for macro F1 per data set"
+    typer.echo(f"mean rank with 95 % interval; {where}")
 
 
 def board_table(board: Board, sets: Sequence[str]) -> Table:

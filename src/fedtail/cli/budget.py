@@ -31,9 +31,9 @@ def tune_within(
     """Race method, learning rate, rate and weight decay for ``budget``, and write a config that `fedtail run` takes."""
     seconds, target = parse_budget(budget), save or Path("tuned.toml")
     if target.suffix != ".toml":
-        raise FedtailError(f"--save {str(target)!r} must end in .toml: with --budget it is a config file")
+        raise FedtailError(f"--save {str(target)!r} must end in .toml: --budget writes a config file")
     if target.exists() and save is None:
-        raise FedtailError(f"{str(target)!r} exists; name another file with --save, or remove it")
+        raise FedtailError(f"{str(target)!r} already exists; choose another file with --save, or remove it")
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     path, overrides = split_arguments(arguments)
@@ -53,7 +53,7 @@ def tune_within(
 
     found, tuning = tune_settings(settings, said, seconds, note)
     if not math.isfinite(tuning.best.score):
-        raise FedtailError("every candidate diverged or does not fit the data; see `fedtail run` for the reason")
+        raise FedtailError("every candidate diverged or did not fit the data; `fedtail run` shows why")
     with writing(target):
         write_atomically(target, changed(found, {"run.name": None}).to_toml())
     took = time.perf_counter() - began
@@ -68,7 +68,7 @@ def tune_within(
     for trial in sorted(tuning.trials, key=lambda t: (-t.rung, -t.score))[:SHOWN]:
         table.add_row(words(trial), str(trial.rounds), _score(trial))
     terminal().print(table)
-    typer.echo(f"{len(tuning.trials)} trials of {tuning.candidates} candidates in {took:.0f} s")
+    typer.echo(f"{len(tuning.trials)} trials with {tuning.candidates} candidates in {took:.0f} s")
     typer.echo(f"saved to {target}; train with: fedtail run {target}")
 
 
@@ -80,7 +80,7 @@ def words(trial: Trial) -> str:
         for key, value in trial.values.items()
         if not key.endswith(".name")
     ]
-    return ", ".join(said) or "as given"
+    return ", ".join(said) or "unchanged"
 
 
 def _score(trial: Trial) -> str:

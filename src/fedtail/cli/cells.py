@@ -57,11 +57,12 @@ def run_with_progress(
     except KeyboardInterrupt:  # it may have come between a run's end and its line: the folders know
         there = sum(finished(cell.folder(out)) for cell in cells)
         raise Stopped(
-            f"{there} of {len(cells)} runs are finished; the same command{' without --fresh' if fresh else ''} goes on"
+            f"{there} of {len(cells)} runs finished; run the same command{' without --fresh' if fresh else ''} "
+            "to continue"
         ) from None
     failed = [o for o in outcomes if o.error]
     if failed and strict:
         raise FedtailError(
-            f"{len(failed)} of {len(cells)} runs failed; first {failed[0].cell.label}: {failed[0].error}"
+            f"{len(failed)} of {len(cells)} runs failed; the first was {failed[0].cell.label}: {failed[0].error}"
         )
     return outcomes

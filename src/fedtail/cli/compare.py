@@ -45,26 +45,26 @@ def compare_command(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [KEY=VALUE]...",
-            help="A TOML file, then overrides: section.key=value, or method.key=value with a method's own name.",
+            help="A TOML file, then overrides: section.key=value, or e.g. fedprox.mu=0.1 for one method.",
         ),
     ] = None,
     *,
     methods: Annotated[
         str,
         typer.Option(
-            help="`all`, or names separated by commas (see `fedtail methods`); `fedcgnm+fedhoo` has its own strategy."
+            help="`all`, or comma-separated names (see `fedtail methods`); `fedcgnm+fedhoo` sets a rate strategy too."
         ),
     ] = "all",
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, from run.seed on.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per method, starting at run.seed.")] = 3,
     lrs: Annotated[
         str | None,
         typer.Option(
-            help="Learning rates to try, e.g. 0.4,0.1; each method keeps its best by validation. By default local.lr, "
-            "and 0.4,0.1 on the built-in problem."
+            help="Learning rates to try, e.g. 0.4,0.1; each method keeps the best on validation. Default: local.lr, "
+            "or 0.4,0.1 on the built-in problem."
         ),
     ] = None,
     metric: Annotated[
-        str, typer.Option(help=f"Ranked (and learning rates chosen) by: {', '.join(tested())}.")
+        str, typer.Option(help=f"Metric for ranking and for choosing learning rates: {', '.join(tested())}.")
     ] = "macro_f1",
     flags: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder for the runs, the tables and report.html.")] = Path("runs/compare"),
@@ -72,26 +72,27 @@ def compare_command(
         bool,
         typer.Option(
             "--yardsticks",
-            help="Also train each site alone and on pooled data, and for tables gradient boosting and logistic "
-            "regression, to show what federating gains and what not pooling costs.",
+            help="Also train each site alone and on the pooled data, plus gradient boosting and logistic regression "
+            "for tables, to show what federating gains and what not pooling the data costs.",
         ),
     ] = False,
     until: Annotated[
         str | None,
         typer.Option(
-            help="`decided`: add seeds until a test that may be looked at any time tells every method from the first, "
-            "or --budget ends; --seeds is where it begins."
+            help="`decided`: start with --seeds and keep adding seeds until an anytime-valid test separates every "
+            "method from the first one, or --budget runs out."
         ),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Most time for --until, e.g. 90s, 10m or 2h.")] = "30m",
+    budget: Annotated[str, typer.Option(help="Time limit for --until, e.g. 90s, 10m or 2h.")] = "30m",
     workers: Workers = None,
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods on one problem over several seeds and print the ranking.
 
-    Without a config it is the demo's problem: digits with imbalance 20 over 5 clients. Finished runs are kept, so
-    an interrupted comparison goes on where it stopped. `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
+    Without a config it uses the demo's problem: digits with imbalance 20 and 5 clients. Finished runs are kept, so
+    an interrupted comparison continues where it stopped.
+    Example: `fedtail compare --methods fedprox,fedcgnm fedprox.mu=0.1`.
     """
     if not is_own(metric) and metric not in tested():
         raise one_of("--metric", metric, tested())
@@ -103,7 +104,7 @@ def compare_command(
         raise one_of("--until", str(until), ("decided",))
     limit = parse_budget(budget)
     if until and len(configs) < 2:
-        raise FedtailError("--until decided compares methods with the first one; name two or more with --methods")
+        raise FedtailError("--until decided compares every method with the first; give two or more with --methods")
     cells = comparison_cells(configs, seeds, tried)
     check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
     outcomes = run_with_progress("compare", cells, out, workers=workers, fresh=fresh, strict=False)
@@ -121,7 +122,7 @@ def compare_command(
         )
     failed = [o for o in kept if o.error]
     if len(failed) == len(kept):
-        raise FedtailError(f"every run failed; first {failed[0].cell.label}: {failed[0].error}")
+        raise FedtailError(f"every run failed; the first was {failed[0].cell.label}: {failed[0].error}")
     runs = [load_run(o.folder) for o in kept if not o.error]
     for o in best_by_validation(kept, metric) if yardsticks else ():
         for found in measure_yardsticks(o.cell.config, load_run(o.folder), out):
@@ -149,11 +150,11 @@ def compare_command(
             print_table(table)
         if tried:
             chosen = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())
-            typer.echo(f"learning rates, chosen on validation splits: {chosen}")
+            typer.echo(f"learning rates chosen on validation splits: {chosen}")
         for name, found in decided.get("methods", {}).items():
             typer.echo(
-                f"{name} against {decided['first']}: {found['verdict']} after {found['seeds']} seeds "
-                f"(evidence {found['evidence']:.3g}, {decided['needed']:.3g} decides)"
+                f"{name} vs. {decided['first']}: {found['verdict']} after {found['seeds']} seeds "
+                f"(evidence {found['evidence']:.3g}, threshold {decided['needed']:.3g})"
             )
         n = len(kept) if until else len(cells)
         typer.echo(f"{n} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")

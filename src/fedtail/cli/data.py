@@ -23,7 +23,7 @@ from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
 from fedtail.runs.problem import build_federation
 
-app = typer.Typer(help="List, fetch and inspect data sets.", no_args_is_help=True)
+app = typer.Typer(help="List, download and inspect data sets.", no_args_is_help=True)
 app.command("schema")(schema_command)
 TALL = 24
 """Most rows of a table, apart from totals."""
@@ -34,14 +34,14 @@ def list_command(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Data sets, their options, and whether their files are here."""
+    """List data sets, their options, and whether their files are downloaded."""
     entries = datasets.overview(data_dir)
     if as_json:
         typer.echo(json.dumps([vars(e) for e in entries]))
         return
     table = bare_table()
-    for column in ("name", "files", "what it is"):
-        table.add_column(column, no_wrap=column != "what it is")
+    for column in ("name", "files", "description"):
+        table.add_column(column, no_wrap=column != "description")
     for e in entries:
         lines = [e.about, *([f"terms: {e.terms}"] if e.terms else []), f"options: {', '.join(e.options)}"]
         table.add_row(e.name, e.state, Text("\n").join([Text(lines[0]), *(Text(v, style="dim") for v in lines[1:])]))
@@ -50,10 +50,10 @@ def list_command(
 
 @app.command("get")
 def get_command(
-    names: Annotated[list[str], typer.Argument(help="Data sets to fetch; see `fedtail data list`.")],
+    names: Annotated[list[str], typer.Argument(help="Data sets to download; see `fedtail data list`.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download public data sets once, with checksum and resume."""
+    """Download public data sets, with checksums; interrupted downloads resume."""
     for name in names:
         DATASETS[name]  # a misspelt name is known before the first download
     for name in names:
@@ -69,13 +69,13 @@ def inspect_command(
     ] = None,
     *,
     flags: dict[str, Any],
-    rate: Annotated[float, typer.Option(help="Resampling rate at which to show the grouping.")] = 0.6,
+    rate: Annotated[float, typer.Option(help="Resampling rate for the grouping shown.")] = 0.6,
     groups: Annotated[int, typer.Option(help="Number of groups H.")] = 2,
-    plot: Annotated[str | None, typer.Option(help="Draw the table to a .png, .svg or .pdf file.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Plot the table to a .png, .svg or .pdf file.")] = None,
     samples: Annotated[str | None, typer.Option(help="Draw sample images of each class to a .png file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Site-by-class table, imbalance, missing classes, and the grouping each site would make.
+    """Show the site-by-class table, imbalance, missing classes, and each site's class groups.
 
     `fedtail data inspect adult`, `fedtail data inspect cifar10 data.imbalance=100 --clients 20 --plot skew.png`,
     `fedtail data inspect --images parts/`, `fedtail data inspect --table t.csv --label severity --site state`.
@@ -84,7 +84,7 @@ def inspect_command(
     if name is not None:
         if "data.name" in flags:
             other = flags.get("data.path", flags["data.name"])
-            raise FedtailError(f"{name!r} and {other!r} both name the data; give one")
+            raise FedtailError(f"{name!r} and {other!r} both name the data; give only one")
         if Path(name).exists() and name not in DATASETS:
             raise FedtailError(
                 f"{name!r} is a file or folder, not a data set; use --table {name} --label COLUMN, --tables or --images"
@@ -133,7 +133,7 @@ def show(found: Inspection, width: int | None = None) -> None:
     lines = [
         f"* rarest of {found.n_groups} groups at rate {found.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
         "epoch: samples per epoch after resampling",
-        f"label skew {found.skew:.3f} (0: every site has the global mix; towards 1: nothing in common)",
+        f"label skew {found.skew:.3f} (0: every site has the global class mix; near 1: sites share almost no classes)",
     ]
     for i in lacking[:5]:
         missing = found.missing(i)
@@ -205,7 +205,7 @@ def _summary(found: Inspection) -> TextTable:
 def _class_table(found: Inspection) -> RichTable:
     """The classes by name, where the table of sites has no room for them."""
     table = bare_table("class")
-    for name in ("all sites", "test", "sites that have it"):
+    for name in ("all sites", "test", "sites with it"):
         table.add_column(name, justify="right", no_wrap=True)
     have = (found.table > 0).sum(0)
     for c in sorted(range(len(found.classes)), key=lambda c: -found.total[c])[: TALL * 2]:

@@ -27,7 +27,7 @@ def demo(
     workers: Workers = None,
     fresh: Fresh = False,
 ) -> None:
-    """FedAvg, FedCGN and FedCGNM on long-tailed digits over 5 clients: a table and a report to look at."""
+    """FedAvg, FedCGN and FedCGNM on long-tailed digits with 5 clients: prints a table and writes a report."""
     began = time.perf_counter()
     cells = comparison_cells(method_configs(METHODS, flags={"run.rounds": rounds}), seeds)
     outcomes = run_with_progress("demo", cells, out, workers=workers, fresh=fresh)

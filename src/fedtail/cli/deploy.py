@@ -19,7 +19,7 @@ from fedtail.runs.config import load_config
 if TYPE_CHECKING:
     from fedtail.federate.deployment import Deployment
 
-app = typer.Typer(help="Run across machines, over TLS, on Flower.", no_args_is_help=True)
+app = typer.Typer(help="Run a federation across machines, over TLS, with Flower.", no_args_is_help=True)
 
 PORT = 9092
 for command in (*deploy_members.COMMANDS, *deploy_keep.COMMANDS):
@@ -30,16 +30,16 @@ for command in (*deploy_members.COMMANDS, *deploy_keep.COMMANDS):
 def init(
     folder: Folder,
     arguments: Arguments = None,
-    sites: Annotated[str, typer.Option(help="Site names, separated by commas.")] = "",
-    local: Annotated[int, typer.Option(help="Instead of names: this many sites, site-1 ... site-N.")] = 0,
-    public: Annotated[str, typer.Option(help="host:port sites connect to, i.e. the proxy's.")] = "",
-    port: Annotated[int, typer.Option(help="Port of the SuperLink, on loopback.")] = PORT,
-    own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring tables or images of their own.")] = False,
-    docker: Annotated[bool, typer.Option("--docker", help="Also a Dockerfile and compose files.")] = False,
+    sites: Annotated[str, typer.Option(help="Comma-separated site names.")] = "",
+    local: Annotated[int, typer.Option(help="Instead of names: this many sites, named site-1 to site-N.")] = 0,
+    public: Annotated[str, typer.Option(help="host:port that sites connect to (the proxy's).")] = "",
+    port: Annotated[int, typer.Option(help="Port of the SuperLink, on the loopback interface.")] = PORT,
+    own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring their own tables or images.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Also write a Dockerfile and compose files.")] = False,
 ) -> None:
-    """Write a deployment folder: CA, keys, site folders, units, proxy configuration, instructions.
+    """Write a deployment folder: CA, keys, site folders, systemd units, proxy configuration, instructions.
 
-    Without `--own-data` it is a rehearsal: sites play the clients of the config's data set.
+    Without `--own-data` it is a rehearsal: sites act as the clients of the config's data set.
     """
     made = make(folder, arguments, sites, local, public, port, own_data)
     if docker:
@@ -51,15 +51,15 @@ def init(
 
 @app.command()
 def up(
-    folder: Annotated[Path, typer.Argument(help="The deployment folder; made if it does not exist.")] = Path(
+    folder: Annotated[Path, typer.Argument(help="The deployment folder; created if it does not exist.")] = Path(
         "deployment"
     ),
     arguments: Arguments = None,
     local: Annotated[int, typer.Option(help="Number of sites to start on this machine.")] = 0,
-    port: Annotated[int, typer.Option(help="Port of the SuperLink; an existing folder is moved to it.")] = 0,
-    proxy: Annotated[bool, typer.Option("--proxy", help="Connect sites through nginx, as from outside.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the SuperLink; an existing folder switches to it.")] = 0,
+    proxy: Annotated[bool, typer.Option("--proxy", help="Connect sites through nginx, as remote sites would.")] = False,
 ) -> None:
-    """Start a whole federation on this machine for rehearsal: SuperLink, sites, TLS, authentication."""
+    """Start a complete federation on this machine as a rehearsal: SuperLink, sites, TLS, authentication."""
     need_flower()
     from fedtail.federate.deployment import load_deployment
     from fedtail.federate.operate import processes
@@ -72,7 +72,8 @@ def up(
         make(folder, arguments, "", local or 3, "", port or PORT, False)
     elif arguments:
         raise FedtailError(
-            f"{str(folder)!r} exists; edit {folder}/config.toml or give {arguments[0]!r} to `fedtail deploy run`"
+            f"{str(folder)!r} already exists; edit {folder}/config.toml or pass {arguments[0]!r} to `fedtail "
+            "deploy run`"
         )
     deployment = load_deployment(folder)
     if local and local != len(deployment.sites):
@@ -86,7 +87,7 @@ def up(
 
 @app.command()
 def serve(folder: Folder) -> None:
-    """Run the server until stopped: Flower's SuperLink, on loopback, behind the proxy. What its unit starts."""
+    """Run the server until stopped: Flower's SuperLink, on loopback, behind the proxy. Its systemd unit runs this."""
     deployment = load(folder)
     from fedtail.federate.operate.local import serve as become_server
 
@@ -95,34 +96,34 @@ def serve(folder: Folder) -> None:
 
 @app.command()
 def register(folder: Folder) -> None:
-    """Make the sites' public keys known to the running SuperLink."""
+    """Register the sites' public keys with the running SuperLink."""
     deployment = load(folder)
     from fedtail.federate.operate.control import Control
 
     with Control(deployment) as control:
         new = [site for site in deployment.sites if control.register(site)]
-    typer.echo(f"registered {', '.join(new)}" if new else "all sites were registered already")
+    typer.echo(f"registered {', '.join(new)}" if new else "all sites are already registered")
 
 
 @app.command()
 def run(
     folder: Folder,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run, from its checkpoint.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Start and return at once.")] = False,
-    queue: Annotated[bool, typer.Option("--queue", help="Let it wait for its turn; see `queue`.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the last run from its checkpoint.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start the run and return immediately.")] = False,
+    queue: Annotated[bool, typer.Option("--queue", help="Add the run to the queue; see `queue`.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train over the sites that are online and write a run folder with a report. Ctrl-C ends the run, too."""
+    """Train across the sites that are online and write a run folder with a report. Ctrl-C stops the run."""
     deployment = load(folder)
     from fedtail.federate.operate import queue as waiting
     from fedtail.federate.operate import runs
 
     if queue:
         if resume:
-            raise FedtailError("a run that is resumed goes on at once; leave out --queue")
+            raise FedtailError("--resume continues at once and cannot be queued; leave out --queue")
         number = waiting.put(deployment, load_config(deployment.config, overrides or []))
-        typer.echo(f"run {number} waits; work through the queue with: fedtail deploy queue {folder} --work")
+        typer.echo(f"run {number} queued; start the queue with: fedtail deploy queue {folder} --work")
         return
     last = runs.last_config(deployment) if resume and not overrides else None
     run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
@@ -133,24 +134,24 @@ def run(
         done = runs.wait(deployment, run_id, deploy_view.follower())
     except KeyboardInterrupt:
         runs.stop(deployment)
-        raise Stopped(f"go on from the last checkpoint with: fedtail deploy run {folder} --resume") from None
+        raise Stopped(f"resume from the last checkpoint with: fedtail deploy run {folder} --resume") from None
     deploy_view.show_result(Path(done["folder"]), as_json)
 
 
 @app.command()
 def stop(folder: Folder) -> None:
-    """End the run that is going on; `run --resume` goes on from its checkpoint."""
+    """Stop the current run; `run --resume` continues from its checkpoint."""
     deployment = load(folder)
     from fedtail.federate.operate import runs
 
     ended = runs.stop(deployment)
-    again = f"the run was ended; go on with: fedtail deploy run {folder} --resume"
-    typer.echo(again if ended else "no run is going on")
+    again = f"run stopped; resume with: fedtail deploy run {folder} --resume"
+    typer.echo(again if ended else "no run is active")
 
 
 @app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Show sites, the run's round and the last errors, and what there is to do."""
+    """Show sites, the run's progress, recent errors and what to do next."""
     deployment = load(folder)
     from fedtail.federate.operate import processes, runs
     from fedtail.federate.operate import queue as waiting
@@ -181,10 +182,10 @@ def status(folder: Folder, as_json: Json = False) -> None:
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="The deployment folder (on the server).")] = None,
     site: Annotated[Path | None, typer.Option(help="At a site instead: its site.toml.")] = None,
-    server: Annotated[str, typer.Option(help="At a site: host:port of the server, to try the connection.")] = "",
+    server: Annotated[str, typer.Option(help="At a site: host:port of the server, to test the connection.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Check certificates, keys, clocks, versions and that all sites mean the same data. Exit code 1 on errors."""
+    """Check certificates, keys, clocks, versions and that all sites agree on the data. Exit code 1 on errors."""
     need_flower()
     from fedtail.federate.operate.doctor import examine_server, examine_site, worst
 
@@ -203,15 +204,15 @@ def doctor(
 
 @app.command()
 def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] = Path("deployment")) -> None:
-    """Stop everything that `up` started, with all child processes."""
+    """Stop everything that `up` started, including child processes."""
     deployment = load(folder)
     from fedtail.federate.operate import runs
     from fedtail.federate.operate.local import down as end
 
     in_a_run = runs.stop(deployment)
     ended = end(deployment)
-    again = f"; after `up`, the run goes on with: fedtail deploy run {folder} --resume" if in_a_run else ""
-    typer.echo(f"ended {ended} processes{again}" if ended else "nothing was running")
+    again = f"; after `up`, resume the run with: fedtail deploy run {folder} --resume" if in_a_run else ""
+    typer.echo(f"stopped {ended} processes{again}" if ended else "nothing was running")
 
 
 @app.command("nvflare")
@@ -219,14 +220,14 @@ def on_nvflare(
     folder: Folder,
     job: Annotated[Path | None, typer.Option(help="Only write the NVFlare job into this folder.")] = None,
     site_file: Annotated[
-        str, typer.Option(help="With --job: where sites keep site.toml.")
+        str, typer.Option(help="With --job: path of site.toml at the sites.")
     ] = "/opt/fedtail/{name}/site.toml",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run on NVFlare instead: a rehearsal with its POC system, or a job for a system you have."""
+    """Run on NVFlare instead: a rehearsal with its POC mode, or a job for an existing system."""
     if importlib.util.find_spec("nvflare") is None:
-        raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in an environment of its own")
+        raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in a separate environment")
     from fedtail.federate.deployment import load_deployment
     from fedtail.federate.nvflare.app import make_job
     from fedtail.federate.operate.nvflare_poc import rehearse
@@ -243,7 +244,7 @@ def on_nvflare(
 
 @app.command("app")
 def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Flower app.")]) -> None:
-    """Write the Flower app alone, for `flwr run` on a federation you already have."""
+    """Write only the Flower app, for `flwr run` on an existing federation."""
     need_flower()
     from fedtail.federate.operate.bundle import write_bundle
 
@@ -263,7 +264,7 @@ def make(
     from fedtail.federate.operate.create import create_deployment
 
     if sites and local:
-        raise FedtailError(f"--sites {sites} names the sites already; leave out --local {local}")
+        raise FedtailError(f"--sites {sites} already names the sites; leave out --local {local}")
     names = tuple(s.strip() for s in sites.split(",") if s.strip()) or tuple(f"site-{k + 1}" for k in range(local))
     path, overrides = split_arguments(arguments)
     flags = {} if own_data else {"data.clients": len(names) or None}

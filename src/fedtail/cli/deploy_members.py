@@ -15,7 +15,7 @@ Site = Annotated[str, typer.Argument(help="The site's name.")]
 
 
 def add(folder: Folder, site: Site) -> None:
-    """Make a folder with a key for a new site. A run that goes on takes it in once it is online."""
+    """Create a folder and key for a new site. A run in progress takes it in once it is online."""
     deployment = load(folder)
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.local import start_site
@@ -24,36 +24,36 @@ def add(folder: Folder, site: Site) -> None:
     grown = add_site(deployment, site)
     if processes.find(grown.folder, "site:"):  # a rehearsal, where sites are processes here
         start_site(grown, site)
-        typer.echo(f"{site} is site {len(grown.sites)} of {len(grown.sites)}, and was started here")
+        typer.echo(f"{site} added as site {len(grown.sites)} of {len(grown.sites)} and started on this machine")
         return
-    typer.echo(f"{grown.site(site)}: hand it to its operator over a channel you trust{_later(grown)}")
+    typer.echo(f"created {grown.site(site)}; send it to the site's operator over a trusted channel{_later(grown)}")
 
 
 def remove(folder: Folder, site: Site) -> None:
-    """Take a site off the list for good. A run that goes on does so without it."""
+    """Remove a site permanently. A run in progress continues without it."""
     deployment = load(folder)
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.membership import remove_site
 
     rest = remove_site(deployment, site)
     processes.stop(rest.folder, f"site:{site}")
-    typer.echo(f"{site} was removed, {len(rest.sites)} are left; its folder is kept under {rest.server / 'removed'}")
+    typer.echo(f"{site} removed, {len(rest.sites)} sites left; its folder was moved to {rest.server / 'removed'}")
 
 
 def revoke(folder: Folder, site: Site) -> None:
-    """Let nobody in with a site's key any more, e.g. when it was lost; `renew --site` makes a new one."""
+    """Revoke a site's key, e.g. after it was lost; `renew --site` creates a new one."""
     deployment = load(folder)
     from fedtail.federate.operate.membership import revoke_site
 
     revoke_site(deployment, site)
-    typer.echo(f"the key of {site} is revoked; make a new one with: fedtail deploy renew {folder} --site {site}")
+    typer.echo(f"the key of {site} is revoked; create a new one with: fedtail deploy renew {folder} --site {site}")
 
 
 def renew(
     folder: Folder,
-    site: Annotated[str, typer.Option(help="Make a new key for this site instead.")] = "",
+    site: Annotated[str, typer.Option(help="Create a new key for this site instead.")] = "",
 ) -> None:
-    """Make a new certificate for the server, for the same addresses, or a new key for a site."""
+    """Renew the server's certificate, for the same addresses, or create a new key for a site."""
     deployment = load(folder)
     from fedtail.federate.operate.membership import renew_certificate, renew_site
 
@@ -61,12 +61,11 @@ def renew(
         renew_site(deployment, site)
         key = deployment.site(site) / "site.key"
         typer.echo(
-            f"{key} is new: hand it to the site over a channel you trust, where it replaces the old one"
-            f"{_later(deployment)}"
+            f"created {key}; send it to the site over a trusted channel, to replace the old key{_later(deployment)}"
         )
         return
     ends = renew_certificate(deployment)
-    typer.echo(f"server.crt is valid until {ends}; restart the SuperLink and the proxy, sites find back by themselves")
+    typer.echo(f"server.crt is valid until {ends}; restart the SuperLink and the proxy; sites reconnect by themselves")
 
 
 def _later(deployment: Deployment) -> str:

@@ -59,7 +59,7 @@ def describe_round(status: dict[str, Any]) -> str:
     parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
     parts += [f"{name} {status[name]:.3f}" for name in ("loss", "accuracy") if name in status]
     if status.get("errors"):
-        parts.append(f"faults so far: {len(status['errors'])}")
+        parts.append(f"errors so far: {len(status['errors'])}")
     return "  ".join(parts)
 
 
@@ -79,19 +79,19 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
     """Sites, run and last faults, from what ``status --json`` prints."""
     typer.echo(f"SuperLink {about['superlink']} at {deployment.host}:{deployment.port}")
     table = Table(box=None, pad_edge=False)
-    for column in ("site", "status", "processes here"):
+    for column in ("site", "status", "local processes"):
         table.add_column(column)
     rehearsal = any(p["role"].startswith("site:") for p in about["processes"])
     for name in deployment.sites:
         here = [p["program"] for p in about["processes"] if p["role"] == f"site:{name}"]
         state = about["sites"].get(name, "–")
         if rehearsal and "flower-supernode" not in here:
-            state = "ended" if state != "online" else "ended; Flower will notice within a minute"
+            state = "stopped" if state != "online" else "stopped; Flower will notice within a minute"
         table.add_row(name, state, str(len(here)))
     terminal().print(table)
     _show_run(deployment, about["run"])
     if about["waiting"]:
-        typer.echo(f"runs that wait: {len(about['waiting'])}")
+        typer.echo(f"queued runs: {len(about['waiting'])}")
     for line in about["advice"]:
         typer.echo(f"to do: {line}")
 
@@ -101,10 +101,12 @@ def _show_run(deployment: Deployment, run: dict[str, Any]) -> None:
         typer.echo("no run yet")
         return
     age = time.time() - float(run["time"])
-    typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last sign {describe_age(age)} ago")
+    typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last update {describe_age(age)} ago")
     if run["state"] == "finished":
         page = Path(run["folder"]) / "report.html"
-        more = f"open {page} in a browser" if page.is_file() else f"for its page: fedtail report {run['folder']}"
+        more = (
+            f"open {page} in a browser" if page.is_file() else f"create its report with: fedtail report {run['folder']}"
+        )
         typer.echo(f"run folder {run['folder']}; {more}")
     if run.get("error"):
         typer.echo(f"error: {run['error']}")

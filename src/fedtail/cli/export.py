@@ -17,13 +17,13 @@ def export(
     run: RunFolder,
     onnx: Annotated[Path | None, typer.Option(help="Write ONNX here (.onnx); needs fedtail[onnx].")] = None,
     torch: Annotated[Path | None, typer.Option(help="Write a torch.export program here (.pt2).")] = None,
-    site: Annotated[str | None, typer.Option(help="With this site's decision inside (decision.scope = site).")] = None,
+    site: Annotated[str | None, typer.Option(help="Include this site's decision rule (decision.scope = site).")] = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Write a trained model for use elsewhere.
+    """Export a trained model for use elsewhere.
 
-    The graph takes samples as stored for training (encoded rows; pixels 0 to 255) and gives class probabilities, for
-    any batch size; ONNX also gives the answer by the model's decision. `fedtail export --run runs/x --onnx model.onnx`.
+    The graph takes samples as stored for training (encoded rows; pixels 0 to 255) and returns class probabilities,
+    for any batch size; ONNX also returns the decided class. Example: `fedtail export --run runs/x --onnx model.onnx`.
     """
     if onnx is None and torch is None:
         raise FedtailError("nothing to write; give --onnx FILE.onnx, --torch FILE.pt2 or both")

@@ -25,7 +25,7 @@ def methods(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
 ) -> None:
-    """List the methods: paper, what crosses the wire beyond FedAvg, what a client keeps, options and defaults."""
+    """List the methods: paper, what they send beyond FedAvg, client state, options and defaults."""
     if context.invoked_subcommand is not None:
         return
     if as_json:
@@ -49,10 +49,10 @@ def methods(
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(metavar="METHOD", help="A name, or file.py:Name of your own.")],
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method name, or your own file.py:Name.")],
     as_json: Json = False,
 ) -> None:
-    """Try a method on every engine: finite, repeatable, resumable, the same on fast paths and at real sites."""
+    """Test a method on every engine: finite, repeatable, resumable, identical on fast paths and at real sites."""
     found = []
     for result in check_named(name):
         found.append(result)
@@ -62,4 +62,6 @@ def check(
         typer.echo(json.dumps({"method": name, "checks": [{"claim": c.claim, "problem": c.problem} for c in found]}))
     failed = [c for c in found if c.problem]
     if failed:
-        raise FedtailError(f"method {name!r} fails {len(failed)} of {len(found)} checks; the first: {failed[0].claim}")
+        raise FedtailError(
+            f"method {name!r} fails {len(failed)} of {len(found)} checks; the first failure: {failed[0].claim}"
+        )

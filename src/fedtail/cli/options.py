@@ -25,14 +25,15 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="A TOML file or run folder, then overrides."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; warnings and notes are still printed.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress; warnings and notes are still printed.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Runs at once, sharing the cores: one per core; on a GPU one, at most 4.")
+    int | None,
+    typer.Option(min=1, help="Number of parallel runs; by default as many as the cores allow, or one on a GPU."),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what an earlier call left.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Discard the results of earlier calls and run everything again.")]
 RunFolder = Annotated[Path, typer.Option(help="Run folder of the trained model.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Import the model's own module:callable.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Allow importing the model's module:callable.")]
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ FLAGS = {
     "partition": of_setting("data.partition", "Data"),
     "alpha": of_setting("data.alpha", "Data"),
     "method": of_setting("method.name"),
-    "rates": Flag(str, "", "Rate strategy (rates.name), one rate for all, auto, or a file that `fedtail tune` wrote."),
+    "rates": Flag(
+        str, "", "Rate strategy (rates.name), one rate for all clients, auto, or a file written by `fedtail tune`."
+    ),
     "model": of_setting("model.name"),
     "encoder": of_setting("model.encoder"),
     "rounds": of_setting("run.rounds"),
@@ -138,12 +141,12 @@ def data_flags(
     given = {"--dataset": dataset, "--table": table, "--tables": tables, "--images": images}
     named = [flag for flag, value in given.items() if value is not None]
     if len(named) > 1:
-        raise FedtailError(f"{named[0]} and {named[1]} both name the data; give one")
+        raise FedtailError(f"{named[0]} and {named[1]} both name the data; give only one")
     for flag, value in (("--label", label), ("--schema", schema)):
         if value is not None and table is None and tables is None:
-            raise FedtailError(f"{flag} {value!r} goes with --table or --tables")
+            raise FedtailError(f"{flag} {value!r} needs --table or --tables")
     if site is not None and table is None:
-        raise FedtailError(f"--site {site!r} goes with --table")
+        raise FedtailError(f"--site {site!r} needs --table")
     flags: dict[str, Any] = {}
     if dataset is not None:
         flags = {"data.name": dataset}
@@ -180,7 +183,7 @@ def _read_rates(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise FedtailError(
-            f"--rates {str(path)!r} is not a file that `fedtail tune` wrote: it has no table 'rates'"
+            f"--rates {str(path)!r} was not written by `fedtail tune`: it has no table 'rates'"
         ) from None
 
 
@@ -189,7 +192,9 @@ def ignored_clients(flags: Mapping[str, Any], n_clients: int) -> list[str]:
     asked = flags.get("data.clients")
     if asked is None or asked == n_clients:
         return []
-    return [f"--clients {asked} has no effect: each of the data's {n_clients} sites is a client (data.partition=auto)"]
+    return [
+        f"--clients {asked} has no effect: the data has {n_clients} sites, and each is a client (data.partition=auto)"
+    ]
 
 
 def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:

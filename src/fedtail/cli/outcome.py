@@ -37,7 +37,7 @@ def print_classes(result: Result) -> None:
         )
     terminal().print(table)
     if len(shown) < len(order):
-        terminal().print(f"the {len(shown)} rarest of {len(order)} classes; the report has all")
+        terminal().print(f"the {len(shown)} rarest of {len(order)} classes; the report lists all")
 
 
 def print_sites(result: Result, metric: str = "macro_f1") -> None:
@@ -61,7 +61,7 @@ def print_sites(result: Result, metric: str = "macro_f1") -> None:
         cells = (number(found[key]) for key in ("accuracy", "macro_f1"))
         table.add_row(name, f"{support:,}", *cells, *plain, number(found["pr_auc"]))
     terminal().print(table)
-    said = f"macro F1 over {len(rows)} sites: {values.mean():.3f} ± {values.std():.3f}, worst {values[0]:.3f}"
+    said = f"macro F1 across {len(rows)} sites: {values.mean():.3f} ± {values.std():.3f}, worst {values[0]:.3f}"
     n = sum(rows[0][1]["per_class_support"])
     terminal().print(f"{said} ({rows[0][0]}, {n:,} {split} sample{'' if n == 1 else 's'})", soft_wrap=True)
 

@@ -25,25 +25,27 @@ from fedtail.runs.saved import SavedModel, load_model, read_decision
 
 
 def predict(
-    data: Annotated[Path, typer.Argument(help="A table (CSV, TSV, Parquet), an image, a folder of images or a .npy.")],
+    data: Annotated[
+        Path, typer.Argument(help="A table (CSV, TSV, Parquet), an image, a folder of images or a .npy file.")
+    ],
     run: RunFolder,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write; standard output without it.")] = None,
-    keep: Annotated[str, typer.Option(help="Columns of the table to copy into the output, with commas.")] = "",
-    site: Annotated[str | None, typer.Option(help="Decide as this site does (decision.scope = site).")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; default: standard output.")] = None,
+    keep: Annotated[str, typer.Option(help="Columns of the table to copy to the output, comma-separated.")] = "",
+    site: Annotated[str | None, typer.Option(help="Use this site's decision rule (decision.scope = site).")] = None,
     decision: Annotated[
-        Path | None, typer.Option(help="Decide by this file: the decision.json that a site has kept for itself.")
+        Path | None, typer.Option(help="Use the decision rule in this file: a decision.json kept by a site.")
     ] = None,
     threshold: Annotated[
         list[str] | None,
-        typer.Option(help="CLASS=PROBABILITY: answer CLASS wherever it is at least that likely; may be repeated."),
+        typer.Option(help="CLASS=PROBABILITY: predict CLASS if it is at least this likely; repeatable."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device, e.g. cpu or cuda.")] = "cpu",
     allow_code: AllowCode = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the predictions.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the predictions.")] = False,
 ) -> None:
-    """Predict with a trained model: one row per sample with the class and the probability of every class.
+    """Predict with a trained model: one row per sample, with the class and all class probabilities.
 
-    `fedtail predict --run runs/x new.csv --out predicted.csv --keep id`. Where the table has the label column too,
+    Example: `fedtail predict --run runs/x new.csv --out predicted.csv --keep id`. If the table has the label column,
     the predictions are also scored.
     """
     model = load_model(run, device=device, allow_code=allow_code)
@@ -82,7 +84,7 @@ def decided(model: SavedModel, file: Path | None, thresholds: Sequence[str]) -> 
         except ValueError:
             number = float("nan")
         if not 0 < number <= 1:
-            raise FedtailError(f"--threshold {text!r}: {value!r} is no probability in (0, 1]; use e.g. {name}=0.2")
+            raise FedtailError(f"--threshold {text!r}: {value!r} is not a probability in (0, 1]; use e.g. {name}=0.2")
         rule = rule.with_threshold(model.classes.index(name), number, len(model.classes))
     return replace(model, decision=rule)
 
@@ -119,8 +121,8 @@ def _score(model: SavedModel, frame: pd.DataFrame | None, guess: np.ndarray) -> 
     if strange:
         rows = int((codes >= 0).sum() - known.sum())
         console.print(
-            f"note: {rows} rows are of a class that the model does not know ({listing(map(repr, strange), 5)}) and are "
-            "not scored",
+            f"note: {rows} rows have a class unknown to the model ({listing(map(repr, strange), 5)}) and were not "
+            "scored",
             style="dim",
             soft_wrap=True,
         )

@@ -90,8 +90,8 @@ class RoundProgress:
         if self.live:
             self._progress.stop()
         if isinstance(error, KeyboardInterrupt) and self.folder is not None:
-            said = f"{self.done} of {self.rounds} rounds are done"
-            raise Stopped(f"{said}; go on with: {self.command} {self.folder} --resume") from None
+            said = f"{self.done} of {self.rounds} rounds done"
+            raise Stopped(f"{said}; resume with: {self.command} {self.folder} --resume") from None
 
     def encoded(self, done: int, total: int) -> None:
         """Images that an encoder has done; shown before the first round."""
@@ -106,7 +106,7 @@ class RoundProgress:
         self.first, self.began = done, time.perf_counter()
         self._progress.update(self._task, completed=done)
         if self.resume and not done and not self.quiet:
-            console.print(f"note: nothing to go on from in {folder}; starting at round 1", style="dim", soft_wrap=True)
+            console.print(f"note: nothing to resume in {folder}; starting at round 1", style="dim", soft_wrap=True)
 
     def inside(self, where: Inside) -> None:
         """How far a round is: in a terminal all the time, elsewhere the first estimate and then now and then."""

@@ -22,16 +22,16 @@ FORMATS = ("html", "md", "latex", "csv", "pdf", "svg")
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; for pdf and svg the folder of the figures.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain them.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; for pdf and svg, a folder for the figures.")] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; by default what --out ends with."),
+        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; defaults to the extension of --out."),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="Method to compare with, as the table calls it.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Method to compare with, as named in the table.")] = None,
     metric: Annotated[
-        str, typer.Option(help=f"Metric that is tested against the baseline: {', '.join(tested())}.")
+        str, typer.Option(help=f"Metric to test against the baseline: {', '.join(tested())}.")
     ] = "macro_f1",
 ) -> None:
     """Compare runs: a self-contained page, tables for papers, vector figures.
@@ -70,7 +70,7 @@ def _format(form: str | None, out: Path | None) -> str:
     if form is None:
         ending = out.suffix.lower() if out is not None else ".html"
         if ending not in SUFFIXES:
-            raise FedtailError(f"--out {str(out)!r} does not tell the format; add --format ({', '.join(FORMATS)})")
+            raise FedtailError(f"--out {str(out)!r} does not determine the format; add --format ({', '.join(FORMATS)})")
         return SUFFIXES[ending]
     if form not in FORMATS:
         raise one_of("format", form, FORMATS)

@@ -27,9 +27,9 @@ from fedtail.study.paper.reproduce import Reproduction
 from fedtail.study.paper.search import TRIALS, reproduce_search, write_trials
 
 BESIDE_GRIDS = {
-    "search": "Hyper-parameters on validation, as many trials for every method; see --tuned",
-    "convergence": "Gradient norm against T where rates settle, drift or oscillate",
-    "page": "The tables of RESULTS.md, written anew from the record of all finished cells",
+    "search": "Hyperparameter search on validation data, with the same number of trials per method; see --tuned",
+    "convergence": "Gradient norm against T when rates settle, drift or oscillate",
+    "page": "The tables of RESULTS.md, regenerated from the records of all finished cells",
 }
 
 
@@ -38,25 +38,25 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[NAME] [SECTION.KEY=VALUE]...",
-            help="What to reproduce, or a grid of your own (grid.toml), then settings to change in all its cells "
-            "that have them; without a name, a list.",
+            help="What to reproduce, or your own grid (grid.toml), then settings to change in every cell that has "
+            "them; without a name, prints a list.",
         ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke: seconds, no data needed; cpu: what a CPU can do; full: all.")
+        str, typer.Option(help="smoke: seconds, no data needed; cpu: feasible on a CPU; full: everything.")
     ] = "cpu",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per cell.")] = 3,
-    first_seed: Annotated[int, typer.Option(min=0, help="The first of them: more seeds of a table that has some.")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help="Keep cells whose name contains this; repeatable.")] = None,
-    tuned: Annotated[bool, typer.Option("--tuned", help="Use the settings a recorded search found best.")] = False,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed, to add seeds to an existing table.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Run only cells whose name contains this; repeatable.")] = None,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Use the best settings found by a recorded search.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for runs, tables and figures.")] = Path("results"),
     workers: Workers = None,
     device: Device = None,
     data_dir: DataDir = None,
-    launcher: Annotated[str, typer.Option(help="Where cells run: processes, or ray (a cluster).")] = "processes",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells.")] = False,
+    launcher: Annotated[str, typer.Option(help="Where to run cells: processes, or ray (a cluster).")] = "processes",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells without running them.")] = False,
 ) -> None:
-    """Run a table or figure of the paper. Finished cells are never run again, so it can be stopped and continued."""
+    """Reproduce a table or figure of the paper. Finished cells are kept, so you can stop and continue at any time."""
     name, overrides = split_arguments(arguments)
     words = only or []
     if name is None:
@@ -80,7 +80,7 @@ def reproduce(
             made = write_page(page, out / FILE)
             typer.echo(f"wrote {made.tables} tables into {page} from {made.records} records in {out / FILE}")
             for line in made.below:
-                typer.echo(f"below always answering the majority class: {line}", err=True)
+                typer.echo(f"worse than always predicting the majority class: {line}", err=True)
         else:
             search(scale, seeds, words, out, workers, device, data_dir)
         return
@@ -123,7 +123,7 @@ def print_names(overrides: Sequence[str]) -> None:
     """List what can be reproduced."""
     if overrides:
         raise FedtailError(
-            f"{overrides[0]!r} changes a setting, but of what? give a name first; `fedtail reproduce` lists them"
+            f"{overrides[0]!r} is a setting; give the name of a table or figure first (`fedtail reproduce` lists them)"
         )
     for name, title in ({name: load_grid(name).title for name in grid_names()} | BESIDE_GRIDS).items():
         typer.echo(f"{name:<22}{title}")

@@ -17,10 +17,10 @@ def schema_command(
     table: Annotated[Path, typer.Argument(help="One site's table: CSV, TSV or Parquet.")],
     label: Annotated[str, typer.Option(help="Column that holds the class.")],
     site: Annotated[str | None, typer.Option(help="Column that names the site; not an input.")] = None,
-    exclude: Annotated[str, typer.Option(help="Columns not to use, with commas.")] = "",
-    categories: Annotated[str, typer.Option(help="Columns of codes that look like numbers, with commas.")] = "",
+    exclude: Annotated[str, typer.Option(help="Columns to leave out, comma-separated.")] = "",
+    categories: Annotated[str, typer.Option(help="Columns of codes that look like numbers, comma-separated.")] = "",
     max_levels: Annotated[int, typer.Option(min=2, help="Categories with more levels are hashed.")] = 64,
-    out: Annotated[Path | None, typer.Option(help="File to write: .toml or .json; else standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write, .toml or .json; default: standard output.")] = None,
 ) -> None:
     """Propose a schema from one table: columns, levels and classes, without any statistics.
 

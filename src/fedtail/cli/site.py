@@ -12,7 +12,7 @@ import typer
 
 from fedtail.cli.flags import Json
 
-app = typer.Typer(help="What runs where the data is.", no_args_is_help=True)
+app = typer.Typer(help="Run and check a site, where the data is.", no_args_is_help=True)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder, with site.toml.")]
@@ -21,9 +21,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder, 
 @app.command()
 def run(
     folder: Folder,
-    server: Annotated[str, typer.Option(help="host:port of the server, instead of that in site.toml.")] = "",
+    server: Annotated[str, typer.Option(help="host:port of the server, instead of the one in site.toml.")] = "",
 ) -> None:
-    """Take part in a federation until stopped: keeps the site connected, and starts over what ends or hangs."""
+    """Take part in a federation until stopped: keep the site connected, and restart whatever exits or hangs."""
     from fedtail.federate.operate.site_service import SiteService
 
     service = SiteService(folder, server)
@@ -34,7 +34,7 @@ def run(
 
 @app.command()
 def health(folder: Folder, as_json: Json = False) -> None:
-    """Whether the site is connected. Exit code 1 if it is not."""
+    """Show whether the site is connected. Exit code 1 if it is not."""
     from fedtail.cli.deploy_view import describe_age
     from fedtail.federate.operate.site_service import read_health
 
@@ -44,7 +44,7 @@ def health(folder: Folder, as_json: Json = False) -> None:
     else:
         answered = f"{describe_age(time.time() - found.contact)} ago" if found.contact else "never"
         typer.echo(f"{found.site}: {found.state}{': ' + found.detail if found.detail else ''}")
-        typer.echo(f"server {found.server} answered last: {answered}; restarts: {found.restarts}")
+        typer.echo(f"server {found.server} last answered: {answered}; restarts: {found.restarts}")
     if found.state != "connected":
         raise typer.Exit(1)
 
@@ -52,10 +52,10 @@ def health(folder: Folder, as_json: Json = False) -> None:
 @app.command()
 def key(
     folder: Folder,
-    new: Annotated[bool, typer.Option("--new", help="Make a new key; the old one is worth nothing then.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Create a new key; the old one becomes invalid.")] = False,
     as_json: Json = False,
 ) -> None:
-    """This site's public key, for the others' lists, and a fingerprint of its own list of sites, to compare."""
+    """Show this site's public key, for the other sites' lists, and a fingerprint of its own list, to compare."""
     from fedtail.cli.deploy_view import need_flower
     from fedtail.federate.operate.membership import own_key
 
@@ -72,7 +72,7 @@ def key(
 
 @app.command()
 def worker(site_file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's configuration.")]) -> None:
-    """Train for a site until idle. Started on demand, with the first message for the site."""
+    """Train for a site until idle. Started automatically by the first message for the site."""
     from fedtail.federate.site.worker import run_worker
 
     if not run_worker(site_file):

@@ -73,7 +73,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         shown.add_row(name, *values, *(("", "") if tested else ()), style="dim")
     out.print(shown)
     if measured:
-        out.print(Text("* a yardstick: neither ranked nor tested", style="dim"))
+        out.print(Text("* yardsticks are neither ranked nor tested", style="dim"))
     seeds = max(row.seeds for row in table.rows)
     if tested and seeds > 1:
         out.print(Text(footnote(table), style="dim"))
@@ -98,7 +98,7 @@ def print_grid(result: GridResult) -> None:
                 shown.add_row(row, *map(_beside_paper, entries))
         out.print(shown)
     if any(entry.paper is not None for entry in result.entries):
-        out.print("in brackets: the paper", style="dim")
+        out.print("in parentheses: the paper's values", style="dim")
     if result.grid.notes:
         out.print(" ".join(result.grid.notes.split()), style="dim")
 

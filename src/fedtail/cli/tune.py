@@ -33,7 +33,7 @@ from fedtail.runs.execution import run
 @config_flags(
     *ONE_RUN,
     rates="Search: fedhoo (default), fedhoo_clusters, hoo, fast, locally_optimal, grid.",
-    rounds="Rounds at most (run.rounds).",
+    rounds="Maximum number of rounds (run.rounds).",
 )
 def tune(
     arguments: Arguments = None,
@@ -42,32 +42,36 @@ def tune(
     save: Annotated[
         Path | None,
         typer.Option(
-            help="File for the rates, .toml or .json, beside rates.toml in the run folder; with --budget that of the "
-            "config, by default tuned.toml."
+            help="Additional file for the rates, .toml or .json, besides rates.toml in the run folder; with --budget, "
+            "the config file (default: tuned.toml)."
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Race method, learning rate, rate and weight decay for so long (90s, 5m, 1h) and write a config file.",
+            help=(
+                "Race methods, learning rates, rates and weight decay for this long (90s, 5m, 1h), then write a config."
+            ),
         ),
     ] = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search resampling rates, or all settings within a time, and save what was found.
+    """Search for resampling rates, or tune all settings within a time budget, and save the result.
 
     `fedtail tune --table t.csv --label y --budget 5m` races methods, learning rates, rates and weight decay on private
-    validation splits, what you set yourself excepted, and writes tuned.toml, which `fedtail run tuned.toml` takes.
+    validation splits, leaves what you set yourself unchanged, and writes tuned.toml for `fedtail run tuned.toml`.
 
-    `fedtail tune --save rates.toml`, then `fedtail run --rates rates.toml` trains with the rates it found. Any other
-    scalar of the local step is searched with `rates.searches=lr rates.low=0.01 rates.high=0.4 rates.log=true`.
+    `fedtail tune --save rates.toml`, then `fedtail run --rates rates.toml` trains with the rates it found. To
+    search another scalar of the local step, use `rates.searches=lr rates.low=0.01 rates.high=0.4 rates.log=true`.
     """
     if budget is not None:
         if resume:
-            raise FedtailError("--resume goes on with a rate search; a tuning with --budget starts anew")
+            raise FedtailError(
+                "--resume continues a rate search, but --budget always starts from scratch; leave out one of them"
+            )
         tune_within(budget, arguments, flags, save, as_json=as_json, quiet=quiet)
         return
     if save is not None and save.suffix not in (".toml", ".json"):
@@ -99,7 +103,9 @@ def tune(
     for where, value in zip(sites, section["rates"], strict=True):
         shown.add_row(where, f"{value:.4g}")
     terminal().print(shown)
-    typer.echo(f"{'found' if finished else 'best so far, the search had not ended'} after {len(result.history)} rounds")
+    typer.echo(
+        f"{'found' if finished else 'best so far (the search has not finished)'} after {len(result.history)} rounds"
+    )
     typer.echo(f"saved to {target}; use them with: fedtail run --rates {target}")
 
 

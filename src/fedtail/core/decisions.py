@@ -100,10 +100,10 @@ class Decision:
         """``ValueError`` unless it is a decision over so many classes: it may come from elsewhere."""
         rows = [self.bias, self.weights, self.thresholds, *self.costs, *([self.costs] if self.costs else [])]
         if any(row and len(row) != n_classes for row in rows):
-            raise ValueError(f"a decision of other than {n_classes} classes")
+            raise ValueError(f"it is not for {n_classes} classes")
         numbers = [self.temperature, *self.bias, *self.weights, *(t for t in self.thresholds if t is not None)]
         if not np.isfinite([*numbers, *(v for row in self.costs for v in row)]).all() or self.temperature <= 0:
-            raise ValueError("a decision with numbers that are not finite")
+            raise ValueError("it has non-finite numbers")
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ def group_classes(proportions: ArrayLike, n_groups: int = 2, *, dispersion: str 
             and spacing matter (the result does not change under q -> a q + b, a > 0, on the classes present).
         n_groups: H. With fewer present classes than H the remaining groups stay empty.
         dispersion: ``"variance"`` minimises sum |G_h| sigma_h^2, the paper's rule; ``"std"`` minimises
-            sum |G_h| sigma_h, a variant offered because it alone reproduces the thresholds the paper reports.
+            sum |G_h| sigma_h, a variant that alone reproduces the thresholds reported in the paper.
 
     Classes are ordered by (-proportion, index). Ties go to the most even group sizes, then to fewer
-    minority classes: at rate 1 every split ties and rounding noise would decide otherwise. Classes without
+    minority classes: at rate 1 every split ties, and rounding noise would decide otherwise. Classes without
     samples give no gradient; they are left out of the optimisation and appended to the last group.
 
     >>> group_classes([0.5, 0.3, 0.1, 0.1])
@@ -37,7 +37,7 @@ def group_classes(proportions: ArrayLike, n_groups: int = 2, *, dispersion: str 
     if q.ndim != 1 or q.size == 0:
         raise FedtailError(f"proportions must be a non-empty vector, got shape {q.shape}")
     if not np.all(np.isfinite(q)) or np.any(q < 0):
-        raise FedtailError("proportions must be finite and not negative")
+        raise FedtailError("proportions must be finite and non-negative")
     if n_groups < 1:
         raise FedtailError(f"n_groups = {n_groups} is not allowed; use 1 or more")
     if dispersion not in DISPERSIONS:

@@ -170,7 +170,7 @@ def open_releases(
         mine = [releases[peer].pieces.get(me, b"") for peer in sorted(set(releases) - {me})]
         inside = _sealed(release.sealed, mine)
         if len(inside) != SEED * (1 + len(vanished)) or any(len(piece) != SEED for piece in mine):
-            raise MaskError(f"the secrets of {me!r} do not fit the members that vanished")
+            raise MaskError(f"the secrets of {me!r} do not match the members that dropped out")
         parts = [inside[i : i + SEED] for i in range(0, len(inside), SEED)]
         out[me] = parts[0], dict(zip(vanished, parts[1:], strict=True))
     return out

@@ -400,10 +400,10 @@ def lacking(metric: Metric, setting: str) -> FedtailError:
     lacks = {
         "background": 'data with a class that means "nothing found" (data.background of an image folder)',
         "train_counts": "class counts of the training data, which a search does not see",
-        "scores": "counts of probabilities, which sites send only where deploy.reveal = 'classes'",
-        "sites": "results of single sites, by which a search cannot compare its candidates (run.select can)",
+        "scores": "probability counts, which sites send only if deploy.reveal = 'classes'",
+        "sites": "per-site results, which a search cannot use to compare candidates (run.select can)",
     }[str(metric.needs)]
-    return FedtailError(f"{setting} needs {lacks}; others: {others}")
+    return FedtailError(f"{setting} needs {lacks}; use one of: {others}")
 
 
 def _ratio(a: np.ndarray, b: np.ndarray, undefined: float) -> np.ndarray:

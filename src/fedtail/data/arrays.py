@@ -70,7 +70,9 @@ def _pair(pair: Any, name: str) -> tuple[Tensor, np.ndarray]:
     if len(x) != len(y):
         raise FedtailError(f"{name} has {len(x)} inputs but {len(y)} labels")
     if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.rint(y)).all()):
-        raise FedtailError(f"{name}: labels are fractions or not finite; a label is a class, as a name or whole number")
+        raise FedtailError(
+            f"{name}: labels are fractions or not finite; a label must be a class name or a whole number"
+        )
     return x, y.astype(np.int64) if y.dtype.kind in "fb" else y
 
 
@@ -106,10 +108,10 @@ def _labels(
         except TypeError as error:
             raise FedtailError("labels mix numbers and names; use one kind") from error
         if unknown.size:
-            raise FedtailError(f"test labels {unknown[:5].tolist()} occur at no client")
+            raise FedtailError(f"test labels {unknown[:5].tolist()} do not occur at any client")
         if len(names) < 2:
             raise FedtailError(
-                f"all clients together hold only one class, {str(names[0])!r}; training needs at least two classes"
+                f"all clients together have only one class, {str(names[0])!r}; training needs at least two classes"
             )
         return [np.searchsorted(names, y) for y in raw], np.searchsorted(names, raw_test), [str(v) for v in names]
     known = {str(c): i for i, c in enumerate(classes)}

@@ -95,7 +95,7 @@ class Client:
 class Federation:
     """Data of K clients with private validation splits, and a test set.
 
-    Make one by splitting a data set, ``fedtail.partition(fedtail.datasets.load("adult"))``, or from data of your own:
+    Create one by splitting a data set, ``fedtail.partition(fedtail.datasets.load("adult"))``, or from your own data:
     ``Federation.from_tables``, ``from_images``, ``from_arrays``, ``from_datasets``.
     """
 
@@ -147,7 +147,7 @@ class Federation:
             rows.insert(FEW + 1, ["…"] * len(rows[0]))
         test = self.test.counts(self.n_classes)
         rows.append(["test", f"{test.sum():,}", *(f"{n:,}" for n in test[:FEW])])
-        more = f", the first {FEW} shown" if self.n_classes > FEW else ""
+        more = f", first {FEW} shown" if self.n_classes > FEW else ""
         return f"{self.name}: {self.n_clients:,} clients, {self.n_classes} classes{more}", rows
 
     def __repr__(self) -> str:
@@ -198,32 +198,32 @@ class Federation:
         )
 
     def validation_rows(self) -> np.ndarray:
-        """Pool indices of the validation splits that stand for the federation's: all clients' up to ``PANEL``, beyond
-        that those of a fixed random panel, so that a round costs what its own clients cost."""
+        """Pool indices of the validation splits used for the federation: those of all clients, or of a fixed random
+        panel if there are more than ``PANEL``, so that validation stays cheap."""
         return np.concatenate([self.validation[k] for k in self.panel()])
 
     def panel(self) -> list[int]:
-        """The clients whose validation splits are looked at: all, or ``PANEL`` of them."""
+        """The clients whose validation splits are used: all, or ``PANEL`` of them."""
         if self.n_clients <= PANEL:
             return list(range(self.n_clients))
         picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
         return [int(k) for k in np.sort(picked)]
 
     def own_tests(self) -> dict[int, np.ndarray]:
-        """client -> rows of the test set, of the panel's clients, with what belongs to none of them as client -1."""
+        """Client -> its rows of the test set, for the clients in the panel; all other rows belong to client -1."""
         if not self.test_clients.size or not len(self.test):
             return {-1: np.arange(len(self.test))}
         owner = np.where(np.isin(self.test_clients, self.panel()), self.test_clients, -1)
         return {int(k): np.flatnonzero(owner == k) for k in np.unique(owner)}
 
     def label_map(self) -> np.ndarray:
-        """(K, C) training samples per client and class. In a real federation nobody has this table."""
+        """(K, C) training samples per client and class. In a real federation, nobody has this table."""
         y = self.pool.y.numpy()
         return np.stack([np.bincount(y[i], minlength=self.n_classes) for i in self.train])
 
     @classmethod
     def from_tables(cls, tables: Any, label: str, site: str | None = None, **options: Any) -> Federation:
-        """Tables of your own: ``{site: DataFrame}``, one DataFrame or file with a ``site`` column, or a folder or glob
+        """Your own tables: ``{site: DataFrame}``, one DataFrame or file with a ``site`` column, or a folder or glob
         of files, one per site.
 
         Args:
@@ -237,8 +237,8 @@ class Federation:
 
     @classmethod
     def from_images(cls, folder: Any, **options: Any) -> Federation:
-        """Images of your own in folders ``site/class/*`` or ``class/*``; ``options`` of the data set ``images``
-        (``size``, ``background`` ...) and of ``fedtail.partition``."""
+        """Your own images in folders ``site/class/*`` or ``class/*``; ``options`` of the data set ``images``
+        (``size``, ``background``, ...) and of ``fedtail.partition``."""
         from fedtail.data.own import from_images  # which needs this module
 
         return from_images(folder, **options)

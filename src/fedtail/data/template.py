@@ -52,21 +52,21 @@ def load_template(template: str) -> Template:
         frame = pd.read_csv(path, index_col=0, skipinitialspace=True)
         counts = frame.to_numpy(dtype=np.float64)
     except (ValueError, TypeError, UnicodeDecodeError) as error:
-        raise FedtailError(f"{where} is no table of numbers: {' '.join(str(error).split())[:200]}") from None
+        raise FedtailError(f"{where} is not a table of numbers: {' '.join(str(error).split())[:200]}") from None
     if counts.size == 0 or counts.shape[1] < 2:
         raise FedtailError(f"{where} needs a row per site and two class columns or more after the site's name")
     if not np.isfinite(counts).all() or (counts < 0).any():
         row, column = np.argwhere(~(counts >= 0) | ~np.isfinite(counts))[0]
         raise FedtailError(
-            f"{where}: {frame.index[row]!r}, {frame.columns[column]!r} is {counts[row, column]:g}, not a number of "
-            "samples from 0 on"
+            f"{where}: {frame.index[row]!r}, {frame.columns[column]!r} is {counts[row, column]:g}, which is not a "
+            "number of samples (0 or more)"
         )
     if (counts.sum(0) == 0).any():
         empty = frame.columns[int(np.flatnonzero(counts.sum(0) == 0)[0])]
-        raise FedtailError(f"{where}: no site has samples of class {str(empty)!r}; drop the column or mend it")
+        raise FedtailError(f"{where}: no site has samples of class {str(empty)!r}; drop the column or fix it")
     sites = tuple(str(s).strip() for s in frame.index)
     if len(set(sites)) < len(sites):
-        raise FedtailError(f"{where}: two rows name the same site")
+        raise FedtailError(f"{where}: two rows have the same site name")
     return Template(sites, tuple(str(c).strip() for c in frame.columns), counts)
 
 

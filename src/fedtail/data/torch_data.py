@@ -56,7 +56,7 @@ def _array(value: Any, name: str, i: int) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError):
         raise FedtailError(
             f"{name}: the input of sample {i} is a {type(value).__name__}, not a tensor, array, number or image; "
-            "add a transform that makes it one"
+            "add a transform that converts it"
         ) from None
 
 

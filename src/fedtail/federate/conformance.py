@@ -74,12 +74,15 @@ def check_method(method: Method) -> Iterator[Check]:
             for claim, test in (
                 ("three rounds stay finite and the loss falls", lambda: _learns(method, federation)),
                 ("the same seed gives the same bits, with any number of workers", lambda: _repeats(method, federation)),
-                ("a run resumed half way ends with the same bits", lambda: _resumes(method, federation, Path(folder))),
+                ("a run resumed halfway ends with the same bits", lambda: _resumes(method, federation, Path(folder))),
                 ("the batched path agrees with the reference path", lambda: _agrees(method, federation, "batched")),
                 ("the graph path agrees with the reference path", lambda: _agrees(method, federation, "graph")),
-                ("it goes with the joint rate search", lambda: _searches(method, federation)),
+                ("it works with the joint rate search", lambda: _searches(method, federation)),
                 ("real sites give the simulator's bits", lambda: _federates(method, federation)),
-                ("client optimizers go with it on every engine", lambda: _optimizes(method, federation, Path(folder))),
+                (
+                    "it works with client optimizers on every engine",
+                    lambda: _optimizes(method, federation, Path(folder)),
+                ),
             )
         )
 
@@ -125,7 +128,7 @@ def _learns(method: Method, federation: Federation) -> str:
         return "the model is not finite"
     json.dumps(state.history)
     first, last = state.history[0]["train_loss"], state.history[-1]["train_loss"]
-    return "" if last < first else f"the training loss goes from {first:.4g} to {last:.4g}"
+    return "" if last < first else f"the training loss went from {first:.4g} to {last:.4g}"
 
 
 def _repeats(method: Method, federation: Federation) -> str:
@@ -148,13 +151,13 @@ def _resumes(method: Method, federation: Federation, folder: Path) -> str:
     assert state is not None
     resumed = train_rounds(second, settings, second.restore(state))
     same = torch.equal(resumed.x, expected.x)
-    return "" if same else "it differs; state must be in what init_server, start and finish return"
+    return "" if same else "it differs; all state must be returned by init_server, start and finish"
 
 
 def _agrees(method: Method, federation: Federation, path: str) -> str:
     expected, found = _train(method, federation).x, _train(method, federation, path).x
     distance = float((found - expected).norm() / expected.norm())
-    return "" if distance < CLOSE else f"the models differ by {distance:.2g} of their norm, allowed is {CLOSE:g}"
+    return "" if distance < CLOSE else f"the models differ by {distance:.2g} of their norm (allowed: {CLOSE:g})"
 
 
 def _searches(method: Method, federation: Federation) -> str:
@@ -190,7 +193,11 @@ def _federates(method: Method, federation: Federation) -> str:
     rates = RATES.build("uniform", federation.n_clients)
     problem = Problem(engine=engine, method=method, rates=rates, n_classes=federation.n_classes)
     found = train_rounds(problem, settings, problem.begin()).x
-    return "" if torch.equal(found, _train(method, federation).x) else "sites compute another model than the simulator"
+    return (
+        ""
+        if torch.equal(found, _train(method, federation).x)
+        else "sites compute a different model from the simulator's"
+    )
 
 
 def _optimizes(method: Method, federation: Federation, folder: Path) -> str:

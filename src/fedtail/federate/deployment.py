@@ -87,7 +87,7 @@ def load_deployment(folder: str | Path) -> Deployment:
     path = Path(folder).resolve()
     file = path / "deployment.toml"
     if not file.is_file():
-        raise FedtailError(f"{str(path)!r} is not a deployment folder; make one with `fedtail deploy init {folder}`")
+        raise FedtailError(f"{str(path)!r} is not a deployment folder; create one with `fedtail deploy init {folder}`")
     try:
         about = tomllib.loads(file.read_text())
         server = about["server"]
@@ -128,4 +128,4 @@ def check_site_names(names: tuple[str, ...]) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
             raise FedtailError(f"site name {name!r} is not allowed; use letters, digits, '.', '_' and '-'")
     if len(set(names)) < len(names):
-        raise FedtailError(f"site names must differ, got {', '.join(names)}")
+        raise FedtailError(f"site names must be unique, got {', '.join(names)}")

@@ -127,7 +127,7 @@ class RemoteEngine(Asking):
             self.sizes[client] = size
             del self.absent[client]
         self.absent |= reasons
-        return {k: reasons.get(k, "has joined; it trains from the next round on") for k in wanted}
+        return {k: reasons.get(k, "has joined and trains from the next round") for k in wanted}
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
         return self._counts.validate(candidates, clients)

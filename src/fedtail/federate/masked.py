@@ -92,7 +92,7 @@ class MaskedCounts:
     ) -> tuple[dict[int, Scores], list[int]]:
         """The counts under -1, and the clients."""
         if rules.sites:
-            raise FedtailError("decisions of single sites need their own counts; set deploy.reveal = 'classes'")
+            raise FedtailError("per-site decisions need per-site counts; set deploy.reveal = 'classes'")
         question = Parcel({"split": split, "decision": rules.common.to_json()}, {"x": x})
         found, there = self._sum(Phase.SCORES, question, score_shapes(self.asking.job.n_classes), clients, wanted)
         return {-1: Scores(**found)}, there

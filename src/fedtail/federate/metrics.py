@@ -45,20 +45,25 @@ class Metrics:
         def by_site(values: Mapping[int, float]) -> dict[str, float]:
             return {f'site="{_escaped(self.sites[k])}"': v for k, v in sorted(values.items())}
 
-        say("rounds_done", "gauge", "Rounds done.", {"": self.done})
-        say("rounds_planned", "gauge", "Rounds of the run.", {"": self.rounds})
-        say("round_seconds", "gauge", "Seconds of the last round.", {"": self.seconds})
-        say("seconds_total", "counter", "Seconds of all rounds of this process.", {"": self.total_seconds})
+        say("rounds_done", "gauge", "Completed rounds.", {"": self.done})
+        say("rounds_planned", "gauge", "Total rounds of the run.", {"": self.rounds})
+        say("round_seconds", "gauge", "Duration of the last round in seconds.", {"": self.seconds})
+        say(
+            "seconds_total",
+            "counter",
+            "Total duration of the rounds run by this process, in seconds.",
+            {"": self.total_seconds},
+        )
         say(
             "bytes_total",
             "counter",
-            "Bytes to (down) and from (up) the sites.",
+            "Bytes sent to (down) and received from (up) the sites.",
             {f'direction="{way}"': self.bytes[way] for way in ("down", "up")},
         )
         say(
             "refusals_total",
             "counter",
-            "Messages to a site that brought nothing that could be used.",
+            "Messages to a site without a usable reply.",
             by_site({k: self.refused[k] for k in range(len(self.sites))}),
         )
         say("site_last_seen_timestamp_seconds", "gauge", "When a site last answered.", by_site(dict(self.seen)))
@@ -73,7 +78,7 @@ class Metrics:
             say("train_loss", "gauge", "Mean training loss of the last round.", {"": self.last["train_loss"]})
         if "privacy" in self.last:
             say("epsilon", "gauge", "Privacy spent so far.", {"": self.last["privacy"]["epsilon"]})
-        say("start_timestamp_seconds", "gauge", "When this process began.", {"": self.began})
+        say("start_timestamp_seconds", "gauge", "When this process started.", {"": self.began})
         return "\n".join(lines) + "\n"
 
 

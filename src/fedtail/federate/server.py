@@ -143,7 +143,9 @@ def federate(
     )
     method = job.build_method()
     if method.needs_auxiliary:
-        raise FedtailError(f"method {job.method!r} needs an auxiliary set, which a real server does not have")
+        raise FedtailError(
+            f"method {job.method!r} needs an auxiliary set, which the server of a real federation does not have"
+        )
     engine.model.load(initial_model(config, job))
     options = config.rates.options
     if deploy.updates == "masked":
@@ -258,7 +260,8 @@ def make_job(
         raise FedtailError("deploy.updates = 'masked': masked updates do not compress; set deploy.compress = 'none'")
     if config.deploy.updates == "masked" and config.privacy.mode in ("local", "central"):
         raise FedtailError(
-            f"deploy.updates = 'masked' goes with privacy.mode = 'shares', not with {config.privacy.mode!r}: sites add "
+            f"deploy.updates = 'masked' works with privacy.mode = 'shares', not with {config.privacy.mode!r}: "
+            "sites add "
             "their shares of the noise under masks"
         )
     if config.deploy.updates == "plain" and config.privacy.mode == "shares":

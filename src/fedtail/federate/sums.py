@@ -75,7 +75,7 @@ class Sums:
     def order(self, clients: Sequence[int], **more: Any) -> Order:
         """A new sum over these clients; ``FedtailError`` if they are too few."""
         if len(clients) < LEAST:
-            raise FedtailError(f"a masked sum needs at least {LEAST} sites, {len(clients)} are there")
+            raise FedtailError(f"a masked sum needs at least {LEAST} sites, but there are {len(clients)}")
         self.number = max(self.number + 1, time.time_ns())  # rises over restarts too
         found = {self.names[k]: self.adverts.get(k, {"key": "", "signature": ""}) for k in clients}
         return Order(number=self.number, members=tuple(sorted(found)), adverts=found, **more)
@@ -116,7 +116,7 @@ class Pool:
         """The weighted mean of who is there, or why there is none: the releases of all of them open the sum, or none
         does."""
         if len(releases) < len(self.there):
-            return None, "a site of the same sum went away before it was unmasked"
+            return None, "another site in the same sum disconnected before it was unmasked"
         assert self.total is not None
         left = [self.names[k] for k in self.there]
         try:
@@ -191,7 +191,7 @@ def clip_of(task: Task, job: Job, method: Method, sizes: np.ndarray) -> float:
     bound = method.bound(lr, steps, job.n_classes)
     if bound is None:
         raise FedtailError(
-            f"privacy.mode = 'shares': method {method.name!r} as set has no norm bound; set privacy.clip"
+            f"privacy.mode = 'shares': method {method.name!r} as configured has no norm bound; set privacy.clip"
         )
     return bound
 
@@ -228,7 +228,7 @@ def sum_of_counts(replies: Mapping[int, np.ndarray], shapes: Mapping[str, tuple[
     except MaskError as error:
         raise FedtailError(f"a masked sum over {len(replies)} sites is refused: {error}") from None
     if counts.size and int(counts.max()) >> 62:
-        raise FedtailError("a masked sum has counts that cannot be; a site sent something else than counts")
+        raise FedtailError("a masked sum has impossible counts; a site sent something other than counts")
     return named_counts(counts, shapes)
 
 
@@ -238,13 +238,14 @@ def check_masked(settings: Settings, method: Method, rates: RateStrategy) -> Non
     if not method.only_sums:
         raise FedtailError(f"{where}: method {method.name!r} needs more than sums of updates: {method.wire}")
     if rates.reports - {DIVERGED}:
-        raise FedtailError(f"{where}: rates {rates.name!r} need numbers of single sites; use 'uniform' or 'fixed'")
+        raise FedtailError(f"{where}: rates {rates.name!r} need per-site numbers; use 'uniform' or 'fixed'")
     if settings.rates.name == "fedhoo_clusters":
         if options.get("by", "updates") == "updates" and "labels" not in options:
             raise FedtailError(f"{where}: clusters cannot come from updates; set rates.by = 'size' or 'labels'")
     elif rates.patterns() == "binary":
         raise FedtailError(
-            f"{where}: rates {rates.name!r} compare updates of single sites; use rates.name = 'fedhoo_clusters', whose "
+            f"{where}: rates {rates.name!r} compare the updates of individual sites; use rates.name = "
+            "'fedhoo_clusters', whose "
             f"clusters have at least {LEAST} sites"
         )
     if settings.server.aggregate not in ("auto", "mean"):
@@ -263,7 +264,7 @@ def choose_reveal(settings: Settings, hellos: Mapping[int, Hello], names: Sequen
         return "sums", ""
     if wanted == "sums":
         raise FedtailError(f"deploy.reveal = 'sums' is not possible: {why}")
-    said = f"validation tells totals only, nothing per class: {why} (deploy.reveal)"
+    said = f"validation gives only totals, nothing per class: {why} (deploy.reveal)"
     log.warning(said)
     return "totals", said
 
@@ -271,22 +272,22 @@ def choose_reveal(settings: Settings, hellos: Mapping[int, Hello], names: Sequen
 def _no_masks(hellos: Mapping[int, Hello], names: Sequence[str], n: int) -> str:
     """Why ``n`` sites cannot add anything up under masks; empty if they can."""
     if n < LEAST:
-        return f"masked sums need at least {LEAST} sites, there are {n}"
+        return f"masked sums need at least {LEAST} sites, but there are {n}"
     for k, hello in sorted(hellos.items()):
         if not hello.masks:
             return f"{names[k]} has no list of sites (sites.pub) for masked sums"
         if int(hello.masks.get("least", LEAST)) > n:
-            return f"{names[k]} wants sums over at least {int(hello.masks['least'])} sites, there are {n}"
+            return f"{names[k]} requires sums over at least {int(hello.masks['least'])} sites, but there are {n}"
     first = min(hellos)
     other = [names[k] for k, h in sorted(hellos.items()) if h.masks.get("roster") != hellos[first].masks.get("roster")]
-    return f"{other[0]} has another list of sites (sites.pub) than {names[first]}" if other else ""
+    return f"{other[0]} has a different list of sites (sites.pub) from {names[first]}" if other else ""
 
 
 def _no_sums(settings: Settings, hellos: Mapping[int, Hello], names: Sequence[str]) -> str:
     """Why class counts cannot be added up although masks can; empty if they can."""
     for k, hello in sorted(hellos.items()):
         if REVEALS.index(str(hello.masks.get("reveal", "totals"))) < REVEALS.index("sums"):
-            return f"the policy of {names[k]} allows no sums"
+            return f"the policy of {names[k]} does not allow sums"
     strict = [names[k] for k, h in sorted(hellos.items()) if h.masks.get("differences") != "allow"]
     if strict and settings.deploy.reveal == "auto" and min(settings.run.quorum, settings.run.participation) < 1:
         return (

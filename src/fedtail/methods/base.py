@@ -75,7 +75,7 @@ class Measure(Protocol):
 
 
 def _no_classifier(x: Tensor) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("this server view knows no output layer")
+    raise NotImplementedError("this server view has no output layer")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Method:
         return np.zeros(len(resampled), dtype=np.int64)
 
     def start(self, run: LocalRun, client_state: Tensors) -> tuple[Tensors, Tensors]:
-        """Constants of the local run, and the state its steps carry (momentum, balancers ...)."""
+        """Constants of the local run, and the initial step state (momentum, balancers, ...)."""
         return {}, {}
 
     def finish(
@@ -205,7 +205,7 @@ class Method:
     # -- client, every step: tensors with leading batch dimensions -----------------------------------
 
     def loss(self, logits: Tensor, batch: Batch, const: Tensors, state: Tensors) -> tuple[Tensor, Tensors]:
-        """(..., B) loss of each sample, and the step state, of which others may have a part. logits: (..., B, C)."""
+        """(..., B) loss of each sample, and the step state (which others may share). logits: (..., B, C)."""
         return cross_entropy(logits, batch.y), state
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
@@ -213,7 +213,7 @@ class Method:
         return step.grads.sum(dim=-2), step.state
 
     def average_factors(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
-        """(..., H, 1) what each group's average counts in the direction of a method with ``averaged``, from that state
+        """(..., H, 1) weight of each group's average in the direction, for a method with ``averaged``, from that state
         after the step's gradients."""
         raise NotImplementedError
 
@@ -228,7 +228,7 @@ class Method:
         return state
 
     def broadcast(self, state: Tensors) -> Tensors:
-        """The message every sampled client gets beside the model."""
+        """The message every sampled client gets in addition to the model."""
         return {}
 
     def message(self, state: Tensors, client: int) -> Tensors:
@@ -240,29 +240,29 @@ class Method:
         return p
 
     def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
-        """Digest the round; ``choice[i]`` is the probe of ``updates[i]`` that was kept."""
+        """Process the round; ``choice[i]`` is the probe of ``updates[i]`` that was kept."""
         return state
 
     def serve(self, server: Server, state: Tensors) -> Tensor:
-        """The model that is judged and kept after a round, where it is not ``server.x``, which training goes on
-        from."""
+        """The model to evaluate and keep after a round, if it is not ``server.x``, from which training always
+        continues."""
         return server.x
 
     def conclude(self, server: Server, state: Tensors) -> Tensor:
-        """After the last round: the model to keep, from the one that would be kept, ``server.x``."""
+        """After the last round: the final model, computed from ``server.x``."""
         return server.x
 
     # -- description -------------------------------------------------------------------------------------
 
     @property
     def reveals_classes(self) -> bool:
-        """Whether what a client sends tells which classes it has; real sites refuse that unless their policy allows
+        """Whether what a client sends reveals which classes it has; real sites refuse that unless their policy allows
         ``reveal = "classes"``."""
         return False
 
     @property
     def only_sums(self) -> bool:
-        """Whether the server needs nothing of a round but the weighted sum of updates, so that masks may hide each."""
+        """Whether the server needs only the weighted sum of a round's updates, so that masks can hide each one."""
         return self.wire.startswith("nothing") and not self.reveals_classes and type(self).weights is Method.weights
 
     def stats(self, state: Tensors) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class Method:
         return {}
 
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
-        """Upper bound of a valid update's norm, if the method has one; larger updates are refused."""
+        """Upper bound on a valid update's norm, if the method has one; larger updates are refused."""
         return None
 
     def hyper(self) -> dict[str, float]:

@@ -38,7 +38,7 @@ class CLIMB(Method):
 
     title = "CLIMB"
     paper = "Shen et al., An Agnostic Approach to Federated Learning with Class Imbalance, ICLR 2022"
-    wire = "one scalar training loss up from every client, every primal_rounds rounds"
+    wire = "a scalar training loss up from each client, every primal_rounds rounds"
 
     eta: float = 2.0
     """Dual step."""

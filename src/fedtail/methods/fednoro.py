@@ -46,7 +46,7 @@ class FedNoRo(Method):
         "Heterogeneity, IJCAI 2023"
     )
     wire = (
-        "mean losses per class up from every client, once (they show which classes it has); a distillation weight "
+        "mean losses per class up from each client, once (they show which classes it has); a distillation weight "
         "down to each client"
     )
     needs_teacher = True

@@ -90,7 +90,7 @@ def check_optimizer(kind: type[Method], optimizer: str) -> None:
     """Refuse an optimizer that would change the steps of a method whose steps must be plain."""
     if optimizer != "sgd" and kind.plain_steps:
         raise FedtailError(
-            f"local.optimizer = {optimizer!r} does not go with method {kind.name!r}: {kind.plain_steps}; set "
+            f"local.optimizer = {optimizer!r} does not work with method {kind.name!r}: {kind.plain_steps}; set "
             "local.optimizer to 'sgd'"
         )
 

@@ -40,10 +40,10 @@ class RatioLoss(Method):
 
     title = "Ratio Loss"
     paper = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
-    wire = "a C-vector of class weights down; the server needs a small auxiliary set of its own"
+    wire = "a C-vector of class weights down; the server needs its own small auxiliary set"
     needs_auxiliary = True
     whole_batch = True
-    plain_steps = "the server reads class sizes off plain gradient steps"
+    plain_steps = "the server infers class sizes from plain gradient steps"
 
     alpha: float = 1.0
     beta: float = 0.1

@@ -42,7 +42,7 @@ def describe_methods() -> list[dict[str, Any]]:
 
 def methods_markdown() -> str:
     """The table of docs/methods.md."""
-    lines = ["| method | beyond FedAvg on the wire | kept by the client | options and defaults |", "|---|---|---|---|"]
+    lines = ["| method | sent beyond FedAvg | client state | options and defaults |", "|---|---|---|---|"]
     for m in describe_methods():
         options = ", ".join(f"`{o}`" for o in options_text(m["defaults"]))
         lines.append(f"| [{m['title']}](#{m['name']}) | {m['wire']} | {m['client_state']} | {options} |")

@@ -31,7 +31,7 @@ class Scaffold(Method):
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     wire = "one more model-sized vector each way (control variates)"
     client_state = "control variate c_k, model-sized"
-    plain_steps = "control variates are read off plain gradient steps"
+    plain_steps = "control variates are computed from plain gradient steps"
 
     # -- client
 

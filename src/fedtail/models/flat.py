@@ -96,7 +96,9 @@ class FlatModel:
         what that layer says and have a bias."""
         layer = self.output_linear()
         if type(layer) is not nn.Linear or layer.bias is None:
-            raise FedtailError("the model's output layer is no plain linear one with a bias, which this method needs")
+            raise FedtailError(
+                "the model's output layer is not a plain linear layer with a bias, which this method needs"
+            )
         (rows, columns), at, bias = layer.weight.shape, self.offset(layer.weight), self.offset(layer.bias)
         return x[at : at + rows * columns].view(rows, columns), x[bias : bias + rows]
 

@@ -69,45 +69,45 @@ class RateStrategy:
         raise NotImplementedError
 
     def settle(self, rate: float) -> None:
-        """Take the rate that leads a race, or has won it."""
+        """Use the rate that leads a race, or has won it."""
         raise FedtailError(f"rates {self.name!r} has no single rate")
 
     @property
     def lr(self) -> float | None:
-        """The learning rate of the first round, where the strategy finds it; None leaves it to the settings."""
+        """The learning rate of the first round, if the strategy searches for it; None means the one in the settings."""
         return None
 
     def trials(self) -> dict[str, np.ndarray]:
-        """Scalars of the local step, by name, that all clients try beside what ``ask`` names: (P,) each, or (1,)."""
+        """Scalars of the local step, by name, that all clients try in addition to ``ask``: (P,) each, or (1,)."""
         return {}
 
     @property
     def rivals(self) -> tuple[int, ...]:
-        """Numbers of the models that the coming round trains side by side; empty for the one that is usual. Each is
-        told of by ``enter`` before it is asked for."""
+        """Numbers of the models that the coming round trains side by side; empty for a single model. ``enter`` is
+        called with each before it is asked for rates."""
         return ()
 
     @property
     def rival(self) -> int:
-        """The number of the model that ``ask``, ``trials`` and ``lr`` are of."""
+        """The number of the model that ``ask``, ``trials`` and ``lr`` refer to."""
         return 0
 
     def enter(self, rival: int) -> None:
-        """What follows is of this rival."""
+        """Select the rival that the following calls refer to."""
 
     @property
     def racing(self) -> bool:
-        """Whether ``judge`` is told of the coming round's rivals or candidates, in place of ``tell``."""
+        """Whether ``judge`` is called after the coming round instead of ``tell``."""
         return False
 
     def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
-        """Digest a round of all rivals or candidates; the number of the one that leads. (N,) each: what they are
-        compared by, higher is better; what else is known of them, for ``evidence``; whether they have failed."""
+        """Process a round of all rivals or candidates and return the number of the leader. (N,) each: rewards (higher
+        is better); other known values, for ``evidence``; whether each has failed."""
         raise FedtailError(f"rates {self.name!r} has nothing to race")
 
     @property
     def evidence(self) -> list[dict[str, Any]]:
-        """What was tried in the last round, each with its reward, for history and report."""
+        """What was tried in the last round, with rewards, for history and report."""
         return []
 
     @property
@@ -117,7 +117,7 @@ class RateStrategy:
 
     @property
     def n_axes(self) -> int:
-        """A; an axis may be without clients."""
+        """The number of axes, A; an axis may have no clients."""
         return self.n_clients
 
     def patterns(self) -> str | None:
@@ -130,7 +130,7 @@ class RateStrategy:
         return None
 
     def weights(self, p: np.ndarray, present: np.ndarray) -> np.ndarray:
-        """(S,) aggregation weights of the clients that are there. p: (K,) of all; present: (S,) their indices."""
+        """(S,) aggregation weights of the clients present. p: (K,) weights of all clients; present: (S,) indices."""
         return np.asarray(p[present] / p[present].sum())
 
     def observe(self, clients: np.ndarray, deltas: Sequence[Tensor]) -> None:
@@ -143,7 +143,7 @@ class RateStrategy:
         reports: dict[str, np.ndarray] | None = None,
         present: np.ndarray | None = None,
     ) -> int:
-        """Digest a round. Returns the index of the candidate that becomes the next global model.
+        """Process a round. Returns the index of the candidate that becomes the next global model.
 
         Args:
             rewards: (number of candidates,) pooled validation metric, in the order ``patterns`` defines.
@@ -184,7 +184,7 @@ def check_rate(name: str, rate: float) -> None:
     check_range(name, rate, 0.0)
     if rate > 1:
         warnings.warn(
-            f"{name} = {rate:g} is above 1, which balances the classes: it makes the rare classes the common ones",
+            f"{name} = {rate:g} is above 1 (fully balanced), so rare classes become the most frequent ones",
             stacklevel=2,
         )
 

@@ -328,7 +328,7 @@ class FedHOO(RateStrategy):
         if r.shape != (2**self.n_axes,):
             raise FedtailError(f"FedHOO over {self.n_axes} axes needs {2**self.n_axes} rewards, got shape {r.shape}")
         if not np.isfinite(r).all():
-            raise FedtailError("FedHOO got a reward that is not finite; is there validation data at the clients?")
+            raise FedtailError("FedHOO got a non-finite reward; check that the clients have validation data")
         return r
 
 
@@ -357,11 +357,12 @@ def check_axes(n_axes: int, n_clients: int) -> None:
     if n_axes > MAX_AXES:
         raise FedtailError(
             f"rates 'fedhoo' over {n_axes} clients would validate 2^{n_axes} = {2**n_axes:,} models a round (at most "
-            f"{MAX_AXES} are allowed); use rates.name = 'fedhoo_clusters' to search over up to {WARN_AXES} groups"
+            f"{MAX_AXES} clients are allowed); use rates.name = 'fedhoo_clusters' to search over up to "
+            f"{WARN_AXES} clusters"
         )
     if n_axes > WARN_AXES:
         warnings.warn(
             f"FedHOO over {n_axes} axes validates {2**n_axes:,} models in every search round, {2 ** (n_axes - 5)} "
-            f"times as many as over 5; 'fedhoo_clusters' searches {n_clients} clients in up to {WARN_AXES} groups",
+            f"times as many as over 5; 'fedhoo_clusters' searches {n_clients} clients in up to {WARN_AXES} clusters",
             stacklevel=4,
         )

@@ -109,7 +109,7 @@ class Race(RateStrategy):
     def _runners(self) -> list[float]:
         """The values in the race."""
         if self._heats is None:
-            raise FedtailError("a race must be told of the run first: call begin()")
+            raise FedtailError("call begin() before the race")
         if not self._field:
             values, rungs = self.values.get(self._name, (0.0,)), self._heats[self._heat][1]
             self._field = sorted(values[: rungs[0][0]], reverse=True)
@@ -134,7 +134,7 @@ class Race(RateStrategy):
             self._last = []
             return self.inner.tell(rewards, reports=reports, present=present)
         if len(self._runners()) > 1:
-            raise FedtailError("a race is told of by judge()")
+            raise FedtailError("report the results of a race with judge()")
         self._last, self._choice = [], 0
         self._advance()
         return 0

@@ -71,7 +71,7 @@ class BoxTree:
         """
         axes = np.asarray(axes, dtype=np.int64)
         if node in self._children or axes.size == 0:
-            raise ValueError(f"node {node} has children already, or nothing to split along")
+            raise ValueError(f"node {node} already has children, or nothing to split on")
         bits = binary_patterns(len(axes)).astype(bool)
         low, high = np.repeat(self.low[node][None], len(bits), 0), np.repeat(self.high[node][None], len(bits), 0)
         middle = self.centre(node)[axes]

@@ -54,7 +54,7 @@ def classes(comparison: Comparison) -> str:
     said += ["Pale bars: training samples, on a square-root scale." if counts is not None else ""]
     panels = [
         row_chart(
-            "What is found of each class",
+            "Recall of each class",
             names,
             series,
             x_label="recall",
@@ -73,15 +73,17 @@ def classes(comparison: Comparison) -> str:
         panels[1:1] = drawn[:1]
         return charts(panels, "packed") + _table(comparison, first, order) + _more(drawn[1:])
     text = (
-        "<h3>Precision and recall</h3><p>What share of the alarms is right, for every share of a class that is found, "
-        "rarest class first: each point of a curve is a threshold, the dot is where the answers are now.</p>"
+        "<h3>Precision and recall</h3><p>Precision against recall for each class, rarest first. Each point on a "
+        "curve is a "
+        "threshold; the dot marks the current decision rule.</p>"
     )
     shown = text + charts(drawn[:MOST_CURVES], "small") + _more(drawn[MOST_CURVES:]) if drawn else ""
     return charts(panels, "packed") + _table(comparison, first, order) + shown
 
 
 def _more(drawn: Sequence[str]) -> str:
-    return fold(f"Precision and recall of more classes, in {len(drawn)} charts", charts(drawn, "small"))
+    many = "s" if len(drawn) != 1 else ""
+    return fold(f"Precision and recall of more classes, in {len(drawn)} chart{many}", charts(drawn, "small"))
 
 
 def scored(comparison: Comparison) -> RunRecord | None:
@@ -106,7 +108,7 @@ def _thirds_chart(groups: Sequence[Series], n_classes: int) -> str:
     size = max(1, n_classes // 3)
     between = n_classes - 2 * size
     names = [f"head ({size})", f"middle ({between})", f"tail ({size})"] if between else ["head", "tail"]
-    caption = "Mean recall of the classes in each third by training frequency (number of classes)."
+    caption = "Mean recall by thirds of the classes, ordered by training frequency (number of classes in parentheses)."
     return bar_chart("Head, middle and tail", names, groups, y_label="recall", caption=caption)
 
 
@@ -119,7 +121,7 @@ def _shots(comparison: Comparison, colours: dict[str, int]) -> str:
         for one in comparison.contenders
     ]
     caption = "Classes with at least 100, 21 to 99 and at most 20 training samples."
-    return bar_chart("Many, medium and few shots", names, series, y_label="recall", caption=caption)
+    return bar_chart("Many-, medium- and few-shot classes", names, series, y_label="recall", caption=caption)
 
 
 def _table(comparison: Comparison, first: RunRecord, order: np.ndarray) -> str:
@@ -149,7 +151,7 @@ def _table(comparison: Comparison, first: RunRecord, order: np.ndarray) -> str:
     head = ["Class", *(["Method"] if several else []), *(["Training"] if counts is not None else [])]
     head += [*(["Test"] if support.size else []), *(title for _, title in known)]
     table = scroll(html_table(head, rows, runs=runs, look="left2" if several else ""), "Classes")
-    note = "<p class='note'>Below a recall: its 95 % interval, which is wide where a class has few test samples.</p>"
+    note = "<p class='note'>Below each recall: its 95 % interval, which is wide for classes with few test samples.</p>"
     table += note if support.size and not all(len(one.runs) > 1 for one in comparison.contenders) else ""
     return fold(f"All {len(order)} classes in numbers", table) if len(rows) > MOST_TABLE else table
 
@@ -173,7 +175,7 @@ def _one_contender(contender: Contender, first: RunRecord, group: Sequence[int])
         recall, precision = _mean_curve(contender, first.classes[c])
         lines.append(Line(first.classes[c], i, recall, precision))
         dots += _answers(contender, c, i)
-    caption = f"{_split_note(first)} A point is a threshold; the dot is where the answers are now."
+    caption = f"{_split_note(first)} Each point is a threshold; the dot marks the current decision rule."
     return _precision_recall("Precision and recall of each class", lines, dots, caption)
 
 
@@ -185,7 +187,9 @@ def _one_class(comparison: Comparison, first: RunRecord, c: int) -> str:
             lines.append(Line(contender.label, colours[contender.label], recall, precision))
             dots += _answers(contender, c, colours[contender.label])
     support = first.per_class("support")
-    caption = f"{int(support[c]):,} of {int(support.sum()):,} test samples are of this class." if support.size else ""
+    caption = (
+        f"{int(support[c]):,} of {int(support.sum()):,} test samples belong to this class." if support.size else ""
+    )
     return _precision_recall(first.classes[c], lines, dots, caption, runs=True)
 
 
@@ -215,7 +219,7 @@ def _answers(contender: Contender, c: int, colour: int) -> list[Dot]:
     if not found:
         return []
     recall, precision = np.mean(found, axis=0).tolist()
-    name = f"answers: recall {number(recall)}, precision {number(precision)}"
+    name = f"decision: recall {number(recall)}, precision {number(precision)}"
     return [Dot(recall, precision, colour, name)] if recall > 0 else []
 
 
@@ -268,6 +272,9 @@ def confusion(comparison: Comparison) -> str:
     if not panels:
         return ""
     seeds = ", over all seeds" if len(comparison.runs) > len(comparison.contenders) else ""
-    text = f"<p>Where the samples of each true class go, as shares{seeds}; classes by training frequency.</p>"
+    text = (
+        f"<p>How the samples of each true class are classified, as fractions{seeds}; classes ordered by training "
+        "frequency.</p>"
+    )
     drawn = charts(panels, "small" if len(panels) > 2 and n_classes * longest < 60 else "")
     return text + (fold(f"Confusion matrices of {n_classes} classes", drawn) if n_classes > 30 else drawn)

@@ -123,7 +123,7 @@ def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
             label = ", ".join([name, *extra])
             seeds = labelled.setdefault(label, {})
             if pair_key(run) in seeds:
-                notes.append(f"{label}: seed {run.seed} was run more than once; {run.folder.name} is shown.")
+                notes.append(f"{label}: seed {run.seed} was run more than once; showing {run.folder.name}.")
             seeds[pair_key(run)] = run
     return [Contender(label, tuple(seeds.values())) for label, seeds in labelled.items()], notes
 

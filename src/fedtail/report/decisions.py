@@ -58,12 +58,12 @@ def decisions(comparison: Comparison) -> str:
     if not (plots or trades or body):
         return ""
     text = (
-        "<p>Where the model says 80 %, 80 % should be right: points on the diagonal. Below it the model is surer "
-        "than it should be.</p>"
+        "<p>Of the predictions made with 80 % probability, 80 % should be correct: points on the diagonal. Below it, "
+        "the model is overconfident.</p>"
         if plots
         else ""
     )
-    more = fold("What a threshold finds and costs with the other methods", charts(others, "small"))
+    more = fold("Thresholds and their costs for the other methods", charts(others, "small"))
     if len(colours) == 1:
         return said + body + text + charts([*plots, *trades], "packed") + _site_curves(comparison)
     hidden = fold(f"{len(plots) - MOST_PANELS} more reliability plots", charts(plots[MOST_PANELS:], "small"))
@@ -78,20 +78,27 @@ def _decided(contender: Contender, several: bool) -> str:
     parts = []
     if temperature := found.get("temperature"):
         sure = "more" if temperature > 1 else "less"
-        parts.append(f"probabilities are tempered by {temperature:.3g} (the model was {sure} sure than it should be)")
+        parts.append(
+            f"probabilities are scaled with temperature {temperature:.3g} (the model was {sure} confident than "
+            "it should be)"
+        )
     if found.get("bias"):
-        parts.append("log-probabilities are shifted class by class")
+        parts.append("log-probabilities are shifted per class")
     if find := found.get("find"):
         parts.append(
-            f"the answer is {esc(find)} wherever its probability reaches {_percent(found.get('threshold', 0))}"
+            f"the model predicts {esc(find)} whenever its probability reaches {_percent(found.get('threshold', 0))}"
         )
     if found.get("weights"):
-        parts.append("the answer is the class with the largest probability times a weight, larger for rarer classes")
+        parts.append(
+            "the model predicts the class with the largest weighted probability (rarer classes have larger weights)"
+        )
     if found.get("costs"):
-        parts.append("the answer is the class with the least expected cost")
+        parts.append("the model predicts the class with the lowest expected cost")
     own = sum(bool(site.get("decision")) for site in run.result.get("sites") or [])
     if own:
-        parts.append(f"{own} site{'s have' if own > 1 else ' has'} an own rule, for its own class mix")
+        parts.append(
+            f"{own} site{'s have their' if own > 1 else ' has its'} own decision rule, fitted to the local class mix"
+        )
     if not parts:
         return ""
     who = f"<b>{esc(contender.label)}</b>: " if several else ""
@@ -120,7 +127,7 @@ def _before_and_after(comparison: Comparison, colours: dict[str, int]) -> str:
             runs.append(colours[one.label])
     if not rows:
         return ""
-    head = ["Test set", "Plain argmax", "As decided", "Change", ""]
+    head = ["Test set", "Plain argmax", "With decision rule", "Change", ""]
     if len(comparison.contenders) > 1:
         head.insert(0, "Method")
     else:
@@ -159,7 +166,7 @@ def _curves(run: RunRecord) -> tuple[str, dict[str, Any]]:
 def _reliability_of(contender: Contender, colours: dict[str, int]) -> str:
     run = contender.runs[0]
     split, found = _curves(run)
-    pairs = [("as it came", 0, found.get("reliability_before")), ("calibrated", 1, found.get("reliability"))]
+    pairs = [("uncalibrated", 0, found.get("reliability_before")), ("calibrated", 1, found.get("reliability"))]
     if not found.get("reliability_before"):
         pairs = [("", 1, found.get("reliability"))]
     many = len(colours) > 1
@@ -186,7 +193,7 @@ def reliability_chart(
         return ""
     height = HEIGHT + 50
     x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, height - BOTTOM, TOP)
-    out = [axes(x, y, SHARES, "mean probability of the answer", "share that is right")]
+    out = [axes(x, y, SHARES, "mean predicted probability", "fraction correct")]
     out.append(f'<line class="mark" x1="{x(0)}" y1="{y(0)}" x2="{x(1)}" y2="{y(1)}"/>')
     rows: list[list[str]] = []
     for i, (name, c, found) in enumerate(series):
@@ -196,7 +203,7 @@ def reliability_chart(
         out.append(f'<g class="series s{colour(c)}" data-series="{i}"><path class="line thin" d="M{path}"/>')
         for p, a, n in points:
             low, high = wilson(a, int(n))
-            tip = f"{name or 'model'}: says {p:.3f}\nright {a:.3f} ({low:.2f} to {high:.2f})\n{int(n):,} samples"
+            tip = f"{name or 'model'}: predicted {p:.3f}\ncorrect {a:.3f} ({low:.2f} to {high:.2f})\n{int(n):,} samples"
             ends = f'x1="{x(p)}" x2="{x(p)}" y1="{y(low)}" y2="{y(high)}"'
             out.append(f'<line class="whisker strong" {ends}/>')
             radius = 2.5 + 6 * math.sqrt(n / most)
@@ -206,7 +213,7 @@ def reliability_chart(
     return figure(
         title,
         "".join(out),
-        summary="Share of right answers over the probability that they were given. Arrow keys step through the dots.",
+        summary="Fraction of correct predictions against predicted probability. Arrow keys step through the dots.",
         table=html_table(["", "probability", "right", "samples"], rows),
         caption=caption,
         legend=legend([(name, c) for name, c, _ in series]) if len(series) > 1 else "",
@@ -242,8 +249,8 @@ def _tradeoffs(contender: Contender, colours: dict[str, int]) -> list[str]:
     recall, precision = (np.array(found[k], dtype=np.float64)[rising] for k in ("recall", "precision"))
     out = [
         line_chart(
-            f"What a threshold finds of {name}{who}",
-            [Line("found (recall)", 1, x[rising], recall), Line("right alarms (precision)", 2, x[rising], precision)],
+            f"Recall and precision of {name} by threshold{who}",
+            [Line("recall", 1, x[rising], recall), Line("precision", 2, x[rising], precision)],
             y_label="share",
             floor=0.0,
             ceiling=1.0,
@@ -256,20 +263,20 @@ def _tradeoffs(contender: Contender, colours: dict[str, int]) -> list[str]:
     for i, (label, values) in enumerate(costs.items(), start=3 if len(costs) == 1 else 1):
         lines.append(Line(label, i, x[rising], values))
         least = int(np.nanargmin(values))
-        dots.append(Dot(float(x[rising][least]), float(values[least]), i, f"least: {number(float(values[least]))}"))
+        dots.append(Dot(float(x[rising][least]), float(values[least]), i, f"minimum: {number(float(values[least]))}"))
     declared = "cost" in found
     out.append(
         line_chart(
-            f"What a threshold on {name} costs{who}",
+            f"Cost of a threshold on {name}{who}",
             lines,
-            y_label="cost per sample" if declared else "cost, 1 = never called",
+            y_label="cost per sample" if declared else "cost (1: never predicted)",
             floor=0.0,
             ceiling=None if declared else 2.0,
             dots=dots,
-            caption="Misses and false alarms of this class at the declared costs; the dot is the least."
+            caption="Cost of misses and false alarms for this class at the declared costs; the dot marks the minimum."
             if declared
-            else "Misses and false alarms together, if a miss costs as much as so many false alarms; 1 is the cost of "
-            "never calling it. Dots: the least.",
+            else "Total cost of misses and false alarms, if a miss costs as much as this many false alarms; 1 is the "
+            "cost of never predicting the class. Dots: minimum.",
             **common,
         )
     )
@@ -284,10 +291,10 @@ def _log_odds(p: np.ndarray) -> np.ndarray:
 def _at(found: Mapping[str, Any], chosen: float | None) -> str:
     """What the chosen threshold does, in counts."""
     if chosen is None:
-        return "No threshold was chosen for it."
+        return "No threshold was chosen for this class."
     i = int(np.argmin(np.abs(np.array(found["threshold"], dtype=np.float64) - chosen)))
     missed, alarms = int(found["missed"][i]), int(found["false_alarms"][i])
-    return f"At the chosen threshold {missed:,} are missed, and {alarms:,} alarms are false."
+    return f"At the chosen threshold, {missed:,} are missed and {alarms:,} alarms are false."
 
 
 def _costs(found: Mapping[str, Any], rising: np.ndarray, support: int) -> dict[str, np.ndarray]:
@@ -310,7 +317,7 @@ def _site_curves(comparison: Comparison) -> str:
         values = found.get("reliability") or {}
         if values.get("samples"):
             n = int(sum(values["samples"]))
-            caption = f"{n:,} validation samples of this site."
+            caption = f"{n:,} validation samples at this site."
             plots.append(reliability_chart(str(found.get("site")), [("", 1, values)], caption=caption))
     who = f" ({comparison.contenders[0].label})" if len(comparison.contenders) > 1 else ""
     return fold(f"Reliability at each of {len(plots)} sites{who}", charts(plots, "small"))

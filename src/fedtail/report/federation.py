@@ -24,7 +24,7 @@ def _holdings(run: RunRecord) -> str:
     table = run.label_map
     if table is None:
         return (
-            "<p>Label histograms stay at the sites in a real federation, so there is no map of who holds what.</p>"
+            "<p>In a real federation, label histograms stay at the sites, so there is no client-by-class map.</p>"
             + scroll(sites_table(run), "Sites")
             + traffic(run)
         )
@@ -44,7 +44,8 @@ def _holdings(run: RunRecord) -> str:
         column_label="class, most training samples first",
         shade=np.sqrt(shown / max(shown.max(), 1)),
         unit="samples",
-        caption=f"Seed {run.seed}, before resampling; stronger is more, on a square-root scale{part}.",
+        caption=f"Seed {run.seed}, before resampling; stronger colour means more samples, on a square-root "
+        f"scale{part}.",
         wide=True,
     )
 
@@ -71,7 +72,8 @@ def troubles(comparison: Comparison) -> str:
             if not run.finished:
                 done = f"{len(run.history)} of {run.rounds} rounds"
                 notes.append(
-                    f"<li>{esc(contender.label)}, seed {run.seed}: stopped after {done}; shown as far as it came.</li>"
+                    f"<li>{esc(contender.label)}, seed {run.seed}: stopped after {done}; the results so far are "
+                    "shown.</li>"
                 )
             for record in run.history:
                 for r in [*record.get("refused", []), *record.get("faults", [])]:
@@ -83,7 +85,7 @@ def troubles(comparison: Comparison) -> str:
     more = f"<p class='note'>The first {MOST_ROWS} of {len(rows)}.</p>" if len(rows) > MOST_ROWS else ""
     table = html_table(["Method", "Seed", "Round", "Client", "Reason"], rows[:MOST_ROWS])
     times = "once" if len(rows) == 1 else f"{len(rows)} times"
-    lead = f"<p>A client's reply was missing or refused {times}; the round went on without it.</p>"
+    lead = f"<p>A client's reply was missing or refused {times}; the round continued without it.</p>"
     return text + lead + scroll(table, "Missing and refused replies") + more
 
 
@@ -97,7 +99,7 @@ def sites_table(run: RunRecord) -> str:
         rows.append(
             [site_name(run, k), f"{sizes[k]:,}", f"{held[k]:,}" if k < len(held) else "–", str(took_part), str(missed)]
         )
-    return html_table(["Site", "Training samples", "Validation samples", "Rounds it took part in", "Missed"], rows)
+    return html_table(["Site", "Training samples", "Validation samples", "Rounds taken part in", "Missed"], rows)
 
 
 def traffic(run: RunRecord) -> str:
@@ -107,7 +109,7 @@ def traffic(run: RunRecord) -> str:
         return ""
     down, up, exchanges = (float(np.median([t[key] for t in found])) for key in ("down", "up", "exchanges"))
     return (
-        f"<p>A round sent {_bytes(down)} to the sites and {_bytes(up)} back, all sites together, in {exchanges:g} "
+        f"<p>Each round sent {_bytes(down)} to the sites and {_bytes(up)} back, over all sites, in {exchanges:g} "
         f"exchange{'s' if exchanges != 1 else ''} (medians).</p>"
     )
 
@@ -117,7 +119,7 @@ def revealed(comparison: Comparison) -> str:
     if not any(run.is_real and run.result and not run.per_class().size for run in comparison.runs):
         return ""
     return (
-        "<p class='note'>The sites revealed totals only, so there is accuracy and nothing per class. For more, set "
+        "<p class='note'>The sites revealed only totals, so there is accuracy but nothing per class. For more, set "
         "deploy.reveal = 'sums' here and reveal = 'sums' in every site's policy (three sites or more).</p>"
     )
 

@@ -24,9 +24,10 @@ USUAL = 3.0
 """Distances from the other sites' updates, over their median, that are still usual."""
 HEAD = ("Site", "Rounds", "Share of the step", "Weight", "By samples", "Cosine", "Distance", "Flagged", "Refused", "")
 NOTE = (
-    "<p class='note'>Weight: what a site's update counts in the new model; by samples: what its size would give. "
-    "Cosine: to the sum of the other sites' updates. Distance: to the centre of all updates, 1 is usual; a round "
-    f"beyond {USUAL:g}, or an update against all others' (cosine near -1), is flagged.</p>"
+    "<p class='note'>Weight: the weight of a site's update in the new model; by samples: the weight its size "
+    "would give. "
+    "Cosine: with the sum of the other sites' updates. Distance: from the centre of all updates, where 1 is typical. "
+    f"Rounds beyond {USUAL:g}, or with an update opposed to all others (cosine near -1), are flagged.</p>"
 )
 LISTS = ("norm", "cosine", "weight", "claimed", "share", "distance")
 
@@ -73,11 +74,13 @@ def influence(comparison: Comparison) -> str:
         [contender_line(one, "alignment", colours[one.label]) for one in comparison.contenders],
         y_label="mean cosine",
         ceiling=1.0,
-        caption="Mean cosine between a client's update and the aggregate: 1 if all agree, 1/√K if they are unrelated.",
+        caption="Mean cosine between a client's update and the aggregate: 1 if all clients agree, 1/√K if their "
+        "updates "
+        "are unrelated.",
         runs=True,
     )
     if tables and not said:
-        said = ["<p>No site stands out: none is far from the others round after round, and none is refused often.</p>"]
+        said = ["<p>No site stands out: none is consistently far from the others, and none is often refused.</p>"]
     return "".join(said) + tables + (NOTE if tables else "") + charts([aligned])
 
 
@@ -120,9 +123,9 @@ def _outliers(one: Contender, run: RunRecord, found: Sequence[Influence], severa
             if row.flagged:
                 why.append(f"far from the others in {row.flagged} of {row.rounds} rounds")
             if math.isfinite(row.distance) and row.distance > USUAL:
-                why.append(f"{row.distance:.1f} times the usual distance on average")
+                why.append(f"{row.distance:.1f} times the typical distance on average")
             if math.isfinite(row.cosine) and row.cosine < 0:
-                why.append(f"pulls against them (cosine {row.cosine:+.2f})")
+                why.append(f"pulls against the others (cosine {row.cosine:+.2f})")
             if row.refused:
                 why.append(f"refused {row.refused} time{'s' if row.refused > 1 else ''}")
             who = f"{esc(one.label)}: " if several else ""
@@ -142,8 +145,8 @@ def _of_run(one: Contender, run: RunRecord, found: Sequence[Influence], colours:
     if not np.isfinite(claimed).any():
         claimed = run.weights[[row.client for row in shown]]
     series: list[Series] = [
-        ("its share of the samples", 0, claimed, nothing),
-        ("its share of the step", 1, np.array([row.share for row in shown]), nothing),
+        ("share of the samples", 0, claimed, nothing),
+        ("share of the step", 1, np.array([row.share for row in shown]), nothing),
     ]
     run_of = colours[one.label] if many else None
     chart = row_chart(
@@ -154,8 +157,8 @@ def _of_run(one: Contender, run: RunRecord, found: Sequence[Influence], colours:
         heading="site",
         whole=False,
         link=True,
-        caption=f"Seed {run.seed}, mean over the rounds. A site that moves the model more than its samples explain "
-        "pulls hard, or alone.",
+        caption=f"Seed {run.seed}, mean over the rounds. A site that moves the model more than its sample count "
+        "explains has large updates, or updates unlike the others'.",
         run=run_of,
     )
     rows: list[list[str | Cell]] = [
@@ -199,8 +202,8 @@ def _distances(run: RunRecord, ordered: Sequence[Influence], run_of: int | None)
         row_label="site",
         column_label="round",
         shade=np.clip(np.nan_to_num(values) / (2 * USUAL), 0, 1),
-        unit="times the usual",
-        caption=f"1 is usual; beyond {USUAL:g} (half strength) a site is flagged.",
+        unit="times the typical",
+        caption=f"1 is typical; beyond {USUAL:g} (half intensity) a site is flagged.",
         numbers=False,
         every=math.ceil((len(kept) + 1) / 8),
         run=run_of,

@@ -47,11 +47,11 @@ def rates(comparison: Comparison) -> str:
         return ""
     head = ["Method", "Search rounds", "V_T", "V_T / √T", "Lowest rate", "Mean", "Highest rate"]
     text = (
-        "<p>V<sub>T</sub> adds up how far the clients' resampling rates move, weighted by their share of the data; "
-        "the convergence bound asks that it grows no faster than √T.</p>"
+        "<p>V<sub>T</sub> is the total movement of the clients' resampling rates, weighted by their share of the data; "
+        "the convergence bound requires that it grow no faster than √T.</p>"
     )
     if not panels:
-        text = "<p>The resampling rates were fixed, so they did not move.</p>"
+        text = "<p>The resampling rates were fixed.</p>"
     inside = [
         line_chart("Path variation of the rates", variation, y_label="V_t", floor=0.0, runs=True),
         line_chart("Path variation over √t", scaled, y_label="V_t / √t", floor=0.0, runs=True),
@@ -59,7 +59,7 @@ def rates(comparison: Comparison) -> str:
     ]
     inside = [chart for chart in inside if chart]
     table = scroll(html_table(head, rows, runs=runs), "Rates")
-    more = fold(f"What the search did, in {len(inside)} charts", charts(inside, "small"))
+    more = fold(f"Inside the search, in {len(inside)} chart{'s' if len(inside) != 1 else ''}", charts(inside, "small"))
     return text + table + charts(panels[:MOST_PANELS]) + more
 
 
@@ -94,9 +94,7 @@ def _trajectory(contender: Contender, run: RunRecord, path: np.ndarray, c: int |
     rounds = np.unique(np.linspace(0, len(path) - 1, min(len(path), MOST_ROUNDS)).round().astype(int))
     shown = path[np.ix_(rounds, rows)].T
     low, high = float(path.min()), float(path.max())
-    part = (
-        f" {len(rows)} of {n_clients:,} clients, from the highest rate to the lowest." if len(rows) < n_clients else ""
-    )
+    part = f" {len(rows)} of {n_clients:,} clients, from highest to lowest rate." if len(rows) < n_clients else ""
     over = f" The search ended after round {end}." if 0 < end < len(path) else ""
     return heatmap(
         title,
@@ -106,7 +104,7 @@ def _trajectory(contender: Contender, run: RunRecord, path: np.ndarray, c: int |
         row_label="client",
         column_label="round",
         shade=0.05 + 0.95 * (shown - low) / max(high - low, 1e-12),
-        caption=f"{seed}. Palest: {low:.3f}, strongest: {high:.3f}; at the end of a row its last rate.{over}{part}",
+        caption=f"{seed}. Colours range from {low:.3f} to {high:.3f}; each row ends with its last rate.{over}{part}",
         numbers=False,
         every=math.ceil((len(rounds) + 1) / 10),
         sides=[f"{path[-1, k]:.3f}" for k in rows],

@@ -40,7 +40,7 @@ def results(comparison: Comparison, metric: str = "macro_f1") -> str:
             title,
             [(one.label, colours[one.label], _by_seed(one, name)) for one in comparison.contenders],
             x_label=label,
-            caption="A dot per seed; the bar and the number are the mean.",
+            caption="One dot per seed; the bar and the number show the mean.",
             runs=True,
         )
         for name, title, label in (
@@ -63,18 +63,18 @@ def _tiles(comparison: Comparison, metric: str) -> str:
     best = max(found, key=lambda one: signed(metric, one.mean(metric)))
     run, seeds = best.runs[0], f"mean of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
     floor = (run.result.get("floor") or {}).get(metric)
-    against = f"{floor:.3f} for always the majority class" if floor is not None else seeds
+    against = f"{floor:.3f} when always predicting the majority class" if floor is not None else seeds
     out = [(f"{best.mean(metric):.3f}", METRICS[metric].words, against)]
     if worst := worst_site(best):
         one, value = worst
         who = f"{one.name}, {one.samples:,} samples"
-        note = f"{seeds}; in seed {run.seed} {who}" if seeds else who
+        note = f"{seeds}; in seed {run.seed}: {who}" if seeds else who
         out.append((f"{value:.3f}", "macro F1 at the worst site", note))
     if math.isfinite(best.mean("tail")):
         out.append((f"{best.mean('tail'):.3f}", "recall of the rarest third", _tail_note(run)))
     if math.isfinite(best.mean("calibration_error")):
         before = (run.result.get("before") or {}).get("calibration_error")
-        note = f"{before:.3f} before calibration" if before is not None else "0 where probabilities mean what they say"
+        note = f"{before:.3f} before calibration" if before is not None else "0 means perfectly calibrated"
         out.append((f"{best.mean('calibration_error'):.3f}", "calibration error", note))
     return tiles(out)
 
@@ -115,17 +115,17 @@ def races(comparison: Comparison) -> str:
                     runs.append(colours[contender.label])
     batches = sorted({int(n) for run in comparison.runs if (n := run.result.get("found", {}).get("batch_size"))})
     followed = (
-        f"<p>Batches of {' or '.join(map(str, batches))} samples, by the training samples of the median site "
+        f"<p>Batch size {' or '.join(map(str, batches))}, chosen from the training samples of the median site "
         "(<code>local.batch_size=auto</code>).</p>"
     )
     if not rows:
         return followed if batches else ""
     smooth = [METRICS[name] for name in metric.smooth]
     words = " and ".join(one.words for one in smooth)
-    by = f"{words} or, where sites do not tell these, by {metric.words}" if smooth else metric.words
+    by = f"{words} or, if sites do not reveal these, by {metric.words}" if smooth else metric.words
     text = (
-        "<p>Every site trained at each of these values, learning rates each with a model of its own; the sites' "
-        f"private validation splits compared the models by {esc(by)}, and the better ones went on.</p>"
+        "<p>Every site trained with each of these values (each learning rate with its own model). The models were "
+        f"compared on the sites' private validation splits by {esc(by)}, and the better ones continued.</p>"
     )
     shown = [metric.title, *(one.title for one in smooth)]
     head = [*(["Method", "Seed"] if several else []), "Setting", "Value", *shown, "", "Round"]
@@ -180,7 +180,7 @@ def configuration(comparison: Comparison) -> str:
     seeds = ", ".join(str(s) for s in sorted({r.seed for r in comparison.runs}))
     rows.append(["run.seed", seeds])
     table = scroll(html_table(["Setting", "Value"], rows), "Settings shared by all")
-    return out + f"<details><summary>Settings shared by all ({len(rows)})</summary>{table}</details>"
+    return out + f"<details><summary>Settings shared by all runs ({len(rows)})</summary>{table}</details>"
 
 
 def _by_seed(contender: Contender, metric: str) -> dict[str, float]:

@@ -77,8 +77,8 @@ def sites(comparison: Comparison) -> str:
     maps = "".join(_map(one, rows, colours, is_open=one is best) for one, rows in drawn)
     if maps:
         maps = (
-            f"<h3>Which site finds which class</h3>{maps}<p class='note'>Recall of each class on each site's own "
-            f"{found[0][1]} samples, stronger is more. Italics rest on fewer than {THIN} samples, – on none.</p>"
+            f"<h3>Recall by site and class</h3>{maps}<p class='note'>Recall of each class on each site's own "
+            f"{found[0][1]} samples; stronger colour is higher. Italics: fewer than {THIN} samples; –: none.</p>"
         )
     said = _said(best)
     said = f"{best.label}: {said}" if len(colours) > 1 else said[:1].upper() + said[1:]
@@ -98,14 +98,14 @@ def _said(contender: Contender) -> str:
     name = METRICS[METRIC].words
     seed = f"in seed {contender.runs[0].seed}, " if len(contender.runs) > 1 else ""
     text = (
-        f"{seed}worst served is {rows[0].name} with {name} {values[0]:.3f}; the {len(rows)} sites have "
+        f"{seed}the worst site is {rows[0].name} with {name} {values[0]:.3f}; the {len(rows)} sites have "
         f"{values.mean():.3f} ± {values.std():.3f} on {where}."
     )
     large = [site for site in rows if site.samples >= SMALL]
     if rows[0].samples < SMALL and large:
         text += (
-            f" It has {rows[0].samples} sample{'' if rows[0].samples == 1 else 's'} to judge by; "
-            f"of the sites with at least {SMALL} the worst is {large[0].name} with {large[0].value():.3f}."
+            f" It has only {rows[0].samples} sample{'' if rows[0].samples == 1 else 's'}; among sites with at least "
+            f"{SMALL}, the worst is {large[0].name} with {large[0].value():.3f}."
         )
     return text
 
@@ -128,7 +128,11 @@ def _summary(comparison: Comparison, colours: dict[str, int]) -> str:
         rows = [[row[0], *row[4:]] for row in rows]
         head = ["Method", "Worst site", "Mean of sites", "Spread"]
     else:
-        head = ["Method", *(f"{h}, argmax" for h in ("Worst", "mean", "spread")), *("Worst, decided", "mean", "spread")]
+        head = [
+            "Method",
+            *(f"{h}, argmax" for h in ("Worst", "mean", "spread")),
+            *("Worst, with decision", "mean", "spread"),
+        ]
     if len(comparison.contenders) == 1:  # the lead says it, and the part about decisions what they changed
         return ""
     return scroll(html_table(head, rows, runs=runs), "Worst site and spread")
@@ -149,10 +153,10 @@ def _spread_chart(found: Sequence[tuple[Contender, str, list[AtSite]]], colours:
     shown = rows[:MOST_ROWS]
     names = [site.name for site in shown]
     nothing = np.full(len(names), math.nan)
-    part = f" The {len(shown)} worst of {len(rows)} sites; the map below has all." if len(shown) < len(rows) else ""
+    part = f" The {len(shown)} worst of {len(rows)} sites; the map below shows all." if len(shown) < len(rows) else ""
     if len(found) == 1:
         now = np.array([site.value() for site in shown])
-        series: list[Series] = [("as decided", 1, now, nothing)]
+        series: list[Series] = [("with decision rule", 1, now, nothing)]
         if _before(rows):
             before = np.array([_value(site.before, METRIC) for site in shown])
             series.insert(0, ("plain argmax", 0, before, nothing))
@@ -186,7 +190,7 @@ def _history(comparison: Comparison, colours: dict[str, int]) -> str:
     label = METRICS[str(records[-1].get("metric", METRIC))].words
     if len(comparison.contenders) > 1:
         lines = [contender_line(one, "sites.worst", colours[one.label]) for one in known]
-        caption = "Whichever site is worst in that round, on private validation splits."
+        caption = "The worst site of each round, on private validation splits."
     else:
         t, mean, _ = known[0].band("sites.mean")
         spread = known[0].band("sites.spread")[1]
@@ -194,11 +198,17 @@ def _history(comparison: Comparison, colours: dict[str, int]) -> str:
         lines = [Line("mean of the sites", 0, t + 1, mean, spread), Line("worst site", 2, x + 1, worst)]
         who = [site_name(known[0].runs[0], r.get("client", r.get("site"))) for r in records]
         others = len(set(who)) - 1
-        said = f"; {others} other{'s were' if others > 1 else ' was'} in some round." if others else ", as always."
-        caption = f"Private validation splits; band: the spread over sites. Last in the end: {esc(who[-1])}{said}"
+        said = (
+            f"; {others} other site{'s were' if others > 1 else ' was'} worst in some rounds."
+            if others
+            else ", as in every round."
+        )
+        caption = (
+            f"Private validation splits; band: the spread over sites. Worst in the last round: {esc(who[-1])}{said}"
+        )
     many = len(comparison.contenders) > 1
     return line_chart(
-        "The worst site over the rounds", lines, y_label=label, floor=0.0, ceiling=1.0, caption=caption, runs=many
+        "The worst site by round", lines, y_label=label, floor=0.0, ceiling=1.0, caption=caption, runs=many
     )
 
 

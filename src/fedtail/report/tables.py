@@ -127,7 +127,7 @@ def length_note(one: Contender, comparison: Comparison) -> str:
     short = [r for r in one.runs if not r.finished]
     if short:
         done = ", ".join(sorted({f"{len(r.history)} of {r.rounds}" for r in short}))
-        return f"cut short: {done} rounds"
+        return f"incomplete: {done} rounds"
     stopped = sorted(
         {len(r.history) for r in one.runs if len(r.history) < r.rounds and not r.setting("run", "search_only")}
     )
@@ -145,18 +145,18 @@ def footnote(table: Table) -> str:
     if not sizes:
         return "± is the standard deviation over seeds." if max(r.seeds for r in table.rows) > 1 else ""
     if sizes[0] < 2:
-        return "One seed is shared, so nothing can be said about significance; run at least three."
+        return "Only one seed is shared, so significance cannot be tested; run at least three."
     n = sizes[0]
     several = ", Holm-corrected" if sum(r.versus is not None for r in table.rows) > 1 else ""
-    bold = " Bold: better than every other method by this test." if any(table.winners) else ""
+    bold = " Bold: significantly better than every other method." if any(table.winners) else ""
     weak = ""
     if n < 6:
         weak = (
-            f" With {n} seeds an exact sign-flip test cannot go below {2 / 2**n:.3g} and the t-test leans on "
-            "normality: read p as a hint."
+            f" With {n} seeds, an exact sign-flip test cannot give p below {2 / 2**n:.3g}, and the t-test "
+            "relies on normality: treat p as a hint."
         )
     return (
-        f"± is the standard deviation over seeds. Difference in {name} against {table.baseline}, paired over {n} "
+        f"± is the standard deviation over seeds. Difference in {name} from {table.baseline}, paired over {n} "
         f"shared seeds, with its 95 % interval; p from a two-sided paired t-test{several}.{bold}{weak}"
     )
 
@@ -331,7 +331,7 @@ def _tail_sentence(best: Contender, base: Contender) -> str:
     a, b = best.mean("tail"), base.mean("tail")
     if not (math.isfinite(a) and math.isfinite(b)):
         return ""
-    return f" On the rarest third of the classes its accuracy is {a:.3f}, against {b:.3f}."
+    return f" On the rarest third of the classes, its accuracy is {a:.3f}, compared with {b:.3f}."
 
 
 def _csv(value: float) -> str:

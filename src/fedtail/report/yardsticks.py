@@ -36,10 +36,12 @@ def verdict_of_federating(comparison: Comparison, metric: str = "macro_f1") -> s
     if math.isfinite(gain):
         sites = [site for y in comparison.yardsticks for site in y.sites if None not in (site.own, site.federated)]
         better = sum((site.federated or 0.0) > (site.own or 0.0) for site in sites)
-        verb = "gains a site" if gain >= 0 else "costs a site"
-        text = f"Federating {verb} {abs(gain):.3f} {name} over being alone, on the common test set"
+        verb = "gains each site" if gain >= 0 else "costs each site"
+        text = (
+            f"Federating {verb} {abs(gain):.3f} {name} on average compared with training alone, on the common test set"
+        )
         if sites:
-            text += f"; on their own held-out data {better} of {len(sites)} sites do better than alone"
+            text += f"; on their own held-out data, {better} of {len(sites)} sites do better than alone"
         text += ". "
     if math.isfinite(cost):
         text += f"Not pooling the data {'costs' if cost <= 0 else 'gains'} {abs(cost):.3f}. "
@@ -60,10 +62,10 @@ def yardsticks(comparison: Comparison, metric: str = "macro_f1") -> str:
     if not said:
         return ""
     ladder = dot_plot(
-        f"On one scale: {METRICS[metric].words}",
+        f"All on one scale: {METRICS[metric].words}",
         _rungs(comparison, metric),
         x_label=METRICS[metric].words,
-        caption="A dot per seed; the bar and the number are the mean.",
+        caption="One dot per seed; the bar and the number show the mean.",
     )
     return (
         f"{_tiles(comparison, metric)}<p class='lead'>{esc(said)}</p>{charts([ladder, _gains(comparison)], 'packed')}"
@@ -78,11 +80,11 @@ def _tiles(comparison: Comparison, metric: str) -> str:
     better = sum(together > alone for _, _, _, alone, together in rows)
     found = []
     if math.isfinite(gain):
-        found.append((f"{gain:+.3f}", f"{name} over being alone", "mean over sites, common test set"))
+        found.append((f"{gain:+.3f}", f"{name} gained over training alone", "mean over sites, common test set"))
     if rows:
-        found.append((f"{better} of {len(rows)}", "sites do better together", "on their own held-out data"))
+        found.append((f"{better} of {len(rows)}", "sites do better federated", "on their own held-out data"))
     if math.isfinite(cost):
-        found.append((f"{cost:+.3f}", f"{name} against pooled data", "what not pooling costs"))
+        found.append((f"{cost:+.3f}", f"{name} against pooled data", "cost of not pooling"))
     return tiles(found)
 
 
@@ -130,7 +132,7 @@ def _gains(comparison: Comparison) -> str:
     rows = every if len(every) <= MOST_ROWS else [*every[: MOST_ROWS // 2], *every[-MOST_ROWS // 2 :]]
     nothing = np.full(len(rows), math.nan)
     return row_chart(
-        "Each site, alone and together",
+        "Each site, alone and federated",
         [row[0] for row in rows],
         [
             ("alone", 0, np.array([row[3] for row in rows]), nothing),
@@ -141,13 +143,13 @@ def _gains(comparison: Comparison) -> str:
         link=True,
         sides=[f"{row[4] - row[3]:+.3f}" for row in rows],
         side_label="gain",
-        caption="Least gain first"
+        caption="Smallest gain first"
         + (
-            f", the {MOST_ROWS // 2} least and the {MOST_ROWS // 2} largest of {len(every)}"
+            f", showing the {MOST_ROWS // 2} smallest and {MOST_ROWS // 2} largest of {len(every)}"
             if len(rows) < len(every)
             else ""
         )
-        + ". A held-out split of few samples says little, and one of few classes makes it easy to be right alone.",
+        + ". A held-out split with few samples says little, and with few classes it is easy to do well alone.",
     )
 
 

@@ -37,7 +37,7 @@ def accept(
     for u in sorted(updates, key=lambda u: u.client):
         reason = fault(u, problem.method, task, problem.n_classes, problem.model.n_params, noise)
         if reason is None and _extras(u) != usual[0][0]:
-            reason = "what it sends beside the update is of another kind than what most send"
+            reason = "the extra data it sent differ in form from most clients'"
         if reason is None:
             good.append(u)
         else:

@@ -51,15 +51,17 @@ def check_aggregate(problem: Problem, settings: Settings) -> None:
     rule, method, rates = rule_of(settings, problem.real), problem.method, problem.rates
     where = f"server.aggregate = {rule!r}"
     if rule != "mean" and settings.privacy.mode == "central":
-        raise FedtailError(f"{where}: the noise of privacy.mode = 'central' is made for a mean; use 'mean' or 'auto'")
+        raise FedtailError(
+            f"{where}: the noise of privacy.mode = 'central' is calibrated for a mean; use 'mean' or 'auto'"
+        )
     if rule not in VOTES:
         return
     while isinstance(inner := getattr(rates, "inner", None), RateStrategy):  # behind a race, or newcomers
         rates = inner
     if rates.patterns() == "binary":
         raise FedtailError(
-            f"{where}: rates {rates.name!r} compare sums of the sites' directions, and a coordinate-wise rule is no "
-            "sum; use 'bounded' or 'krum', or other rates"
+            f"{where}: rates {rates.name!r} compare sums of the sites' directions, and a coordinate-wise rule is not "
+            "a sum; use 'bounded' or 'krum', or other rates"
         )
     if type(method).weights is not Method.weights:
         raise FedtailError(

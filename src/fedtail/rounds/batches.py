@@ -45,9 +45,7 @@ def settled(settings: Settings, sizes: Sequence[int] | np.ndarray) -> Settings:
 def batch_of(local: Local) -> int:
     """Samples of a local step."""
     if local.batch_size == "auto":
-        raise FedtailError(
-            "local.batch_size = 'auto' follows the sizes of sites, which are not known here; set a number"
-        )
+        raise FedtailError("local.batch_size = 'auto' depends on site sizes, which are not known here; set a number")
     return local.batch_size
 
 

@@ -70,11 +70,12 @@ def load_checkpoint(
             raise FedtailError(f"{where} has format {about.get('format')!r}, this version reads {FORMAT}")
         if settings is not None and (other := _difference(about.get("settings", {}), plain(settings))):
             raise FedtailError(
-                f"{where} was made with another config: {other}; undo that, or choose another name (run.name=NAME)"
+                f"{where} was made with a different config: {other}; revert that, or choose another name "
+                "(run.name=NAME)"
             )
         if len(history) < about["round"]:
             said = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
-            raise FedtailError(f"{said}; put the whole file back, or delete the checkpoint to start over")
+            raise FedtailError(f"{said}; restore the complete file, or delete the checkpoint to start over")
         return _state(about, load_file(found[-1] / "tensors.safetensors"), like, history, where)
     except FedtailError:
         raise

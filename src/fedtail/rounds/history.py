@@ -56,7 +56,9 @@ def parse_history(text: str, where: str) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):  # a run killed while it wrote its last line
                 break
-            raise FedtailError(f"{where}, line {number}: {error}; the file is damaged, put a whole one back") from None
+            raise FedtailError(
+                f"{where}, line {number}: {error}; the file is damaged; restore an intact copy"
+            ) from None
         before = records[-1] if records else {}
         records.append({**{k: before[k] for k in OVER_CLIENTS if k in before}, **record})
     return records

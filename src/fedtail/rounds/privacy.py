@@ -32,7 +32,7 @@ def check_privacy(problem: Problem, privacy: Privacy) -> None:
     if not bounded and not (privacy.mode == "shares" and privacy.clip):
         raise FedtailError(
             f"{where} needs a method whose updates are bounded, e.g. 'fedcgnm' with weight_decay = 0; {method.name!r} "
-            "as set has no bound"
+            "as configured has no bound"
         )
     if method.wire != "nothing":
         raise FedtailError(f"{where} covers updates only, but {method.name!r} sends more: {method.wire}")
@@ -104,7 +104,7 @@ def add_noise(
     for i, steps in enumerate(update.steps):
         bound = run_bound(method, task, update.client, i, steps, n_classes)
         if bound is None:
-            raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as set has none")
+            raise FedtailError(f"privacy needs a method with a norm bound; {method.name!r} as configured has none")
         covered = f"/{noise!r}/{bound!r}/{row_digest(update.delta[i])}" if isinstance(seed, bytes) else f"/{i}"
         drawn = draw_noise(n_params, noise * bound, seed, f"privacy{covered}", update.client, task.round)
         delta[i, :n_params] += drawn.to(delta.device)

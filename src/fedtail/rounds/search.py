@@ -24,7 +24,7 @@ def racing(rates: RateStrategy, settings: Settings) -> RateStrategy:
     if not lr and not rates.raced:
         return rates
     if lr and rates.searches == "lr":
-        raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both look for a learning rate; drop one")
+        raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both search for a learning rate; use only one")
     if settings.privacy.mode == "central":
         raise FedtailError(
             f"privacy.mode = 'central' covers one aggregate per round, but {'local.lr' if lr else 'rates.rate'} = "

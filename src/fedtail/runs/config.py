@@ -183,7 +183,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        hint = "; a table of yours goes with --table" if path.suffix in (".csv", ".tsv", ".parquet") else ""
+        hint = "; for your own table, use --table" if path.suffix in (".csv", ".tsv", ".parquet") else ""
         raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}{hint}") from None
 
 

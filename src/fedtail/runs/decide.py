@@ -42,7 +42,7 @@ def check_decision(wanted: DecisionSettings, classes: Sequence[str]) -> None:
         if len(rows) != len(classes) or any(len(row) != len(classes) for row in rows):
             raise FedtailError(
                 f"decision.goal = 'cost' needs decision.costs, {len(classes)} rows of {len(classes)} numbers: row i, "
-                f"column j is what calling class i class j costs (order: {', '.join(classes)})"
+                f"column j is the cost of calling class i class j (order: {', '.join(classes)})"
             )
 
 
@@ -54,7 +54,7 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
     scores = _validation(problem, x, Decision())
     if scores is None or not scores.n:
         raise FedtailError(
-            "decision: there is nothing to choose by; it needs validation data at the clients (data.validation) and, "
+            "decision: choosing it needs validation data at the clients (data.validation) and, "
             "in a real federation, deploy.reveal = 'classes'"
         )
     decision, scores = _calibrated(problem, x, wanted.calibrate, scores)

@@ -69,7 +69,7 @@ def _classes(result: Result, ax: Any, metric: str) -> None:
     if precision is not None:
         ax.bar(place + 0.2, np.array(precision, dtype=float)[order], wide, color=GREY, label="precision")
     _names(ax, [f"{result.about.classes[c]}" + ("" if counts is None else f"\n{counts[c]:,}") for c in order])
-    ax.set(ylim=(0, 1.03), xlabel="class" if counts is None else "class, and its training samples")
+    ax.set(ylim=(0, 1.03), xlabel="class" if counts is None else "class and its training samples")
     _legend_above(ax)
 
 
@@ -78,7 +78,7 @@ def _sites(result: Result, ax: Any, metric: str) -> None:
     split = result.worst.get("split", "validation")
     rows = [r for r in result.sites if r.get(split) and np.isfinite(r[split].get(metric, np.nan))]
     if not rows:
-        raise FedtailError("there is nothing to draw: sites keep their results to themselves, or have no samples")
+        raise FedtailError("nothing to draw: the sites do not share their results, or have no samples")
     sign = 1 if METRICS[metric].higher_is_better else -1
     rows.sort(key=lambda r: sign * r[split][metric])
     values, place = np.array([r[split][metric] for r in rows]), np.arange(len(rows))
@@ -89,14 +89,14 @@ def _sites(result: Result, ax: Any, metric: str) -> None:
         ax.plot(place, before, "_", color=COLOURS[2], markersize=12, markeredgewidth=2, label="likeliest class")
     ax.axhline(values.mean(), color=GREY, linestyle=":", linewidth=0.9, label=f"mean {values.mean():.3f}")
     _names(ax, [str(r["site"]) for r in rows])
-    ax.set(xlabel="site, the worst first", ylabel=METRICS[metric].words)
+    ax.set(xlabel="site, worst first", ylabel=METRICS[metric].words)
     _legend_above(ax)
 
 
 def _reliability(result: Result, ax: Any, metric: str) -> None:
     """How often the top class is right, by how likely it was said to be."""
     told = _told(result)
-    ax.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=0.9, label="as said")
+    ax.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=0.9, label="perfect calibration")
     for key, colour, label in (
         ("reliability_before", COLOURS[2], "before calibration"),
         ("reliability", COLOURS[1], "model"),
@@ -106,7 +106,7 @@ def _reliability(result: Result, ax: Any, metric: str) -> None:
             share = np.array(bins["samples"]) / max(sum(bins["samples"]), 1)
             ax.plot(bins["probability"], bins["accuracy"], color=colour, label=label)
             ax.scatter(bins["probability"], bins["accuracy"], 4 + 160 * share, color=colour, linewidths=0)
-    ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability of the answer", ylabel="share that is right")
+    ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="predicted probability", ylabel="fraction correct")
     ax.legend(loc="upper left")
 
 
@@ -140,7 +140,7 @@ PLOTS: dict[str, Callable[[Result, Any, str], None]] = {
 def _told(result: Result) -> dict[str, Any]:
     """Curves on test samples, or where there are none on private splits."""
     if not result.curves:
-        raise FedtailError("there is nothing to draw: sites keep counts of probabilities to themselves")
+        raise FedtailError("nothing to draw: the sites do not share probability counts")
     return dict(result.curves.get("test") or result.curves["validation"])
 
 

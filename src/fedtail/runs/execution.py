@@ -50,27 +50,27 @@ def fit(
     on_progress: ProgressHook | None = None,
     **settings: Any,
 ) -> Result:
-    """Train a federation and return the model, in a few lines and without touching the disk.
+    """Train a federation and return the model and its results, without writing to disk.
 
     Args:
         federation: see ``fedtail.partition``, ``Federation.from_tables``, ``from_images`` and ``from_arrays``.
-        model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; by default an
-            ``mlp``, with an encoder its ``head``, and for data of your own ``auto``. With an encoder, the model of its
-            features.
+        model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; defaults to
+            ``mlp``, to the ``head`` with an encoder, and to ``auto`` for your own data. With an encoder, the model
+            takes its features.
         method: a ``Method`` or its name.
-        rates: a strategy (a new one for every run: a search remembers), its name, one rate for all clients, ``auto``
-            (a race finds it), or one for each.
+        rates: a strategy (a new one for every run, since a search has state), its name, one rate for all clients,
+            ``auto`` (found by a race), or one rate per client.
         on_round: a callback, or several, called after every round with the state, the round's record and its seconds.
-            One that returns True ends the run, and the model so far is the result.
-        on_progress: called a few times a second, from the first client on, with how far the run is and how long it
-            will take; ``on_progress=print`` prints it.
-        settings: any setting of the sections ``model``, ``local``, ``run`` and ``engine`` by its name, and ``server``
-            and ``privacy`` as dictionaries; see docs/settings.md. What is not said is, for a federation of your own
-            tables or images, what ``fedtail run`` takes for them: ``lr="auto"``, ``metric="macro_f1"`` and so on.
+            If one returns True, the run stops and the current model is the result.
+        on_progress: called a few times a second with the run's progress and the estimated time left;
+            ``on_progress=print`` prints it.
+        settings: any setting of the sections ``model``, ``local``, ``run`` and ``engine`` by name, and
+            ``server``, ``privacy`` and ``decision`` as dictionaries; see docs/settings.md. For your own tables or
+            images, defaults are those of ``fedtail run``: ``lr="auto"``, ``metric="macro_f1"`` and so on.
     """
     for key in ON_DISK:
         if key in settings:
-            raise FedtailError(f"{key} has no effect in fit(), which leaves the disk alone; use result.save(folder)")
+            raise FedtailError(f"{key} has no effect in fit(), which does not write to disk; use result.save(folder)")
     chosen = Settings.of(**settings)
     if federation.own:
         model, chosen = _suggested(federation, model, rates, settings, chosen)

@@ -92,7 +92,7 @@ def export_torch(model: SavedModel, path: str | Path) -> Path:
     """Write a ``torch.export`` program with a free batch size; ``torch.export.load(path).module()`` runs it."""
     path = _target(path, ".pt2")
     if model.encoding is not None and model.encoding.name.endswith(".onnx"):
-        raise FedtailError("torch cannot hold an encoder that is an ONNX file; export with --onnx")
+        raise FedtailError("a torch export cannot include an ONNX encoder; use --onnx")
     content = io.BytesIO()
     with _quiet():
         torch.export.save(
@@ -157,7 +157,7 @@ def _around(model: SavedModel) -> Any:
         return compose.merge_models(whole, behind, [(given.graph.output[0].name, "features")])
     except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         first = str(error).splitlines()[0]
-        raise FedtailError(f"encoder {model.encoding.name!r} cannot be joined with the head: {first}") from None
+        raise FedtailError(f"encoder {model.encoding.name!r} cannot be merged with the head: {first}") from None
 
 
 class _Behind(nn.Module):

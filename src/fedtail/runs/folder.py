@@ -39,7 +39,7 @@ def choose_folder(settings: Settings, resume: bool) -> Path:
     if not resume:
         if folder.exists() and settings.run.name is not None:
             raise FedtailError(
-                f"{str(folder)!r} exists; continue it with --resume, or choose another name (run.name=NAME)"
+                f"{str(folder)!r} already exists; continue it with --resume, or choose another name (run.name=NAME)"
             )
         number = 2
         while folder.exists():
@@ -48,7 +48,8 @@ def choose_folder(settings: Settings, resume: bool) -> Path:
         difference = first_difference(load_config(folder / "config.toml"), settings)
         if difference is not None:
             raise FedtailError(
-                f"{str(folder)!r} was started with another config: {difference}; undo that, or choose another name "
+                f"{str(folder)!r} was started with a different config: {difference}; revert that, or choose "
+                "another name "
                 "(run.name=NAME)"
             )
     return folder

@@ -151,8 +151,8 @@ def check_validation(federation: Federation, settings: Settings) -> None:
             instead[f"decision.{name} = {chosen!r}"] = f"decision.{name}={plain}"
     if instead:
         raise FedtailError(
-            f"{', '.join(instead)}: this is chosen by validation, but there is no validation data at the clients; give "
-            f"more rows, raise data.validation, or set {' '.join(instead.values())}"
+            f"{', '.join(instead)}: this needs validation data, but the clients have none; "
+            f"add rows, raise data.validation, or set {' '.join(instead.values())}"
         )
 
 
@@ -182,8 +182,8 @@ def assemble(
     seed, privacy = settings.run.seed, settings.privacy
     if privacy.mode == "shares":
         raise FedtailError(
-            "privacy.mode = 'shares' needs sites that mask their updates (fedtail deploy); in the simulator, 'central' "
-            "adds as much noise"
+            "privacy.mode = 'shares' needs sites that mask their updates (fedtail deploy); in the simulator, use "
+            "'central', which adds the same amount of noise"
         )
     if privacy.mode == "local":
         engine = cast(Engine, LocalNoise(engine, method, privacy.noise, seed, federation.n_classes))

@@ -197,7 +197,7 @@ def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
                 and not any(part.startswith(".") for part in f.relative_to(path).parts)  # copies of other processes
             )
             if not below:
-                raise FedtailError(f"{str(path)!r} is not a run folder and has none below it; see 'fedtail run --help'")
+                raise FedtailError(f"{str(path)!r} is not a run folder and contains none; see 'fedtail run --help'")
         for folder in below:
             if folder.resolve() not in found:
                 found[folder.resolve()] = load_run(folder)

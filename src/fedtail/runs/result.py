@@ -106,7 +106,7 @@ class Result:
         """Write a run folder: what ``fedtail report``, ``fedtail predict`` and ``load_model`` read."""
         folder = Path(folder)
         if (folder / "config.toml").exists():
-            raise FedtailError(f"{str(folder)!r} holds a run; choose another folder")
+            raise FedtailError(f"{str(folder)!r} already contains a run; choose another folder")
         begin_folder(folder, self.settings, self.about, self.titles, [])
         for i, seconds in enumerate(self.seconds):
             append_round(folder, self.history[: i + 1], seconds)
@@ -114,13 +114,13 @@ class Result:
         return folder
 
     def finish_folder(self, folder: Path) -> None:
-        """The model and ``result.json``, beside a history that is there already."""
+        """Write the model and ``result.json`` next to an existing history."""
         self.model().save(folder)
         self.folder = folder
         end_folder(folder, self.settings, self.about, self.history, self.outcome())
 
     def outcome(self) -> dict[str, Any]:
-        """What ``result.json`` says of the run's end."""
+        """The contents of ``result.json``."""
         return {
             "titles": self.titles,
             "test": self.test,
@@ -141,11 +141,11 @@ class Result:
         return describe_decision(self.decision, self.about.classes)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """One self-contained HTML page; in the run folder unless ``path`` says otherwise."""
+        """One self-contained HTML page; in the run folder unless ``path`` is given."""
         if self.folder is None:
             if path is None:
                 raise FedtailError(
-                    "this result is in memory only; result.save('runs/x') first, or give report() a path"
+                    "this result is in memory only; call result.save('runs/x') first, or pass a path to report()"
                 )
             self.save(Path(path).with_suffix(""))
         assert self.folder is not None

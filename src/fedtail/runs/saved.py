@@ -59,7 +59,7 @@ class SavedModel:
 
     @classmethod
     def of_run(cls, module: nn.Module, about: About, architecture: dict[str, Any] | None = None) -> SavedModel:
-        """A trained module with what the run's data say of classes and preprocessing."""
+        """A trained module with the classes and preprocessing of the run's data."""
         return cls(
             module=module,
             classes=tuple(about.classes),
@@ -104,9 +104,9 @@ class SavedModel:
         return folder
 
     def at(self, site: str) -> SavedModel:
-        """The same model with the decision of one site: ``load_model("runs/x").at("DL").predict(rows)``."""
+        """The same model with one site's decision rule: ``load_model("runs/x").at("DL").predict(rows)``."""
         if not self.sites:
-            raise FedtailError("this model has no decisions of single sites; train with decision.scope = 'site'")
+            raise FedtailError("this model has no per-site decisions; train with decision.scope = 'site'")
         if site not in self.sites:
             raise one_of("site", site, self.sites)
         return replace(self, decision=self.sites[site])
@@ -132,7 +132,7 @@ class SavedModel:
         return self.probabilities(x, batch_size)
 
     def inputs(self, data: Any, notes: list[str]) -> Tensor:
-        """(N, *input_shape) as stored for training; remarks on the data are added to ``notes``."""
+        """(N, *input_shape) as stored for training; notes about the data are appended to ``notes``."""
         # Another memory order, as of channels-last images, would change the last bits of a convolution.
         return prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
 
@@ -175,7 +175,7 @@ def load_model(
         for one in (decision, *sites.values()):
             one.check(len(classes))
     except (TypeError, ValueError, AttributeError) as error:
-        raise FedtailError(f"{where!r} is damaged ({error}); put a whole one back, or train again") from None
+        raise FedtailError(f"{where!r} is damaged ({error}); restore an intact copy, or train again") from None
     if encoding is not None and is_code(encoding.name) and not allow_code:
         raise _own_code(where, encoding.name)
     if module is None:
@@ -208,7 +208,7 @@ def load_model(
 
 
 def _own_code(where: str, name: str) -> FedtailError:
-    return FedtailError(f"{where!r} names code of its own, {name!r}; to import it, pass allow_code=True (--allow-code)")
+    return FedtailError(f"{where!r} uses custom code, {name!r}; to import it, pass allow_code=True (--allow-code)")
 
 
 def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
@@ -224,7 +224,8 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
         raise FedtailError(f"{str(folder / 'model.json')!r} cannot be read: {error}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise FedtailError(
-            f"{str(folder / 'model.json')!r} is not of format {FORMAT}; it was written by another version"
+            f"{str(folder / 'model.json')!r} does not have format {FORMAT}; it was written by another version "
+            "of fedtail"
         )
     for key in ("architecture", "classes", "input_shape"):
         if key not in about:
@@ -240,7 +241,9 @@ def read_decision(path: str | Path, n_classes: int) -> Decision:
     except OSError as error:
         raise FedtailError(f"decision file {str(path)!r} cannot be read: {error.strerror}") from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise FedtailError(f"{str(path)!r} is no decision of this model ({error}); take the site's own") from None
+        raise FedtailError(
+            f"{str(path)!r} is not a decision for this model ({error}); use the site's own file"
+        ) from None
     return found
 
 
@@ -249,9 +252,11 @@ def _load_weights(module: nn.Module, path: Path) -> None:
         weights = load_file(path)
         module.load_state_dict(weights)
     except FileNotFoundError:
-        raise FedtailError(f"there are no weights {str(path)!r}") from None
+        raise FedtailError(f"weights file {str(path)!r} does not exist") from None
     except (OSError, SafetensorError) as error:
-        raise FedtailError(f"{str(path)!r} is not a whole safetensors file: {error}") from error
+        raise FedtailError(f"{str(path)!r} is not a complete safetensors file: {error}") from error
     except RuntimeError as error:
         lines = str(error).splitlines()
-        raise FedtailError(f"{str(path)!r} does not fit the model: {lines[min(1, len(lines) - 1)].strip()}") from error
+        raise FedtailError(
+            f"{str(path)!r} does not match the model: {lines[min(1, len(lines) - 1)].strip()}"
+        ) from error

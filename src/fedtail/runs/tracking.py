@@ -85,7 +85,7 @@ class Trackers:
             except Exception as error:
                 self.trackers.remove(tracker)
                 name, text = type(tracker).__name__, " ".join(str(error).split())
-                sys.stderr.write(f"warning: {name} is no longer tracked: {event} failed: {text}\n")
+                sys.stderr.write(f"warning: {name} logging stopped: {event} failed: {text}\n")
 
 
 def build_trackers(names: Sequence[str], folder: Path, extra: Sequence[Tracker] = ()) -> Trackers:

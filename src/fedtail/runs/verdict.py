@@ -71,20 +71,22 @@ def verdict(
     change, losses = next_change(settings), [float(r["train_loss"]) for r in history]
     if exploded := _diverged(history, losses):
         low = "" if settings.local.lr == "auto" else f"local.lr={float(settings.local.lr) / 10:g}"
-        return Verdict("diverged", f"the training diverged: {exploded}; the learning rate is likely too large", low)
+        return Verdict("diverged", f"training diverged: {exploded}; the learning rate is probably too high", low)
     still = _still(history, losses)
-    why = "the model hardly moved, so the learning rate is likely too small" if still else _why(settings, len(history))
+    why = (
+        "the model barely changed, so the learning rate is probably too low" if still else _why(settings, len(history))
+    )
     if confusion.shape[0] == confusion.shape[1] and (confusion.sum(1) > 0).sum() > 1:
         answers = np.flatnonzero(confusion.sum(0))
         if answers.size == 1:
             only, n = classes[int(answers[0])], int(confusion.sum())
-            return Verdict("one class", f"the model answers {only!r} to all {n:,} test samples; {why}", change)
+            return Verdict("one class", f"the model predicts {only!r} for all {n:,} test samples; {why}", change)
         reached, least = test.get("macro_f1", np.nan), floor.get("macro_f1", np.nan)
         if reached <= least + CLOSE:
-            said = f"macro F1 {reached:.3f} is no better than always answering the commonest class ({least:.3f})"
+            said = f"macro F1 {reached:.3f} is no better than always predicting the most common class ({least:.3f})"
             return Verdict("floor", f"{said}; {why}", change)
     if still:
-        return Verdict("still", f"training stood still over {len(history)} rounds; {why}", change)
+        return Verdict("still", f"training made no progress in {len(history)} rounds; {why}", change)
     if rose := _rising(history, settings.run.rounds):
         said = f"validation macro F1 was still rising when the {len(history)} rounds ended ({rose}): more may help"
         return Verdict("rising", said, f"run.rounds={3 * settings.run.rounds}")
@@ -104,9 +106,11 @@ def next_change(settings: Settings) -> str:
 
 def _why(settings: Settings, rounds: int) -> str:
     if settings.local.lr != "auto":
-        return "the learning rate likely does not suit the data"
+        return "the learning rate is probably wrong for this data"
     return (
-        f"{rounds} rounds are likely too few" if settings.run.rounds < 30 else "the model likely does not suit the data"
+        f"{rounds} rounds are probably too few"
+        if settings.run.rounds < 30
+        else "the model is probably wrong for this data"
     )
 
 
@@ -114,10 +118,10 @@ def _diverged(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> 
     """How a training diverged, in words; empty if it did not."""
     lost = sum(any("finite" in r["reason"] or "loss became" in r["reason"] for r in t["refused"]) for t in history)
     if history and 2 * lost >= len(history):
-        return f"updates that were not finite in {lost} of {len(history)} rounds"
+        return f"non-finite updates in {lost} of {len(history)} rounds"
     settled = [loss for loss, r in zip(losses, history, strict=True) if not r.get("searching")]
     if len(settled) > 1 and settled[-1] > EXPLODED * max(min(settled), 0.1) and _lost_ground(history):
-        return f"its loss rose from {min(settled):.3g} to {settled[-1]:.3g}"
+        return f"the loss rose from {min(settled):.3g} to {settled[-1]:.3g}"
     return ""
 
 

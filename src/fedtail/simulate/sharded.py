@@ -83,7 +83,7 @@ class ShardedSimulator:
         everyone = self._gather(about)
         if len({a["round"] for a in everyone}) > 1:
             rounds = sorted({a["round"] for a in everyone})
-            raise FedtailError(f"the processes are at different rounds {rounds}; start the run anew without --resume")
+            raise FedtailError(f"the processes are at different rounds {rounds}; start the run again without --resume")
         shared = self._share({u.client: {"delta": u.delta, **u.extras} for u in updates})
         merged = [
             Update(

@@ -162,7 +162,7 @@ def test_bad_folders_are_explained(tmp_path: Path) -> None:
         images(str(root))
     (root / "east").rmdir()
     picture(root / "stray.png")
-    with pytest.raises(FedtailError, match=r"site/class/image throughout, but has stray.png beside"):
+    with pytest.raises(FedtailError, match=r"only site/class/image, but has stray.png next to"):
         images(str(root))
     with pytest.raises(FedtailError, match=r"data.path is missing|missing"):
         DATASETS.build("images")

@@ -102,7 +102,7 @@ def test_truncated_missing_and_mislabelled_files_are_named(subset10: Path) -> No
     with pytest.raises(FedtailError, match=r"data_batch_2.bin has \d+ bytes, not a multiple of 3073"):
         cifar10(data_dir=str(subset10))
     (folder / "data_batch_2.bin").write_bytes(b"\x0b" + whole[1:])
-    with pytest.raises(FedtailError, match=r"label 11, allowed are 0..9"):
+    with pytest.raises(FedtailError, match=r"label 11, but only 0..9 are allowed"):
         cifar10(data_dir=str(subset10))
     with pytest.raises(FedtailError, match="missing"):
         read_records([folder / "none.bin"], 1, 10)

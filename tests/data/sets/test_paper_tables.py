@@ -82,7 +82,7 @@ def test_an_unpublished_category_is_named(tmp_path: Path) -> None:
     write_adult(tmp_path)
     path = tmp_path / "adult" / "adult.data"
     path.write_text(path.read_text().replace("Cuba", "Atlantis", 1))
-    with pytest.raises(FedtailError, match=r"native-country = 'Atlantis' is none of the 41 published values"):
+    with pytest.raises(FedtailError, match=r"native-country = 'Atlantis' is not one of the 41 published values"):
         adult(imbalance=4, data_dir=str(tmp_path))
 
 
@@ -111,7 +111,7 @@ def test_unsw_says_which_file_is_missing_and_which_labels_are_wrong(tmp_path: Pa
     with pytest.raises(FedtailError, match=r"data.part 'train' is unknown"):
         unsw(part="train", data_dir=str(tmp_path))
     write_unsw(tmp_path, "UNSW_NB15_testing-set.csv", [("udp", "-", "INT", "Nonsense")])
-    with pytest.raises(FedtailError, match="label 'Nonsense' is none of"):
+    with pytest.raises(FedtailError, match="label 'Nonsense' is not one of"):
         unsw(data_dir=str(tmp_path))
     (tmp_path / "unsw-nb15" / "UNSW_NB15_testing-set.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FedtailError, match="no column 'attack_cat'"):

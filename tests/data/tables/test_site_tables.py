@@ -36,7 +36,7 @@ def test_sites_are_named_by_their_files_and_keep_their_rows(folder: Path) -> Non
     pool = DATASETS.build("site_tables", path=str(folder), label="fault")
     assert pool.sites is not None and sorted(set(pool.sites)) == ["austin", "berlin", "osaka"]
     assert len(pool.train) + len(pool.test) == 240 and pool.classes == ("crack", "none")
-    assert "taken from the first site, 'austin'" in pool.notes[0]
+    assert "come from the first site, 'austin'" in pool.notes[0]
     by_pattern = DATASETS.build("site_tables", path=str(folder / "*.csv"), label="fault")
     assert bool((by_pattern.train.x == pool.train.x).all())
 

@@ -93,8 +93,8 @@ def test_a_site_column_of_one_row_sites_is_refused_with_a_better_one(csv: Path) 
 
 
 def test_a_table_without_sites_says_that_they_were_invented(csv: Path) -> None:
-    assert any("sites were invented (dirichlet split, alpha 0.5)" in n for n in partition(load(csv)).notes)
-    assert not any("invented" in n for n in partition(load(csv, site="place")).notes)
+    assert any("sites were made up (dirichlet split, alpha 0.5)" in n for n in partition(load(csv)).notes)
+    assert not any("made up" in n for n in partition(load(csv, site="place")).notes)
 
 
 def test_a_frame_may_give_the_order_of_its_classes() -> None:

@@ -57,7 +57,7 @@ def test_a_csv_becomes_samples_sites_and_a_description(csv: Path) -> None:
     assert pool.train.x.shape[1] == 2 + 16 + 3 + 64 == pool.test.x.shape[1]
     text = " | ".join(pool.notes)
     assert "600 rows; 85 features from 1 numeric, 1 category, 1 hashed column(s)" in text
-    assert "'case' (an id" in text and "'when' (dates)" in text and "'note' (free text)" in text
+    assert "'case' (an ID" in text and "'when' (dates)" in text and "'note' (free text)" in text
     assert "'part' (100 levels)" in text
 
 
@@ -108,8 +108,8 @@ def test_a_column_that_gives_the_label_away_is_warned_about() -> None:
     pool = table_from_frame(frame, "severity", "state")
     warned = [n for n in pool.notes if n.startswith("warning")]
     assert len(warned) == 2
-    assert "'code' alone gives away the severity" in warned[0] and """'data.exclude=["code"]'""" in warned[0]
-    assert "'funeral' alone gives away severity = fatal" in warned[1]
+    assert "'code' alone reveals the severity" in warned[0] and """'data.exclude=["code"]'""" in warned[0]
+    assert "'funeral' alone reveals severity = fatal" in warned[1]
 
 
 def test_rows_without_label_or_site_are_left_out_and_counted() -> None:
@@ -253,4 +253,4 @@ def test_columns_may_be_named_with_the_spaces_they_have_in_the_file(tmp_path: Pa
 
 def test_a_table_without_rows_to_test_says_so() -> None:
     frame = crashes(50).assign(state=lambda f: f["case"])  # one row per site: none can be held out
-    assert any("no rows to test with" in n for n in table_from_frame(frame, "severity", "state").notes)
+    assert any("no test rows" in n for n in table_from_frame(frame, "severity", "state").notes)

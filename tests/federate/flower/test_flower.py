@@ -348,7 +348,7 @@ def test_doctor_asks_the_sites_and_is_content(flower_deployment: Deployment) -> 
 
     findings = examine_server(flower_deployment)
     assert worst(findings) != "error", findings
-    assert sum("answers; clock" in f.message for f in findings) == 3
+    assert sum("responding; clock" in f.message for f in findings) == 3
 
 
 def test_a_second_federation_on_the_same_port_is_refused(flower_deployment: Deployment) -> None:

@@ -106,7 +106,7 @@ def test_sites_that_do_not_come_are_named() -> None:
 
 
 def test_flowers_words_are_left_out_where_ours_say_it_all() -> None:
-    assert describe(5, "Error: Node Unavailable - the destination node failed to report") == "the site went away"
+    assert describe(5, "Error: Node Unavailable - the destination node failed to report") == "the site disconnected"
     assert describe(42, None) == "error 42"
 
 

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("nvflare") is None,
-        reason="nvflare is not installed (pip install 'fedtail[nvflare]' in an environment of its own)",
+        reason="nvflare is not installed (pip install 'fedtail[nvflare]' in a separate environment)",
     ),
 ]
 

@@ -65,7 +65,7 @@ def test_the_generated_site_unit_and_instructions_run_the_service_of_the_folder(
     (line,) = [x for x in (folder / "fedtail-site.service").read_text().splitlines() if x.startswith("ExecStart=")]
     wanted = ["/opt/fedtail/venv/bin/fedtail", "site", "run", "/opt/fedtail/north"]
     assert through_systemd(line.removeprefix("ExecStart=")) == wanted
-    (by_hand,) = [x for x in (folder / "README.md").read_text().splitlines() if "By hand: `" in x]
+    (by_hand,) = [x for x in (folder / "README.md").read_text().splitlines() if "Manually: `" in x]
     assert through_bash(by_hand.split("`")[1], tmp_path) == wanted[1:]
     assert load_site(folder / "site.toml").server == deployment.public
 

@@ -141,7 +141,7 @@ def test_a_device_that_is_not_there_is_noticed_by_doctor_and_at_the_workers_star
     site.write_text(site.read_text().replace('device = "cpu"', f'device = "{device}"'))
     (finding,) = [f for f in examine_site(site) if f.level == "error"]
     assert finding.subject == "worker" and message in finding.message and "\n" not in finding.message
-    with pytest.raises(worker_client.WorkerError, match=r"ended with code 2; see worker\.log"):
+    with pytest.raises(worker_client.WorkerError, match=r"exited with code 2; see worker\.log"):
         worker_client.ask(site, with_phase("hello", pack(Parcel({}))))
     assert message in site.with_name("worker.log").read_text()  # a site's own words stay with it
 
@@ -186,7 +186,7 @@ def test_commands_on_a_federation_that_is_down_say_so(tmp_path: Path) -> None:
     for command in ("run", "register"):
         result = runner.invoke(app, ["deploy", command, folder])
         assert isinstance(result.exception, FedtailError) and "fedtail deploy up" in str(result.exception)
-    assert "no run is going on" in runner.invoke(app, ["deploy", "stop", folder]).output
+    assert "no run is active" in runner.invoke(app, ["deploy", "stop", folder]).output
     assert "nothing was running" in runner.invoke(app, ["deploy", "down", folder]).output
     shown = runner.invoke(app, ["deploy", "status", folder]).output
     assert "SuperLink down" in shown and "no run yet" in shown
@@ -203,7 +203,7 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     assert "round 2, east: no reply within 20 s" in shown
     status.finish(deployment.runs / "digits")
     shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
-    assert "run: finished" in shown and "for its page: fedtail report" in shown
+    assert "run: finished" in shown and "create its report with: fedtail report" in shown
     assert runs.last_config(deployment) is None, "no run was started with overrides"
 
 
@@ -298,7 +298,7 @@ def test_a_worker_reads_its_files_anew_when_a_run_begins_and_not_in_the_middle_o
 def test_overrides_of_the_data_are_refused_and_another_seed_keeps_the_sites_split(tmp_path: Path) -> None:
     deployment = create_deployment(tmp_path / "fed", SITES, settings())
     theirs = load_config(deployment.config)
-    with pytest.raises(FedtailError, match=r"data.\* is the sites' matter"):
+    with pytest.raises(FedtailError, match=r"data.\* is set at the sites"):
         runs.with_the_sites_data(deployment, load_config(deployment.config, ["data.n_max=50"]))
     other = runs.with_the_sites_data(deployment, load_config(deployment.config, ["run.seed=9"]))
     assert other.run.seed == 9 and other.data_seed == theirs.data_seed
@@ -319,7 +319,7 @@ def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Pat
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text('[site]\nname = "x"\n[data]\nkind = "tabel"\n')
-    with pytest.raises(worker_client.WorkerError, match=r"ended with code 2; see worker\.log"):
+    with pytest.raises(worker_client.WorkerError, match=r"exited with code 2; see worker\.log"):
         worker_client.ask(site, with_phase("hello", pack(Parcel({}))))
     assert "did you mean 'table'" in site.with_name("worker.log").read_text()
 
@@ -336,5 +336,5 @@ def test_rounds_are_told_once_each_with_loss_accuracy_and_faults(capfd: pytest.C
     assert capfd.readouterr().err.splitlines() == [
         "waiting for sites",
         "round 1/2  12.3 s  loss 0.510  accuracy 0.800",
-        "round 2/2  12.3 s  loss 0.510  accuracy 0.800  faults so far: 1",
+        "round 2/2  12.3 s  loss 0.510  accuracy 0.800  errors so far: 1",
     ]

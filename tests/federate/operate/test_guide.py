@@ -50,7 +50,7 @@ def test_the_guides_own_data_example_gives_a_model_a_report_and_predictions(tmp_
     (folder,) = (tmp_path / "crash" / "runs").iterdir()
     page = (folder / "report.html").read_text()
     assert all(f">{site}</th>" in page for site in ("NY", "TX", "CA"))
-    assert "revealed totals only" not in page, "three sites with keys tell sums of class counts"
+    assert "revealed only totals" not in page, "three sites with keys tell sums of class counts"
     assert "What went wrong" not in page
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == len(pd.read_csv(tmp_path / "NY.csv"))
     assert "test: accuracy" in done.stdout and "all sites mean the same" in done.stdout

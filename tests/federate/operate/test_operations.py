@@ -44,9 +44,9 @@ def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"superlink": "down"}, "the server is down: start its unit"),
+        ({"superlink": "down"}, "the server is down: start its systemd unit"),
         ({"run": {"state": "failed", "error": "x", "round": 3, "time": 0}}, r"failed \(x\).*--resume"),
-        ({"run": {"state": "stopped", "round": 3, "time": 0}}, "go on with: .*--resume"),
+        ({"run": {"state": "stopped", "round": 3, "time": 0}}, "resume with: .*--resume"),
         ({"run": {"state": "training", "round": 3, "time": time.time() - 3600}}, r"said nothing for \d+ min"),
         ({"sites": {"north": "offline"}}, "north is offline: ask its operator for `fedtail site health`"),
         ({"sites": {"north": "not registered"}}, "north is not registered: run `fedtail deploy register"),
@@ -73,7 +73,7 @@ def test_runs_wait_in_the_order_in_which_they_were_put(deployment: Deployment, m
     assert call("run", deployment.folder, "--queue", "local.lr=0.05")[0] == 0
     assert call("run", deployment.folder, "--queue", "method.name=fedavg")[0] == 0
     assert queue.put(deployment, load_config(deployment.config, ["run.rounds=7"])) == 3
-    assert call("queue", deployment.folder, "--drop", 2) == (0, "run 2 was taken out")
+    assert call("queue", deployment.folder, "--drop", 2) == (0, "run 2 removed from the queue")
     code, said = call("queue", deployment.folder, "--drop", 2)
     assert code == 2 and "no run 2 waits" in said and "waiting: 1, 3" in said
     code, said = call("queue", deployment.folder)
@@ -114,7 +114,7 @@ def test_a_deployment_comes_back_from_its_backup_elsewhere(deployment: Deploymen
     file = tmp_path / "fed.tar.gz"
     code, said = call("backup", deployment.folder, file)
     database.close()
-    assert code == 0 and "private keys among them" in said
+    assert code == 0 and "including private keys" in said
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert call("restore", file, tmp_path / "elsewhere")[0] == 0
     back = load_deployment(tmp_path / "elsewhere")
@@ -136,7 +136,7 @@ def test_backups_and_folders_that_exist_are_not_overwritten(deployment: Deployme
     file = tmp_path / "x.tar.gz"
     file.write_text("no archive")
     code, said = call("backup", deployment.folder, file)
-    assert code == 2 and "exists; choose another name" in said
+    assert code == 2 and "already exists; choose another name" in said
     code, said = call("restore", file, deployment.folder)
     assert code == 2 and "exists and is not empty" in said
     code, said = call("restore", file, tmp_path / "new")

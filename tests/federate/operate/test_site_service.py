@@ -69,8 +69,8 @@ def serve(service: SiteService) -> threading.Thread:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("print('\\x1b[92mINFO\\x1b[0m :      no such key'); raise SystemExit(3)", "ended with code 3: no such key"),
-        ("import time; time.sleep(60)", "although the server can be reached; starting it again"),
+        ("print('\\x1b[92mINFO\\x1b[0m :      no such key'); raise SystemExit(3)", "exited with code 3: no such key"),
+        ("import time; time.sleep(60)", "although the server can be reached; restarting it"),
     ],
 )
 def test_a_supernode_that_ends_or_hangs_is_started_again(
@@ -112,7 +112,7 @@ def test_the_service_runs_nvflares_client_where_the_site_has_its_kit(site: Path)
     (kit / "sub_start.sh").write_text(f'[ "$1" = --once ] && exec {sys.executable} -c "{dial}"\n')
     toml = (site / "site.toml").read_text().replace("[site]", '[site]\nnvflare = "kit"')
     (site / "site.toml").write_text(toml)
-    with pytest.raises(FedtailError, match="startup kit says where its server is"):
+    with pytest.raises(FedtailError, match="startup kit names the server"):
         SiteService(site, "elsewhere:1")
     service = SiteService(site, look=0.05)
     thread = serve(service)
@@ -125,7 +125,7 @@ def test_the_service_runs_nvflares_client_where_the_site_has_its_kit(site: Path)
         server.close()
     assert "NVFlare client started" in (site / "site.log").read_text()
     (kit / "fed_client.json").unlink()
-    with pytest.raises(FedtailError, match="is no startup kit"):
+    with pytest.raises(FedtailError, match="is not a startup kit"):
         SiteService(site)
 
 
@@ -257,7 +257,7 @@ def test_a_site_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         until(lambda: not fed.online(), 90, "Flower to notice")
         until(fed.online, 180, "the site to come back after closed handshakes")
         assert fed.health()["pid"] != before, "another SuperNode"
-        assert "starting it again" in (fed.site / "site.log").read_text()
+        assert "restarting it" in (fed.site / "site.log").read_text()
 
         fed.end_server()
         monkeypatch.setattr(certificates, "SERVER_DAYS", 0)

@@ -24,7 +24,7 @@ def test_a_method_that_is_not_on_the_list_is_refused() -> None:
 
 def test_a_server_cannot_have_code_imported_that_the_site_did_not_name() -> None:
     asked = Job("r", "subprocess:run", (3,), ("a", "b"), "fedcgnm", 5, {"args": "id", "shell": True})
-    with pytest.raises(PolicyError, match="code that the server would have imported"):
+    with pytest.raises(PolicyError, match="custom code that this site would have to import"):
         Policy().check_job(asked)
     Policy(code=["subprocess:run"]).check_job(asked)
 
@@ -38,14 +38,14 @@ def test_class_counts_stay_at_the_site_by_default() -> None:
 @pytest.mark.parametrize(("method", "options"), [("logit_adjustment", {"prior": "global"}), ("fednoro", {})])
 def test_a_method_that_shows_which_classes_a_site_has_is_refused_by_default(method: str, options: dict) -> None:
     asked = Job("r", "mlp", (3,), ("a", "b"), method, 5, method_options=options)
-    with pytest.raises(PolicyError, match="reveal which classes are here"):
+    with pytest.raises(PolicyError, match="reveal which classes this site has"):
         Policy().check_job(asked)
     Policy(reveal="classes").check_job(asked)
     Policy().check_job(Job("r", "mlp", (3,), ("a", "b"), "logit_adjustment", 5))
 
 
 def test_too_little_noise_is_refused() -> None:
-    with pytest.raises(PolicyError, match="below the least allowed"):
+    with pytest.raises(PolicyError, match="below the minimum of"):
         Policy(min_noise=1.0).check_job(job(noise=0.5))
 
 

@@ -357,7 +357,7 @@ def test_auto_takes_small_models_and_says_why() -> None:
 
 def test_asking_for_the_batched_path_where_it_does_not_work_is_one_clear_line() -> None:
     module = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
-    with pytest.raises(FedtailError, match=r"engine.path = 'batched' does not take this run: BatchNorm .*'auto'"):
+    with pytest.raises(FedtailError, match=r"engine.path = 'batched' cannot handle this run: BatchNorm .*'auto'"):
         simulator(make_federation("mlp"), module, METHODS.build("fedavg"), Settings.of(path="batched"))
 
 

@@ -22,7 +22,7 @@ def save_contact_sheet(federation: Federation, path: str | Path, columns: int = 
     """Draw ``columns`` random training images of each class (the first 20 classes) to an image file."""
     shape = federation.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise FedtailError(f"--samples draws images, but samples of {federation.name!r} have shape {shape}")
+        raise FedtailError(f"--samples needs images, but samples of {federation.name!r} have shape {shape}")
     height, width = (int(v * max(1, CELL // max(shape[1:]))) for v in shape[1:])
     index = np.concatenate(federation.train)
     y = federation.pool.y.numpy()[index]

@@ -78,8 +78,8 @@ def scan(root: Path) -> Listing:
         shallow, deep = (
             next(f for f, p in zip(files, parts, strict=True) if len(p) == d) for d in (min(depths), max(depths))
         )
-        example = f"{shallow.relative_to(root)}" + (f" beside {deep.relative_to(root)}" if shallow != deep else "")
-        raise FedtailError(f"{root} must hold class/image or site/class/image throughout, but has {example}")
+        example = f"{shallow.relative_to(root)}" + (f" next to {deep.relative_to(root)}" if shallow != deep else "")
+        raise FedtailError(f"{root} must contain only class/image or only site/class/image, but has {example}")
     by_site = depths == {3}
     _check_empty(root, everything, files, by_site, test is not None)
     ignored = sum(p.is_file() for p in everything) - len(files)
@@ -89,7 +89,7 @@ def scan(root: Path) -> Listing:
         [p[-2] for p in parts],
         [p[0] for p in parts] if by_site else None,
         test,
-        (f"{ignored:,} files that are no images were ignored",) if ignored else (),
+        (f"{ignored:,} files that are not images were ignored",) if ignored else (),
     )
 
 
@@ -140,7 +140,7 @@ def from_listing(
     labels = torch.from_numpy(y)
     mean, std = channel_statistics(x[torch.from_numpy(train)])
     lost = (
-        f"{len(broken):,} files could not be read and were left out, the first: {_first(listing, broken)}"
+        f"{len(broken):,} files could not be read and were skipped; the first is {_first(listing, broken)}"
         if broken
         else ""
     )
@@ -176,7 +176,7 @@ def _split(
         unseen = np.setdiff1d(y[mask], y[~mask])
         if not (~mask).any() or not mask.any() or unseen.size:
             raise FedtailError(
-                "the train folder must hold images of every class of the test folder, and neither be empty"
+                "the train folder must have images of every class in the test folder, and neither folder may be empty"
             )
         return np.flatnonzero(~mask), np.flatnonzero(mask)
     strata = y if sites is None else np.unique(sites, return_inverse=True)[1] * (y.max() + 1) + y
@@ -200,7 +200,8 @@ def _check_empty(root: Path, everything: Sequence[Path], files: Sequence[Path], 
 def _corrupt(listing: Listing, broken: dict[int, str]) -> FedtailError:
     more = f" (and {len(broken) - 1:,} more)" if len(broken) > 1 else ""
     return FedtailError(
-        f"cannot read {_first(listing, broken)}{more}; repair or delete it, or leave it out with data.skip_corrupt=true"
+        f"cannot read {_first(listing, broken)}{more}; repair or delete it, or skip such files with "
+        "data.skip_corrupt=true"
     )
 
 

@@ -91,7 +91,9 @@ def thin_minority(y: np.ndarray, imbalance: float, seed: int) -> np.ndarray:
 
 def _read(path: Path, skip: int) -> pd.DataFrame:
     if not path.is_file():
-        raise FedtailError(f"{path} is missing; give the whole official folder or delete it to download it again")
+        raise FedtailError(
+            f"{path} is missing; provide the complete official folder, or delete it to download it again"
+        )
     return pd.read_csv(
         path, header=None, names=list(COLUMNS), skiprows=skip, skipinitialspace=True, dtype=str, keep_default_na=False
     )

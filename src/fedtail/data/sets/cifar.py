@@ -78,7 +78,9 @@ def read_records(files: Sequence[Path], label_bytes: int, n_classes: int) -> Sam
     parts = []
     for file in files:
         if not file.is_file():
-            raise FedtailError(f"{file} is missing; give the whole official folder or delete it to download it again")
+            raise FedtailError(
+                f"{file} is missing; provide the complete official folder, or delete it to download it again"
+            )
         raw = np.fromfile(file, dtype=np.uint8)
         if raw.size == 0 or raw.size % size:
             raise FedtailError(
@@ -89,7 +91,7 @@ def read_records(files: Sequence[Path], label_bytes: int, n_classes: int) -> Sam
     records = np.concatenate(parts)
     y = records[:, label_bytes - 1].astype(np.int64)
     if y.max() >= n_classes:
-        raise FedtailError(f"{files[0].parent} has label {int(y.max())}, allowed are 0..{n_classes - 1}")
+        raise FedtailError(f"{files[0].parent} has label {int(y.max())}, but only 0..{n_classes - 1} are allowed")
     x = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, 3, 32, 32)
     return Samples(torch.from_numpy(x), torch.from_numpy(y))
 
@@ -121,5 +123,8 @@ def tail_choice(
         keep = [rng.permutation(np.flatnonzero(y == c))[: want[c]] for c in range(n_classes)]
         return np.sort(np.concatenate(keep)), ()
     keep = [np.flatnonzero(y == c)[: want[c]] for c in range(n_classes)]
-    note = f"{folder.name} holds a long-tailed subset of {len(y):,} images: the tail is a prefix of each class, whatever the seed"  # noqa: E501
+    note = (
+        f"{folder.name} holds a long-tailed subset of {len(y):,} images: the tail is a prefix of each class, "
+        "whatever the seed"
+    )
     return np.sort(np.concatenate(keep)), (note,)

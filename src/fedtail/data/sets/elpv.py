@@ -49,6 +49,6 @@ def official_listing(folder: Path) -> Listing:
     missing = [f for f in files if not f.is_file()]
     if missing:
         raise FedtailError(
-            f"{missing[0]} is named in labels.csv but missing; copy the folder images/ beside labels.csv"
+            f"{missing[0]} is named in labels.csv but missing; put the folder images/ next to labels.csv"
         )
     return Listing(folder, files, classes, sites, None)

@@ -41,7 +41,7 @@ def encode(
     ``columns`` holds at least the schema's (see ``frame_columns``); levels the schema does not have go to ``notes``.
     """
     if not schema.fitted:
-        raise FedtailError("the schema has no means and deviations yet; fit it first")
+        raise FedtailError("the schema has no means and standard deviations yet; fit it first")
     notes = notes if notes is not None else []
     first = columns[schema.columns[0].name]
     n = len(index) if index is not None else len(first.values if isinstance(first, Numbers) else first.codes)
@@ -81,7 +81,7 @@ def coerce(column: Column, data: Numbers | Levels, where: str) -> Numbers | Leve
     if isinstance(data, Numbers):
         return without_marks(data, column.marks)
     if data.dates:
-        raise FedtailError(f"{where}: column {column.name!r} holds dates, the schema says numbers")
+        raise FedtailError(f"{where}: column {column.name!r} contains dates, but the schema says numbers")
     read = level_numbers(data.levels, column.comma)
     numbers = as_numbers(data, read, column.comma)
     known = int((data.codes >= 0).sum())
@@ -163,4 +163,7 @@ def _report_unseen(column: Column, levels: list[str], codes: np.ndarray, target:
     if len(unseen):
         names = listing((repr(levels[i]) for i in unseen), 3)
         rows = int(counts[unseen].sum())
-        notes.append(f"{column.name!r}: {rows} rows have levels that the schema lacks ({names}), encoded as none")
+        notes.append(
+            f"{column.name!r}: {rows} rows have levels missing from the schema ({names}); they were encoded as "
+            "none of its levels"
+        )

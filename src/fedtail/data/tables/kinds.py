@@ -71,7 +71,7 @@ def infer_kind(
         kind = _numeric(name, as_numbers(column, numbers, comma), number)
         data = kind.data
         if kind.used and isinstance(data, Numbers) and data.not_numbers:
-            note = f"{name!r}: {data.not_numbers} fields that are no numbers count as missing"
+            note = f"{name!r}: {data.not_numbers} non-numeric fields count as missing"
             return Kind("numeric", data, note)
         return kind
     return _names(name, column, counts, numbers, max_levels)
@@ -137,5 +137,5 @@ def _names(name: str, column: Levels, counts: np.ndarray, numbers: np.ndarray, m
     mixed = int(counts[~np.isnan(numbers)].sum())
     note = None
     if mixed and np.isnan(numbers).any() and len(used) > 20 and mixed > 0.05 * n:
-        note = f"{name!r} mixes {mixed} numbers with {n - mixed} other fields; read as a category"
+        note = f"{name!r} mixes {mixed} numbers with {n - mixed} other fields; treated as a category"
     return Kind("category", column, note)

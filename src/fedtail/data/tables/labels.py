@@ -77,12 +77,12 @@ def label_codes(
         if strange:
             raise FedtailError(
                 f"{where}: label(s) {listing(map(repr, strange), 5)} are not among the schema's classes "
-                f"({listing(classes, 12)}); add them to the schema or mend the rows"
+                f"({listing(classes, 12)}); add them to the schema or fix the rows"
             )
         table = np.array([*places, -1], dtype=np.int64)
         return table[codes], tuple(classes)
     if len(names) < 2:
-        raise FedtailError(f"{where}: label column {label!r} holds only one class, {names[0]!r}; nothing to learn")
+        raise FedtailError(f"{where}: label column {label!r} contains only one class, {names[0]!r}; nothing to learn")
     if len(names) > MAX_CLASSES or (n >= 50 and len(names) > 0.5 * n):
         raise FedtailError(
             f"{where}: label column {label!r} holds {len(names)} different values in {n} rows; it looks like a "

@@ -46,7 +46,7 @@ class Layout:
             codes = pd.Index(allowed).get_indexer(pd.Index(frame[name]))
             if (codes < 0).any():
                 value = frame[name].iloc[int(np.flatnonzero(codes < 0)[0])]
-                raise FedtailError(f"{source}: {name} = {value!r} is none of the {len(allowed)} published values")
+                raise FedtailError(f"{source}: {name} = {value!r} is not one of the {len(allowed)} published values")
             out[np.arange(len(frame)), offset + codes] = 1.0
             offset += len(allowed)
         return out
@@ -85,5 +85,5 @@ def label_codes(values: Sequence[Any], classes: Sequence[str], source: str) -> n
     codes = np.asarray(pd.Index(classes).get_indexer(pd.Index(list(values))), dtype=np.int64)
     if (codes < 0).any():
         unknown = values[int(np.flatnonzero(codes < 0)[0])]
-        raise FedtailError(f"{source}: label {unknown!r} is none of {', '.join(map(repr, classes))}")
+        raise FedtailError(f"{source}: label {unknown!r} is not one of {', '.join(map(repr, classes))}")
     return codes

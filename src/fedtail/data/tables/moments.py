@@ -70,7 +70,7 @@ def check_moments(part: np.ndarray, columns: int, most: float) -> None:
     if not np.isfinite(part).all() or (part[:, [COUNT, MISSING, M2]] < 0).any() or np.abs(part).max(initial=0) > HUGE:
         raise FedtailError("a site sent moments that are negative or not finite")
     if (counts != np.floor(counts)).any() or counts.sum(axis=1).max(initial=0) > most:
-        raise FedtailError(f"a site sent moments of more than {most:g} rows, or of parts of one")
+        raise FedtailError(f"a site sent moments for more than {most:g} rows, or for a fraction of a row")
 
 
 def tempered(sites: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -34,10 +34,10 @@ NAMED = 40
 REASONS = {
     "date": "dates",
     "text": "free text",
-    "id": "an id, different in nearly every row",
-    "constant": "one value only",
+    "id": "an ID, different in nearly every row",
+    "constant": "only one value",
     "empty": "no values",
-    "excluded": "as asked",
+    "excluded": "as requested",
 }
 
 
@@ -61,8 +61,8 @@ def table(
     encoding: str | None = None,
     seed: int = 0,
 ) -> Pooled:
-    """A user's table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, where it has
-    one, a ``site`` column. ``label`` may be left out where ``schema`` names it.
+    """Your own table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, optionally, a
+    ``site`` column. ``label`` may be left out if ``schema`` names it.
 
     ``cluster``: a column that puts sites together (region, machine type), for rate searches over clusters; it stays an
     input.
@@ -120,9 +120,9 @@ def table_from_frame(
     pieces: int | None = None,
     seed: int = 0,
 ) -> Pooled:
-    """A DataFrame as a data set; see ``table`` for the options. The frame is not changed.
+    """Turn a DataFrame into a data set; see ``table`` for the options. The frame is not changed.
 
-    ``classes``: their order, where it shall not be that of their names.
+    ``classes``: the order of the classes, if not alphabetical.
     """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
     check_range("data.max_levels", max_levels, 2)
@@ -213,7 +213,7 @@ def infer_schema(
     left_out = {name: kind.name for name, kind in kinds.items() if not kind.used}
     if not columns:
         raise FedtailError(
-            f"{where} has no usable input column beside {label!r} (left out: {_left_out(left_out) or 'nothing'})"
+            f"{where} has no usable input column besides {label!r} (left out: {_left_out(left_out) or 'nothing'})"
         )
     return TableSchema(label, classes, tuple(columns), site, left_out)
 
@@ -276,11 +276,13 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
     codes = [f"{n!r} ({k.code})" for n, k in kinds.items() if k.code]
     notes += [f"{what}: {listing(who, NAMED)}" for what, who in (("numbers", numeric), ("categories", names)) if who]
     if codes:
-        notes.append(f"codes, taken as categories: {listing(codes, NAMED)}; data.numbers=NAME,NAME makes them numbers")
+        notes.append(
+            f"codes, treated as categories: {listing(codes, NAMED)}; data.numbers=NAME,NAME makes them numbers"
+        )
     hashed = [c.name for c in schema.columns if c.kind == "hashed"]
     if hashed:
         most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)
-        notes.append(f"hashed, since they have more levels than data.max_levels: {most}")
+        notes.append(f"hashed, because they have more levels than data.max_levels: {most}")
     if schema.left_out:
         notes.append(f"left out: {_left_out(schema.left_out)}")
     return notes
@@ -299,7 +301,7 @@ def _marks(column: Column) -> str:
 def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str) -> str:
     what = f"the {label}" if len(found) == len(classes) else f"{label} = {listing(found, 3)}"
     return (
-        f"warning: column {name!r} alone gives away {what}; if it is known only afterwards, leave it out: "
+        f"warning: column {name!r} alone reveals {what}; if it is only known afterwards, leave it out: "
         + shlex.quote(f'data.exclude=["{name}"]')
     )
 
@@ -325,13 +327,13 @@ def _check_columns(
             raise FedtailError(f"{where}: label and site are the same column {label!r}")
     twice = [n for n in names if n.startswith(f"{label} (") and n.endswith(")") and n[len(label) + 2 : -1].isdigit()]
     if twice:
-        raise FedtailError(f"{where} has more than one column called {label!r}; rename all but the label")
+        raise FedtailError(f"{where} has more than one column called {label!r}; rename all others")
     for option, columns in named.items():  # a misspelt one would stay as it is, unseen
         for name in columns:
             need_column(option, name, names, where)
     both = next((n for n in named["categories"] if n in named["numbers"]), None)
     if both is not None:
-        raise FedtailError(f"{where}: column {both!r} is in data.categories and in data.numbers; name it once")
+        raise FedtailError(f"{where}: column {both!r} is in data.categories and in data.numbers; list it only once")
 
 
 def _labelled_rows(y: np.ndarray, sites: np.ndarray, label: str, site: str | None, notes: list[str]) -> np.ndarray:
@@ -365,7 +367,7 @@ def check_sites(sizes: np.ndarray, site: str, frame: pd.DataFrame, label: str, w
     instead = f"Columns that could be sites: {listing(better, 4)}" if better else "No other column looks like sites"
     raise FedtailError(
         f"{where}: column {site!r} makes {len(sizes):,} sites, {lone:,} of them of one row; a site has many rows. "
-        f"{instead}; without --site, sites are invented"
+        f"{instead}; without --site, sites are made up"
     )
 
 
@@ -383,7 +385,7 @@ def _split(
 
 def _class_notes(y: np.ndarray, test: Samples, classes: tuple[str, ...]) -> list[str]:
     counts, tested = np.bincount(y, minlength=len(classes)), test.counts(len(classes))
-    notes = [] if len(test) else ["warning: no rows to test with, so nothing is scored; give some with data.test=FILE"]
+    notes = [] if len(test) else ["warning: no test rows, so nothing is scored; provide some with data.test=FILE"]
     absent = [classes[c] for c in np.flatnonzero(counts == 0)]
     if absent:
         notes.append(f"warning: no training rows of class {listing(absent)}")

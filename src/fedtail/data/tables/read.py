@@ -67,7 +67,7 @@ def read_table(
         raise one_of("data.bad_rows", bad_rows, BAD_ROWS)
     path = Path(path)
     if (other := OTHER.get(path.suffix.lower())) is not None:
-        raise FedtailError(f"{str(path)!r} is {other}; save it as CSV and give that file")
+        raise FedtailError(f"{str(path)!r} is {other}; save it as CSV and use that file")
     if is_parquet(path):
         return _read_parquet(path, exclude)
     source = inspect_source(path, delimiter=delimiter, encoding=encoding)
@@ -78,7 +78,7 @@ def read_table(
         count = f"{len(source.ragged)} rows" if len(source.ragged) < 1000 else "1,000 rows or more"
         raise FedtailError(
             f"{str(path)!r}, line {line}: {found} fields where the header has {source.n_fields} ({count} like this); "
-            f"quote fields that hold {source.delimiter!r}, or leave such rows out with data.bad_rows=skip"
+            f"quote fields that contain {source.delimiter!r}, or skip such rows with data.bad_rows=skip"
         )
     used = [n for n in names if n not in exclude]
     options: dict[str, Any] = {
@@ -133,13 +133,13 @@ def column_names(source: Source, notes: list[str]) -> list[str]:
             notes.append("every row ends with a delimiter; the empty last field was left out")
             header.append("(after the last delimiter)")
         else:
-            notes.append("rows have one field more than the header; the first was taken for row names")
+            notes.append("rows have one field more than the header; the first was used as row names")
             header.insert(0, "(row name)")
     named, new = unique_names(header)
     if new:
         notes.append("columns renamed: " + listing(f"{old or 'no name'!r} to {name!r}" for old, name in new))
     if all(re.fullmatch(r"[-+]?[\d.]+", n) for n in source.header):
-        notes.append("warning: all column names are numbers; does the file lack a header line?")
+        notes.append("warning: all column names are numbers; is the header line missing?")
     return named
 
 
@@ -196,7 +196,7 @@ def _read_good_rows(source: Source, options: dict[str, Any], notes: list[str]) -
 
 def _read_parquet(path: Path, exclude: Collection[str]) -> Table:
     if not path.is_file():
-        raise FedtailError(f"there is no table {str(path)!r}")
+        raise FedtailError(f"table {str(path)!r} does not exist")
     try:
         import pyarrow.parquet as parquet
     except ImportError:

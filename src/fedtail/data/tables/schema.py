@@ -113,7 +113,9 @@ class TableSchema:
         if not isinstance(raw, Mapping):
             raise FedtailError(f"{where}: expected a table of keys, got {type(raw).__name__}")
         if raw.get("format", FORMAT) != FORMAT:
-            raise FedtailError(f"{where}: format {raw['format']!r} is not {FORMAT}; it was written by another version")
+            raise FedtailError(
+                f"{where}: format {raw['format']!r} is not {FORMAT}; it was written by another version of fedtail"
+            )
         known = {f.name for f in fields(cls)} | {"kind", "format"}
         for key in raw:
             if key not in known:
@@ -139,7 +141,7 @@ class TableSchema:
             raise FedtailError(f"{where}: clip = {clip!r} must be a number above 0")
         pieces = raw.get("pieces")
         if pieces is not None and (isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 0):
-            raise FedtailError(f"{where}: pieces = {pieces!r} must be a whole number from 0 on")
+            raise FedtailError(f"{where}: pieces = {pieces!r} must be a whole number, 0 or more")
         return cls(
             label=label,
             classes=tuple(str(c) for c in classes),
@@ -162,7 +164,7 @@ def load_schema(path: str | Path) -> TableSchema:
         text = path.read_text(encoding="utf-8")
         raw = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
     except FileNotFoundError:
-        raise FedtailError(f"there is no schema {str(path)!r}") from None
+        raise FedtailError(f"schema {str(path)!r} does not exist") from None
     except (OSError, ValueError) as error:
         raise FedtailError(f"schema {str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
     return TableSchema.from_dict(raw, f"schema {str(path)!r}")
@@ -228,13 +230,13 @@ def _column(raw: Any, where: str) -> Column:
     for key in ("mean", "std"):
         value = raw.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise FedtailError(f"{where}: {key} = {value!r} is no number")
+            raise FedtailError(f"{where}: {key} = {value!r} is not a number")
         scale.append(None if value is None else float(value))
     if scale[1] is not None and not scale[1] > 0:
         raise FedtailError(f"{where}: std = {scale[1]!r} must be above 0")
     cuts, marks = (_numbers(raw.get(key, ()), f"{where}: {key}") for key in ("cuts", "marks"))
     if len(cuts) == 1 or any(a >= b for a, b in pairwise(cuts)):
-        raise FedtailError(f"{where}: cuts must be two numbers or more, each above the last")
+        raise FedtailError(f"{where}: cuts must be two or more increasing numbers")
     return Column(
         name=name,
         kind=kind,

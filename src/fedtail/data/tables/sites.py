@@ -160,7 +160,7 @@ def site_tables(
     encoding: str | None = None,
     seed: int = 0,
 ) -> Pooled:
-    """One table per site, in a folder or by a pattern. The site's name is the file's.
+    """One table per site, given as a folder or a glob pattern. Sites are named after their files.
 
     ``schema``: the schema file all sites agreed on (``fedtail data schema`` proposes one). Without it the first
     site's table is taken as the proposal. ``min_count``: a site tells no mean of fewer values than this. Each site
@@ -192,7 +192,7 @@ def site_tables(
     notes += [f"site {s.name!r}: {note}" for s in sites for note in dict.fromkeys(s.notes)]
     present = np.unique(np.concatenate([s.y for s in sites]))
     if len(present) < 2:
-        raise FedtailError(f"all sites together hold only one class, {fitted.classes[present[0]]!r}; nothing to learn")
+        raise FedtailError(f"all sites together have only one class, {fitted.classes[present[0]]!r}; nothing to learn")
     absent = [c for i, c in enumerate(fitted.classes) if i not in present]
     if absent:
         notes.append(f"warning: no site has rows of class {listing(absent)}")
@@ -214,7 +214,7 @@ def _first_site_schema(files: dict[str, Path], label: str, **options: Any) -> tu
     if not label:
         raise FedtailError(f"table {name!r} {NEEDS_LABEL}")
     agreed, notes = propose_schema(file, label, **options)
-    first = f"columns, levels and classes were taken from the first site, {name!r}; declare them with data.schema"
+    first = f"columns, levels and classes come from the first site, {name!r}; declare them with data.schema"
     return agreed, [
         first,
         *(n for n in notes if n.startswith(("left out", "hashed", "numbers", "categories", "codes"))),

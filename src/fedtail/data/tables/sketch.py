@@ -67,7 +67,7 @@ def merge_sketches(sites: Sequence[np.ndarray], columns: int) -> np.ndarray:
     total = np.zeros((columns, BINS), dtype=np.int64)
     for counts in sites:
         if counts.shape != total.shape or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
-            raise FedtailError(f"a site sent bin counts that are none: {counts.dtype} of shape {counts.shape}")
+            raise FedtailError(f"a site sent invalid bin counts: {counts.dtype} of shape {counts.shape}")
         total += counts
     return total
 
@@ -81,10 +81,12 @@ def unpack_sketch(packed: Sequence[Sequence[Sequence[int]]], columns: int) -> np
     """(columns, BINS) from ``pack_sketch``; anything else is an error."""
     out = np.zeros((columns, BINS), dtype=np.int64)
     if len(packed) != columns:
-        raise FedtailError(f"a site sent bin counts of {len(packed)} columns, the schema has {columns} numeric ones")
+        raise FedtailError(
+            f"a site sent bin counts for {len(packed)} columns, but the schema has {columns} numeric ones"
+        )
     for row, (at, counts) in zip(out, packed, strict=True):
         if len(at) != len(counts) or any(not 0 <= i < BINS for i in at):
-            raise FedtailError(f"a site sent bin counts outside the {BINS} bins there are")
+            raise FedtailError(f"a site sent bin counts outside the {BINS} bins")
         row[np.asarray(at, dtype=np.int64)] = np.asarray(counts, dtype=np.int64)
     return out
 

@@ -61,9 +61,9 @@ def open_bytes(path: Path) -> IO[bytes]:
             return _open_zip(path)
         return path.open("rb")
     except FileNotFoundError:
-        raise FedtailError(f"there is no table {str(path)!r}") from None
+        raise FedtailError(f"table {str(path)!r} does not exist") from None
     except IsADirectoryError:
-        raise FedtailError(f"{str(path)!r} is a folder, not a table; one file per site goes with --tables") from None
+        raise FedtailError(f"{str(path)!r} is a folder, not a table; for one file per site, use --tables") from None
     except (*BROKEN, RuntimeError) as error:
         raise broken(path, error) from error
 
@@ -72,14 +72,14 @@ def _open_zip(path: Path) -> IO[bytes]:
     archive = zipfile.ZipFile(path)
     names = [n for n in archive.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
     if len(names) != 1:
-        raise FedtailError(f"{str(path)!r} holds {len(names)} files; a zipped table must hold exactly one")
+        raise FedtailError(f"{str(path)!r} contains {len(names)} files; a zipped table must contain exactly one")
     return archive.open(names[0])
 
 
 def broken(path: Path, error: Exception) -> FedtailError:
     """The error for a file that cannot be read to its end."""
     kind = COMPRESSED.get(path.suffix.lower())
-    what = f"is not a whole {kind} file" if kind else "cannot be read"
+    what = f"is not a complete {kind} file" if kind else "cannot be read"
     return FedtailError(f"{str(path)!r} {what} ({error or type(error).__name__}); copy or download it again")
 
 

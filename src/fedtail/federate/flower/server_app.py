@@ -104,7 +104,7 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise FedtailError("the run before this one has not ended; see superlink.log") from None
+                    raise FedtailError("the previous run has not ended; see superlink.log") from None
                 time.sleep(0.2)
         yield
 
@@ -148,9 +148,11 @@ def ask(grid: Grid, deployment: Deployment, config: Settings) -> list[Finding]:
     differences = compare(hellos, names)
     out += differences
     out += [
-        Finding("ok", names[k], f"online, answers; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}")
+        Finding(
+            "ok", names[k], f"online and responding; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}"
+        )
         for k, hello in hellos.items()
     ]
     if not missing and not any(f.level == "error" for f in differences):
-        out.append(Finding("ok", "data", f"all sites mean the same: {describe_schema(hellos[0].schema)}"))
+        out.append(Finding("ok", "data", f"all sites agree: {describe_schema(hellos[0].schema)}"))
     return out

@@ -34,9 +34,9 @@ TOO_LARGE = "the reply is larger than"
 ERRORS = {
     1: "the site's app cannot be loaded",
     2: "the site's app raised",
-    3: "the message is no longer there",
-    4: "the reply is not there",
-    5: "the site went away",
+    3: "the message no longer exists",
+    4: "the reply is missing",
+    5: "the site disconnected",
     7: "the site refused the app bundle",
     8: "the site's app crashed",
 }
@@ -70,7 +70,7 @@ class FlowerTransport:
             message = Message(content, to, f"query.{ACTION}", ttl=timeout or 3600.0, group_id=f"{self._count}")
             (identity,) = self.grid.push_messages([message]) or (None,)
             if identity is None:
-                errors[client] = "Flower did not take the message"
+                errors[client] = "Flower did not accept the message"
             else:
                 pending[identity] = client
         largest = max(map(size_of, payloads.values()), default=0)

@@ -14,7 +14,7 @@ SILENT_SECONDS = 900.0
 """A run that says nothing for so long is worth a look."""
 HINTS = {
     "not registered": "run `fedtail deploy register {folder}`",
-    "revoked": "make it a new key with `fedtail deploy renew {folder} --site {site}`",
+    "revoked": "create a new key with `fedtail deploy renew {folder} --site {site}`",
     "offline": "ask its operator for `fedtail site health` and the end of site.log",
     "created": "it has not connected yet; ask its operator to start `fedtail site run`",
 }
@@ -26,14 +26,14 @@ def advice(deployment: Deployment, about: dict[str, Any], now: float | None = No
     folder, run = deployment.shown, about.get("run") or {}
     out = []
     if about["superlink"] != "up":
-        out.append(f"the server is down: start its unit, or `fedtail deploy up {folder}` for a rehearsal")
+        out.append(f"the server is down: start its systemd unit, or `fedtail deploy up {folder}` for a rehearsal")
     if run.get("state") == "failed":
-        out.append(f"the run failed ({run.get('error')}); once that is mended: fedtail deploy run {folder} --resume")
+        out.append(f"the run failed ({run.get('error')}); once that is fixed: fedtail deploy run {folder} --resume")
     elif run.get("state") == "stopped":
-        out.append(f"the run was stopped; go on with: fedtail deploy run {folder} --resume")
+        out.append(f"the run was stopped; resume with: fedtail deploy run {folder} --resume")
     elif run.get("state") in ("training", "waiting for sites") and now - float(run["time"]) > SILENT_SECONDS:
         minutes = (now - float(run["time"])) / 60
-        out.append(f"the run has said nothing for {minutes:.0f} min; see superlink.log, or lower deploy.timeout")
+        out.append(f"no update from the run for {minutes:.0f} min; see superlink.log, or lower deploy.timeout")
     for site, state in about["sites"].items():
         if state != "online":
             hint = HINTS.get(state, HINTS["offline"]).format(folder=folder, site=site)
@@ -41,7 +41,7 @@ def advice(deployment: Deployment, about: dict[str, Any], now: float | None = No
     out += _often_refused(deployment, run)
     names = run.get("sites") or list(deployment.sites)
     out += [
-        f"{names[int(k)]} is unlike the others: its updates were far from theirs, or refused, {n} times; see the "
+        f"{names[int(k)]} differs from the others: its updates were far from theirs, or refused, {n} times; see the "
         "report's influence of sites"
         for k, n in run.get("outliers", {}).items()
         if int(k) < len(names)

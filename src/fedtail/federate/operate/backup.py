@@ -26,7 +26,7 @@ def backup(deployment: Deployment, file: Path, *, with_runs: bool = True) -> int
     """Write everything that cannot be made again into a ``.tar.gz``; returns how many files. Safe while a run goes on:
     checkpoints appear whole, and Flower's database is copied by SQLite."""
     if file.exists():
-        raise FedtailError(f"{str(file)!r} exists; choose another name")
+        raise FedtailError(f"{str(file)!r} already exists; choose another name")
     files = [p for p in sorted(deployment.folder.rglob("*")) if p.is_file() and not p.is_symlink()]
     count = 0
     with writing(file):
@@ -54,7 +54,7 @@ def backup(deployment: Deployment, file: Path, *, with_runs: bool = True) -> int
 def restore(file: Path, folder: Path) -> Deployment:
     """The deployment in a backup, in a folder that is new; what names the old place is written anew."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedtailError(f"{str(folder)!r} exists and is not empty; choose another folder")
+        raise FedtailError(f"{str(folder)!r} already exists and is not empty; choose another folder")
     if not file.is_file():
         raise FedtailError(f"backup {str(file)!r} does not exist")
     try:

@@ -67,7 +67,7 @@ def node_config(site_file: Path) -> str:
     path = str(site_file)
     quote = next((q for q in "'\"" if q not in path), "")
     if not quote or (quote == '"' and "\\" in path):
-        raise FedtailError(f"{path!r}: Flower takes no path with both kinds of quotes; rename the folder")
+        raise FedtailError(f"{path!r}: Flower does not accept paths with both kinds of quotes; rename the folder")
     return f"site={quote}{path}{quote}"
 
 

@@ -37,7 +37,7 @@ def create_deployment(
     """
     check_site_names(sites)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedtailError(f"{str(folder)!r} exists and is not empty; choose another folder")
+        raise FedtailError(f"{str(folder)!r} already exists and is not empty; choose another folder")
     if rehearsal and config.data.clients != len(sites):
         raise FedtailError(
             f"data.clients = {config.data.clients} but there are {len(sites)} sites; make them equal for a rehearsal"

@@ -11,9 +11,9 @@ from fedtail.version import VERSION
 
 IMAGE = "fedtail"
 NGINX_IMAGE = "nginx:1.27-alpine"
-DOCKERFILE = """# fedtail for server and sites. Build where this file is: docker build -t {image}:{version} .
+DOCKERFILE = """# fedtail for server and sites. Build in this folder: docker build -t {image}:{version} .
 FROM python:3.11-slim
-# torch for CPUs; for a GPU, leave out the index
+# torch for CPUs; for a GPU, drop the index URL
 RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch=={torch} \\
     && pip install --no-cache-dir "fedtail[flower]=={version}" \\
     && useradd --create-home --uid 1000 fedtail
@@ -22,9 +22,9 @@ USER 1000
 ENTRYPOINT ["fedtail"]
 """
 SERVER_COMPOSE = """# Start with: docker compose up -d
-# The folder has the same path inside, so that all commands take it, for instance
+# The folder has the same path inside the container, so commands work unchanged, e.g.
 #   docker compose exec superlink fedtail deploy status {folder}
-# FEDTAIL_UID and FEDTAIL_GID: who owns the folder.
+# FEDTAIL_UID and FEDTAIL_GID: owner of the folder.
 services:
   superlink:
     image: {image}
@@ -47,7 +47,7 @@ services:
     depends_on: [superlink]
     restart: unless-stopped
 """
-SITE_COMPOSE = """# Start with: docker compose up -d. Data that lie outside this folder are one more line under volumes.
+SITE_COMPOSE = """# Start with: docker compose up -d. For data outside this folder, add a line under volumes.
 services:
   site:
     image: {image}

@@ -99,7 +99,7 @@ def check_software() -> list[Finding]:
     except PackageNotFoundError:
         return [Finding("error", "software", "flwr is not installed; pip install 'fedtail[flower]'")]
     if found != FLOWER:
-        return [Finding("error", "software", f"flwr {found} is installed, fedtail needs {FLOWER}")]
+        return [Finding("error", "software", f"flwr {found} is installed, but fedtail needs {FLOWER}")]
     return [Finding("ok", "software", f"fedtail {VERSION}, flwr {found}, app {own_hash()}")]
 
 
@@ -112,7 +112,7 @@ def check_certificate(deployment: Deployment) -> list[Finding]:
     if not seen.signed_by_ca:
         out.append(Finding("error", "certificate", "server.crt is not signed by ca.crt; sites will refuse the server"))
     if host not in seen.hosts:
-        out.append(Finding("error", "certificate", f"server.crt is for {', '.join(seen.hosts)}, sites use {host}"))
+        out.append(Finding("error", "certificate", f"server.crt is for {', '.join(seen.hosts)}, but sites use {host}"))
     if not seen.begins <= now <= seen.ends:
         out.append(
             Finding("error", "certificate", f"server.crt is valid {seen.begins:%Y-%m-%d} to {seen.ends:%Y-%m-%d}")
@@ -127,11 +127,13 @@ def check_certificate(deployment: Deployment) -> list[Finding]:
 def check_key(folder: Path, name: str) -> list[Finding]:
     """A site's key pair: there, matching, private. The server may have deleted its copy of the private half."""
     if not (folder / "site.pub").is_file():
-        return [Finding("error", name, f"{folder}/site.pub is missing; `fedtail deploy renew --site` makes a key")]
+        return [
+            Finding("error", name, f"{folder}/site.pub is missing; create a key with `fedtail deploy renew --site`")
+        ]
     if not (folder / "site.key").is_file():
         return []
     if not key_matches(folder):
-        return [Finding("error", name, "site.key and site.pub do not belong together")]
+        return [Finding("error", name, "site.key and site.pub do not match")]
     return [*_private(folder / "site.key"), *_check_roster(folder, name)]
 
 
@@ -139,9 +141,11 @@ def _check_roster(folder: Path, name: str) -> list[Finding]:
     """The list of sites that masked sums need, with this site's own key on it."""
     path = folder / "sites.pub"
     if not path.is_file():
-        return [Finding("warning", name, "sites.pub is missing, so that nothing can be added up under masks")]
+        return [Finding("warning", name, "sites.pub is missing, so masked sums are not possible")]
     if read_roster(path).keys.get(name) != read_site_key(folder / "site.key").public_key():
-        return [Finding("error", name, "sites.pub has another key for this site than site.key; hand out the new list")]
+        return [
+            Finding("error", name, "sites.pub and site.key have different keys for this site; distribute the new list")
+        ]
     return []
 
 
@@ -162,12 +166,12 @@ def check_connection(address: str, ca: Path) -> list[Finding]:
         connection.close()
     out = [Finding("ok", "server", f"{address} answers over TLS")]
     if answer.status not in (403, 404):
-        out.append(Finding("warning", "server", f"{address} lets the control path through; the proxy should close it"))
+        out.append(Finding("warning", "server", f"{address} exposes the control path; the proxy should block it"))
     date = answer.getheader("date")
     if date:
         offset = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
         if abs(offset) > CLOCK_SECONDS:
-            out.append(Finding("error", "clock", f"differs from the server's by {offset:+.0f} s; switch on NTP"))
+            out.append(Finding("error", "clock", f"differs from the server's by {offset:+.0f} s; enable NTP"))
     return out
 
 
@@ -179,5 +183,5 @@ def worst(findings: list[Finding]) -> str:
 
 def _private(path: Path) -> list[Finding]:
     if path.is_file() and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return [Finding("error", path.name, f"{path} can be read by others; chmod 600 it")]
+        return [Finding("error", path.name, f"{path} can be read by others; run chmod 600 on it")]
     return []

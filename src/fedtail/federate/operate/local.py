@@ -29,7 +29,7 @@ def up(deployment: Deployment, seconds: float = 90.0, *, proxy: bool = False) ->
     With ``proxy`` sites connect through nginx and the generated configuration, as they would from outside.
     """
     if processes.find(deployment.folder):
-        raise FedtailError(f"{deployment.name!r} is running; end it with `fedtail deploy down {deployment.shown}`")
+        raise FedtailError(f"{deployment.name!r} is running; stop it with `fedtail deploy down {deployment.shown}`")
     for port in (deployment.port, *([deployment.proxy_port] if proxy else [])):
         check_free(deployment.host, port)
     try:
@@ -113,9 +113,9 @@ def wait_until_online(deployment: Deployment, seconds: float) -> None:
         ended = [site for site in missing if not processes.find(deployment.folder, f"site:{site}")]
         if ended:
             log = deployment.site(ended[0]) / "service.log"
-            raise FedtailError(f"site {ended[0]!r} ended instead of coming online: {last_words(log)}; see {log}")
+            raise FedtailError(f"site {ended[0]!r} exited instead of coming online: {last_words(log)}; see {log}")
         if time.monotonic() > deadline:
-            why = read_health(deployment.site(missing[0])).detail or "no reason known"
+            why = read_health(deployment.site(missing[0])).detail or "reason unknown"
             raise FedtailError(
                 f"sites {', '.join(missing)} did not come online within {seconds:g} s ({why}); see sites/*/site.log"
             )
@@ -125,7 +125,7 @@ def wait_until_online(deployment: Deployment, seconds: float) -> None:
 def last_words(log: Path) -> str:
     """The last line a program wrote, without colours."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return re.sub(r"\x1b\[[0-9;]*m", "", lines[-1]).strip() if lines else "it wrote nothing"
+    return re.sub(r"\x1b\[[0-9;]*m", "", lines[-1]).strip() if lines else "no output"
 
 
 def down(deployment: Deployment) -> int:

@@ -26,9 +26,9 @@ def add_site(deployment: Deployment, name: str) -> Deployment:
     """A folder with a key for a new site, which takes its place at the end of the list."""
     check_site_names((name,))
     if name in deployment.sites:
-        raise FedtailError(f"site {name!r} is in {deployment.shown} already")
+        raise FedtailError(f"site {name!r} already exists in {deployment.shown}")
     if deployment.site(name).exists():
-        raise FedtailError(f"{str(deployment.site(name))!r} exists; move it away, or choose another name")
+        raise FedtailError(f"{str(deployment.site(name))!r} already exists; move it away, or choose another name")
     client = None
     config = load_config(deployment.config)
     if config.data.name != "sites":
@@ -53,7 +53,7 @@ def remove_site(deployment: Deployment, name: str) -> Deployment:
     """Take a site off the list, and its key out of the SuperLink; its folder is kept under ``server/removed``."""
     _known(deployment, name)
     if len(deployment.sites) == 1:
-        raise FedtailError(f"{name!r} is the last site of {deployment.shown}; a deployment needs one")
+        raise FedtailError(f"{name!r} is the last site of {deployment.shown}; a deployment needs at least one")
     _forget(deployment, name)
     rest = replace(deployment, sites=tuple(site for site in deployment.sites if site != name))
     rest.save()
@@ -89,7 +89,7 @@ def own_key(folder: Path, *, new: bool = False) -> tuple[str, str, list[str]]:
     the old one's place on that list; the server and the other sites must be given the line."""
     file = folder / "site.toml"
     if not file.is_file():
-        raise FedtailError(f"{str(file)!r} does not exist; give the folder of a site")
+        raise FedtailError(f"{str(file)!r} does not exist; give a site's folder")
     name = str(tomllib.loads(file.read_text()).get("site", {}).get("name", ""))
     listed = folder / "sites.pub"
     if new:
@@ -100,7 +100,7 @@ def own_key(folder: Path, *, new: bool = False) -> tuple[str, str, list[str]]:
             others = [line for line in listed.read_text().splitlines() if line.split(maxsplit=2)[2:] != [name]]
             listed.write_text("\n".join([*others, (folder / "site.pub").read_text()]).strip() + "\n")
     if not (folder / "site.pub").is_file():
-        raise FedtailError(f"{str(folder / 'site.pub')!r} does not exist; make a key with --new")
+        raise FedtailError(f"{str(folder / 'site.pub')!r} does not exist; create a key with --new")
     roster = read_roster(listed) if listed.is_file() else None
     line = (folder / "site.pub").read_text().strip()
     return line, "" if roster is None else roster.digest, [] if roster is None else sorted(roster.keys)
@@ -110,7 +110,7 @@ def renew_certificate(deployment: Deployment) -> str:
     """A new certificate of the server for the same addresses; returns the day on which it ends."""
     server = deployment.server
     if not (server / "ca.key").is_file():
-        raise FedtailError(f"{str(server / 'ca.key')!r} is missing; put the CA's key back to sign a certificate")
+        raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
     hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
     outer = deployment.public.rpartition(":")[0]
     make_server_certificate(server, list(dict.fromkeys([outer, *hosts])))

@@ -48,7 +48,7 @@ def rehearse(
         said = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
         found = re.search(r"job_id: (\S+)", said)
         if found is None:
-            raise FedtailError(f"NVFlare did not take the job: {' '.join(said.split())[-300:]}")
+            raise FedtailError(f"NVFlare did not accept the job: {' '.join(said.split())[-300:]}")
         tell({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
         return follow(status, timeout, tell, lambda: job_fault(deployment, found[1]))
     finally:

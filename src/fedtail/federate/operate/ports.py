@@ -12,7 +12,7 @@ from fedtail.errors import FedtailError
 def check_free(host: str, port: int) -> None:
     """Raise if another program listens there."""
     if not is_free(host, port):
-        raise FedtailError(f"port {port} is taken by another program; choose another with --port")
+        raise FedtailError(f"port {port} is already in use; choose another with --port")
 
 
 def is_free(host: str, port: int) -> bool:

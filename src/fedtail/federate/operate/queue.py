@@ -41,7 +41,7 @@ def drop(deployment: Deployment, number: int) -> None:
     file = folder_of(deployment) / f"{number}.toml"
     if not file.is_file():
         known = ", ".join(str(n) for n, _ in waiting(deployment)) or "none"
-        raise FedtailError(f"no run {number} waits in {deployment.shown}; waiting: {known}")
+        raise FedtailError(f"no run {number} in the queue of {deployment.shown}; queued: {known}")
     file.unlink()
 
 

@@ -40,7 +40,7 @@ def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
     """The config of a run, on the data the sites know: overrides of it would reach the server only."""
     theirs = load_config(deployment.config)
     if config.data != theirs.data:
-        raise FedtailError(f"data.* is the sites' matter; change it in {deployment.shown}/config.toml, not for one run")
+        raise FedtailError(f"data.* is set at the sites; change it in {deployment.shown}/config.toml, not for one run")
     if config.data.name == "sites" or config.data_seed == theirs.data_seed:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"seed": theirs.data_seed})})
@@ -92,7 +92,9 @@ def wait(
             with Control(deployment) as control:
                 status, details = control.run_status(run_id)
             if status.startswith("finished:stopped"):
-                raise FedtailError(f"the run was stopped; go on with `fedtail deploy run {deployment.shown} --resume`")
+                raise FedtailError(
+                    f"the run was stopped; resume it with `fedtail deploy run {deployment.shown} --resume`"
+                )
             if status.startswith(OVER) and read_status(deployment, run_id).get("state") not in ENDED:
                 why = f" {details}" if details else ""
                 raise FedtailError(f"Flower ended the run ({status}){why}; see {deployment.server}/superlink.log")
@@ -143,5 +145,5 @@ def _end_previous(deployment: Deployment, control: Control, resume: bool) -> Non
     if control.run_status(previous)[0].startswith(OVER):
         return
     if not resume:
-        raise FedtailError(f"a run is going on; end it first with `fedtail deploy stop {deployment.shown}`")
+        raise FedtailError(f"a run is already active; stop it first with `fedtail deploy stop {deployment.shown}`")
     control.stop_run(previous)

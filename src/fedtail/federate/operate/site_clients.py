@@ -90,7 +90,8 @@ class NVFlareClient:
             self.address = str(json.loads(file.read_text())["servers"][0]["service"]["target"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             raise FedtailError(
-                f"nvflare = {str(kit)!r} is no startup kit: no server's address in {str(file)!r}; give the folder that "
+                f"nvflare = {str(kit)!r} is not a startup kit: no server address in {str(file)!r}; give the "
+                "folder that "
                 "holds startup/"
             ) from None
         _, self.port = split_address(f"{file}: target", self.address)

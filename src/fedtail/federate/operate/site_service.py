@@ -105,7 +105,7 @@ class SiteService:
                 idle = 0 if self.health.contact > self.health.started else idle + 1
                 pause = self.pauses[min(idle, len(self.pauses) - 1)]
                 self.health.restarts += 1
-                self.log.info(f"{reason}; starting it again in {pause:g} s")
+                self.log.info(f"{reason}; restarting it in {pause:g} s")
                 self.tell("waiting", reason)
                 self.stopping.wait(pause)
             self.log.info("service stopped")
@@ -159,7 +159,7 @@ class SiteService:
             code = process.poll()
             if code is not None:
                 self.copier.join(1.0)  # its last words; what it started may hold the pipe open for longer
-                return f"the {self.client.name} ended with code {code}: {self.last_words or 'it said nothing'}"
+                return f"the {self.client.name} exited with code {code}: {self.last_words or 'no output'}"
             self.health.contact = self.client.contact(process.pid)
             silent = time.time() - max(self.health.contact, self.health.started)
             before = self.health.state, self.health.detail
@@ -170,9 +170,7 @@ class SiteService:
                 self.log.info(f"{state}{': ' + detail if detail else ''}")
             self.tell(state, detail)
             if state == "useless":
-                return (
-                    f"the {self.client.name} has had no answer for {silent:.0f} s, although the server can be reached"
-                )
+                return f"the {self.client.name} has had no answer for {silent:.0f} s, although the server is reachable"
         return "stopped"
 
     def tell(self, state: str, detail: str) -> None:
@@ -185,7 +183,7 @@ def client_of(folder: Path, server: str = "") -> SiteClient:
     identity = read_identity(folder / "site.toml")
     if identity.nvflare:
         if server:
-            raise FedtailError(f"--server {server}: NVFlare's startup kit says where its server is; leave it out")
+            raise FedtailError(f"--server {server}: NVFlare's startup kit names the server; leave out --server")
         return NVFlareClient(folder / identity.nvflare)
     address = server or identity.server
     if not address:
@@ -264,7 +262,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FedtailError(f"another service runs the site in {str(folder)!r}") from None
+            raise FedtailError(f"another service is already running the site in {str(folder)!r}") from None
         yield
 
 

@@ -12,29 +12,29 @@ server = "{server}"
 {data}
 
 [policy]
-# methods = ["fedcgnm", "fedavg"]   # allowed methods; without this line, all
-# code = ["my_net:Net"]             # models of your own that a server may have imported here; without this line, none
-# encoders = ["efficientnet_lite0"] # encoders of images; without this line, those of installed packages
-reveal = "sums"                     # the most validation may send: "totals", "sums" (class counts of which the server
-                                    # sees sums over sites only), or "classes" (the class counts of this site)
-min_sites = 3                       # fewest sites that a sum, or a difference of sums, may tell of
-differences = "refuse"              # or "allow": take part in a sum although another site is missing that was in others
-# updates = "masked"                # refuse runs in which the server would see updates of this site alone
+# methods = ["fedcgnm", "fedavg"]   # allowed methods; default: all
+# code = ["my_net:Net"]             # custom models that a server may ask this site to import; default: none
+# encoders = ["efficientnet_lite0"] # image encoders; default: those of installed packages
+reveal = "sums"                     # the most validation may send: "totals", "sums" (class counts; the server sees only
+                                    # their sums over sites), or "classes" (this site's own class counts)
+min_sites = 3                       # minimum number of sites that a sum, or a difference of sums, may cover
+differences = "refuse"              # or "allow": take part in a sum even if a site from earlier sums is missing
+# updates = "masked"                # refuse runs in which the server would see this site's individual updates
 min_class_count = 0                 # refuse to train while a class here has fewer samples
-max_rounds_per_day = 1000           # training messages answered in 24 hours, over all runs; 0 is no limit
-min_noise = 0.0                     # refuse a run with less local noise than this
-max_epsilon = 0.0                   # refuse to train once noisy updates have cost more, over all runs; 0 is no limit
-max_update_mb = 0.0                 # refuse a run with larger updates; 0 is no limit
-# More limits, with safe defaults: "policy" on the page of settings
+max_rounds_per_day = 1000           # training messages answered in 24 hours, over all runs; 0: no limit
+min_noise = 0.0                     # refuse runs with less local noise than this
+max_epsilon = 0.0                   # refuse to train once noisy updates have cost more, over all runs; 0: no limit
+max_update_mb = 0.0                 # refuse runs with larger updates; 0: no limit
+# More limits, with safe defaults: see "policy" in the settings documentation
 
 [worker]
 device = "cpu"                      # or "cuda"
 threads = 1
-memory_mb = 4096                    # replaced when larger after a message; never beyond twice this
+memory_mb = 4096                    # restarted after a message if larger; never more than twice this
 idle_minutes = 60
 """
 
-SLICE_DATA = """# A rehearsal: this site plays client {client} of the data set that config.toml names.
+SLICE_DATA = """# A rehearsal: this site acts as client {client} of the data set named in config.toml.
 kind = "slice"
 config = "{config}"
 client = {client}"""
@@ -65,7 +65,7 @@ WorkingDirectory={server}
 ExecStart={command}
 Restart=on-failure
 RestartSec=5
-# All that Flower and fedtail start ends with the unit.
+# Everything that Flower and fedtail start stops with the unit.
 KillMode=control-group
 NoNewPrivileges=true
 ProtectSystem=strict
@@ -101,9 +101,10 @@ ReadWritePaths={writable}
 WantedBy=multi-user.target
 """
 
-NGINX = """# Flower's control API has no authentication and shares a port with the fleet API: whoever reaches it
-# can register a site or start a run. The SuperLink therefore listens on {host}:{port} only, and this proxy passes
-# the fleet path on and nothing else. Include it in nginx's http block, or run: nginx -c {server}/nginx.conf -p {server}
+NGINX = """# Flower's control API has no authentication and shares a port with the fleet API: anyone who reaches it
+# can register a site or start a run. The SuperLink therefore listens only on {host}:{port}, and this proxy
+# forwards the fleet path and nothing else. Include it in nginx's http block, or run:
+# nginx -c {server}/nginx.conf -p {server}
 worker_processes 1;
 pid "{server}/nginx.pid";
 error_log "{server}/nginx.log" warn;
@@ -141,30 +142,30 @@ http {{
 
 SITE_README = """# Site {name}
 
-This folder is all you need to take part in the federation "{deployment}". Keep `site.key` to yourself: it is how the
-server knows you. Your data stays where it is; what leaves this machine is listed below.
+This folder is all you need to take part in the federation "{deployment}". Keep `site.key` secret: it identifies you
+to the server. Your data stays where it is; what leaves this machine is listed below.
 
 1. Install: `python3.11 -m venv /opt/fedtail/venv && /opt/fedtail/venv/bin/pip install "fedtail[flower]=={version}"`
 2. Copy this folder to `/opt/fedtail/{name}` and make it readable by the service user only (`chmod 700`).
 3. Edit `site.toml`: where your data is, and what you allow (`[policy]`).
-4. Check: `fedtail deploy doctor --site site.toml` reads your data and certificates and tells you what is wrong.
+4. Check: `fedtail deploy doctor --site site.toml` checks your data and certificates and reports what is wrong.
 5. Start: copy `fedtail-site.service` to `/etc/systemd/system/` and `systemctl enable --now fedtail-site`.
-   By hand: `{command}`
-6. Look: `{health}` says whether the server answers; its exit code is for your monitoring.
+   Manually: `{command}`
+6. Monitor: `{health}` shows whether the server answers; use its exit code in your monitoring.
 
-You open no port: the site connects to `{public}` over TLS and asks for work. The service finds its way back by itself
-after a disturbance, a new certificate or a restart of the server. `site.log` says how the connection is, `worker.log`
-what the worker does, and `audit.jsonl` what was asked, by which run, in which round, and what became of it.
+You do not open any port: the site connects to `{public}` over TLS and asks for work. The service reconnects by itself
+after an outage, a new certificate or a server restart. `site.log` records the connection, `worker.log` what the worker
+does, and `audit.jsonl` every request, with its run, round and outcome.
 
-What leaves: model updates, with their number of steps and mean training loss; the number of your training and
-validation samples; how many validation and test samples a model classifies correctly; what else a method (`fedtail
-methods` lists it) or a search of rates asks for. Before the first round: column names and class names, and sums over
-the columns of a table or the pixels of images; with a pretrained encoder its hash instead of pixel sums. With
-`policy.reveal = "sums"` also counts per class, under masks that cancel only in the sum over at least `min_sites` sites:
-`sites.pub` lists whose keys may be behind them, so compare it with the other sites' over the telephone. With
-`policy.reveal = "classes"` counts per class as they are. Nothing else.
+What leaves this machine: model updates, with their number of steps and mean training loss; the number of your training
+and validation samples; how many validation and test samples a model classifies correctly; anything else a method
+(`fedtail methods` lists it) or a rate search asks for. Before the first round: column names and class names, and sums
+over the columns of a table or the pixels of images; with a pretrained encoder, its hash instead of pixel sums. With
+`policy.reveal = "sums"`, also per-class counts, under masks that cancel only in the sum over at least `min_sites`
+sites: `sites.pub` lists the keys used for them, so compare it with the other sites by phone. With
+`policy.reveal = "classes"`, plain per-class counts. Nothing else.
 
-To leave, stop the service. A run goes on without you, and takes you back when you return.
+To leave, stop the service. A run continues without you, and takes you back when you return.
 """
 
 SERVER_README = """# Deployment {name}
@@ -172,18 +173,18 @@ SERVER_README = """# Deployment {name}
     deployment.toml   names and addresses
     config.toml       what is trained: method, rates, model, rounds
     server/           CA, TLS key, Flower's database, proxy configuration, systemd unit
-    sites/<name>/     what each site gets; hand each folder to its operator over a channel you trust
+    sites/<name>/     what each site gets; send each folder to its operator over a trusted channel
     runs/             results
 
 `server/ca.key` signs server certificates and `sites/*/site.key` are the sites' identities. Once the folders are
-handed over, delete your copies of `site.key`; the server needs `site.pub` only.
+delivered, delete your copies of `site.key`; the server needs only `site.pub`.
 
-1. Put `server/fedtail-superlink.service` into `/etc/systemd/system/` and start it.
-2. Put the proxy in front: `nginx -c {server}/nginx.conf -p {server}`. It listens on {listen} and passes on the fleet
-   path only. Do not open port {port} to anybody: Flower's control API behind it has no authentication.
-3. Register the sites, once: `fedtail deploy register {folder}`.
+1. Copy `server/fedtail-superlink.service` to `/etc/systemd/system/` and start it.
+2. Put the proxy in front: `nginx -c {server}/nginx.conf -p {server}`. It listens on {listen} and forwards only the
+   fleet path. Never expose port {port}: Flower's control API behind it has no authentication.
+3. Register the sites (once): `fedtail deploy register {folder}`.
 4. When sites are online (`fedtail deploy status {folder}`): `fedtail deploy doctor {folder}`, then
-   `fedtail deploy run {folder}`. After a crash, `fedtail deploy run {folder} --resume` goes on from the checkpoint.
+   `fedtail deploy run {folder}`. After a crash, `fedtail deploy run {folder} --resume` continues from the checkpoint.
 
 Rehearse on one machine first: `fedtail deploy up {folder}`, `fedtail deploy run {folder}`,
 `fedtail deploy down {folder}`.

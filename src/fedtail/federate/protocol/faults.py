@@ -13,40 +13,40 @@ from fedtail.errors import FedtailError
 
 CODES: dict[str, str] = {
     # The way there and back.
-    "transport": "no usable reply came through",
+    "transport": "no usable reply arrived",
     "late": "no reply",
     # A message against what was declared for it.
-    "too-large": "its message is larger than what was asked for can be",
+    "too-large": "its message is larger than any valid reply",
     "malformed": "its message cannot be read",
-    "unexpected": "its message holds what was not asked for",
-    "out-of-range": "its message holds a number that cannot be",
+    "unexpected": "its message contains something that was not requested",
+    "out-of-range": "its message contains an impossible number",
     # What a message says against what was agreed or is possible.
-    "changed": "it changed what it had agreed to in the handshake",
-    "update": "its update cannot be taken",
+    "changed": "it no longer matches what it agreed to in the handshake",
+    "update": "its update cannot be used",
     # Masked sums that a site takes no part in.
-    "mask-few": "so few sites are left that a sum would tell of single ones",
-    "mask-difference": "this sum and earlier ones would tell of single sites; wait until the same sites are there",
-    "mask-keys": "a key for masks is not the one on its list of sites (sites.pub); hand out the same list to all",
-    "mask-repeat": "it has answered this sum, or its model and round, before",
+    "mask-few": "too few sites are left: a sum would reveal individual sites",
+    "mask-difference": "this sum and earlier ones would reveal individual sites; wait until the same sites are back",
+    "mask-keys": "a masking key does not match its list of sites (sites.pub); give all sites the same list",
+    "mask-repeat": "it has already answered this sum, or this model and round",
     # What a site says of itself.
     "site": "it could not answer; its own log says why",
-    "data": "it cannot read its data, or they do not fit the run; its own log says why",
+    "data": "it cannot read its data, or the data do not fit the run; its own log says why",
     "diverged": "a loss in local training was not finite",
     "memory": "its worker ran out of memory; raise worker.memory_mb there",
     "version": "the server uses a setting that its version of fedtail does not know; update it there",
-    "encoder": "the encoder is not there, or is another one; install the same one everywhere",
+    "encoder": "the encoder is missing or different there; install the same one everywhere",
     # What its policy forbids: which of its rules, and none of its values.
     "policy-method": "site policy: the method is not allowed there",
-    "policy-code": "site policy: the model or method is code that it would have to import, and it is not on its list",
+    "policy-code": "site policy: the model or method is custom code that is not on its list",
     "policy-encoder": "site policy: the encoder is not allowed there",
     "policy-reveal": "site policy: per-class counts stay there; set deploy.reveal = 'totals', or use another method",
-    "policy-noise": "site policy: it wants more local noise; raise privacy.noise with privacy.mode = 'local'",
-    "policy-masks": "site policy: its updates leave under masks only; set deploy.updates = 'masked'",
+    "policy-noise": "site policy: it requires more local noise; raise privacy.noise with privacy.mode = 'local'",
+    "policy-masks": "site policy: it only sends masked updates; set deploy.updates = 'masked'",
     "policy-rare": "site policy: a class there has too few training samples",
     "policy-size": "site policy: the message or the update is too large",
     "policy-training": "site policy: the learning rate, batch, steps, epochs or probes are outside what it allows",
-    "policy-limit": "site policy: what it gives away in a day, or its privacy budget, is used up",
-    "policy-model": "site policy: the model is not one that this run can have led to",
+    "policy-limit": "site policy: its daily limit or privacy budget is used up",
+    "policy-model": "site policy: the model cannot be the result of this run",
 }
 """Code -> what is recorded and shown of it."""
 LONGEST = 160

@@ -105,13 +105,13 @@ def read_schema(told: Any) -> dict[str, Any]:
         raise WireError("its schema has no kind or name")
     shape = told.get("input_shape", [])
     if not isinstance(shape, list) or not all(type(n) is int and 0 < n < 1 << 24 for n in shape):
-        raise WireError("its schema has an input shape that is none")
+        raise WireError("its schema has an invalid input shape")
     return told
 
 
 def _texts(told: Any, name: str) -> dict[str, Any]:
     if not isinstance(told, dict) or any(isinstance(v, (dict, list)) for v in told.values()):
-        raise WireError(f"its {name} are no texts")
+        raise WireError(f"its {name} are not text")
     return told
 
 
@@ -142,7 +142,7 @@ def compare(
                 Finding("warning", name, f"runs torch {hello.versions.get('torch')}, the server {here['torch']}")
             )
         if abs(hello.clock_offset) > CLOCK_SECONDS:
-            out.append(Finding("error", name, f"its clock is off by {hello.clock_offset:+.0f} s; switch on NTP"))
+            out.append(Finding("error", name, f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP"))
         for key in sorted({*ours, *hello.schema}):
             if ours.get(key) != hello.schema.get(key):
                 said = describe_difference(key, ours.get(key), hello.schema.get(key), whose)
@@ -164,7 +164,10 @@ def compare_versions(name: str, mine: str, theirs: str) -> list[Finding]:
         return []
     (major, minor), (other_major, other_minor) = _minor(mine), _minor(theirs)
     if major != other_major or abs(minor - other_minor) > 1:
-        said = f"runs fedtail {theirs}, the server {mine}; they may be one minor version apart, update the older one"
+        said = (
+            f"runs fedtail {theirs}, the server {mine}; they may differ by one minor version at most; update the "
+            "older one"
+        )
         return [Finding("error", name, said)]
     return [Finding("warning", name, f"runs fedtail {theirs}, the server {mine}; update the older one when you can")]
 
@@ -189,22 +192,23 @@ def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
     if key == "encoder":
         named = [f"{e['name']} ({str(e['digest'])[:12]})" if isinstance(e, dict) else "none" for e in (other, ours)]
         return (
-            f"its encoder is {named[0]}, at {whose} it is {named[1]}; install the same one (fedtail[pretrained]), or "
+            f"its encoder is {named[0]}, but at {whose} it is {named[1]}; install the same one "
+            "(fedtail[pretrained]), or "
             "set model.encoder = 'none'"
         )
     if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
         mine = {str(c["name"]): c for c in ours.get("columns", [])}
         differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]
-        return f"its schema file is not that of {whose} (columns {differing[:5] or 'the same, other settings'})"
+        return f"its schema file differs from that of {whose} (columns {differing[:5] or 'the same, other settings'})"
     if isinstance(ours, list) and isinstance(other, list):
         missing = [v for v in ours if v not in other]
         extra = [v for v in other if v not in ours]
         if missing or extra:
             lacks = f"lacks {missing[:5]}" if missing else ""
-            has = f"has {extra[:5]} besides" if extra else ""
+            has = f"also has {extra[:5]}" if extra else ""
             return f"{key} differ from {whose}: {' and '.join(p for p in (lacks, has) if p)}"
-        return f"{key} are those of {whose} in another order"
-    return f"{key} is {other!r}, at {whose} it is {ours!r}"
+        return f"{key} match {whose} but in a different order"
+    return f"{key} is {other!r}, but at {whose} it is {ours!r}"
 
 
 def least(quorum: float, n: int) -> int:
@@ -229,7 +233,7 @@ def settle(
     }
     for k, size in enumerate(sizes):
         if size and k in hellos and hellos[k].n_train != size:
-            said = f"it has {hellos[k].n_train} training samples, and had {size} when the run began; start a new run"
+            said = f"it has {hellos[k].n_train} training samples, but had {size} when the run began; start a new run"
             bad[k] = Fault("changed", said)
     if not quorum or sizes or len(hellos) - len(bad) >= least(quorum, len(hellos) + len(missing)):
         for k, reason in bad.items():

@@ -121,6 +121,6 @@ def _known(told: dict[str, Any], known: set[str], usual: set[str], prefix: str) 
         if name not in known and f"{prefix}{name}" not in usual:
             raise CodedError(
                 "version",
-                f"the server uses {prefix + name!r}, which fedtail {VERSION} here does not know; update it",
+                f"the server uses {prefix + name!r}, which fedtail {VERSION} at this site does not know; update it",
             )
     return {name: value for name, value in told.items() if name in known}

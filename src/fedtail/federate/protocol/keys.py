@@ -42,9 +42,11 @@ def read_roster(path: Path) -> Roster:
             kind, data, name = line.split(maxsplit=2)
             key = serialization.load_ssh_public_key(f"{kind} {data}".encode())
         except ValueError:
-            raise FedtailError(f"{str(path)!r} has a line that is no public key with a name: {line[:40]!r}") from None
+            raise FedtailError(
+                f"{str(path)!r} has a line that is not a public key with a name: {line[:40]!r}"
+            ) from None
         if not isinstance(key, ec.EllipticCurvePublicKey) or name in keys:
-            raise FedtailError(f"{str(path)!r}: {name!r} is there twice, or its key is of another kind")
+            raise FedtailError(f"{str(path)!r}: {name!r} is listed twice, or its key has the wrong type")
         keys[name] = key
         lines.append(f"{kind} {data} {name}")
     return Roster(keys, hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:32])
@@ -54,7 +56,7 @@ def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A site's long-lived key."""
     key = serialization.load_ssh_private_key(path.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedtailError(f"{str(path)!r} is a key of another kind; make one with `fedtail deploy renew`")
+        raise FedtailError(f"{str(path)!r} has the wrong key type; create one with `fedtail deploy renew`")
     return key
 
 

@@ -31,63 +31,63 @@ class Policy(Section):
     methods: tuple[str, ...] = ()
     """Allowed methods; empty allows all."""
     code: tuple[str, ...] = ()
-    """Models and methods of the user's own (``module:Name``, ``file.py:Name``) that a server may have imported here;
+    """Custom models and methods (``module:Name``, ``file.py:Name``) that the server may ask this site to import;
     registered ones need no permission."""
     encoders: tuple[str, ...] = ()
-    """Encoders that may encode the images here. Empty allows those that come with an installed package; a file, a
-    download (``timm:NAME``) or code (``module:callable``) must be named."""
+    """Encoders that may encode images here. Empty allows those that come with an installed package; a file, a download
+    (``timm:NAME``) or code (``module:callable``) must be listed."""
     reveal: Reveal = "sums"
-    """The most that validation may send: ``totals``, ``sums`` (counts per class, masked) or ``classes``."""
+    """The most that validation may send: ``totals``, ``sums`` (per-class counts, masked) or ``classes``."""
     min_sites: int = Field(3, ge=3)
-    """Fewest sites whose numbers may be told together: of a masked sum, and of what several sums have in difference."""
+    """Minimum number of sites that a masked sum, or the difference of several, may cover."""
     differences: Literal["refuse", "allow"] = "refuse"
-    """What to do where the difference of masked sums would tell of fewer sites, because one was missing: refuse the
-    later sum, or take part."""
+    """What to do if the difference of masked sums would cover fewer sites, because one was missing: refuse the later
+    sum, or take part."""
     updates: Literal["plain", "masked"] = "plain"
-    """``masked`` refuses runs in which the server would see this site's own updates."""
+    """``masked`` refuses runs in which the server would see this site's individual updates."""
     min_class_count: int = Field(0, ge=0)
-    """Refuse to train while a class that is present has fewer training samples."""
+    """Refuse to train while any class present has fewer training samples than this."""
     max_rounds_per_day: int = Field(1000, ge=0)
-    """Training messages answered in 24 hours, over all runs; one that comes again counts once. 0 is no limit, here and
+    """Training messages answered in 24 hours, over all runs; a repeated message counts once. 0 means no limit, here and
     below."""
     max_statistics_per_day: int = Field(100, ge=0)
-    """Requests for sums over columns or pixels answered in 24 hours, over all runs."""
+    """Requests for column or pixel sums answered in 24 hours, over all runs."""
     max_validations_per_day: int = Field(200_000, ge=0)
-    """Models validated or tested in 24 hours, over all runs: a search over 12 sites has 4,096 in a round."""
+    """Models validated or tested in 24 hours, over all runs; a search over 12 sites has 4,096 per round."""
     max_seeds_per_day: int = Field(20, ge=0)
-    """Splits of the data into training, validation and test samples in 24 hours, one for every seed and client's
-    number: who compares sums over many splits learns single rows."""
+    """Different splits into training, validation and test samples in 24 hours, one per seed and client number:
+    comparing sums over many splits would reveal single rows."""
     max_probes: int = Field(16, ge=0)
-    """Local runs that one message may ask for."""
+    """Local runs that one message may request."""
     max_lr: float = Field(10.0, ge=0)
-    """Largest learning rate."""
+    """Maximum learning rate."""
     min_batch: int = Field(8, ge=1)
-    """Least samples of a batch that a server may ask for."""
+    """Minimum batch size that a server may request."""
     min_steps: int = Field(1, ge=1)
-    """Refuse to train in fewer local steps: the first step alone is the gradient at a model of the server's choice."""
+    """Refuse to train with fewer local steps: a single step is the gradient at a model of the server's choice."""
     max_epochs: int = Field(100, ge=0)
-    """Most passes over the data in a round."""
+    """Maximum number of passes over the data per round."""
     max_move: float = Field(10.0, ge=0)
-    """How far a round's model may be from the last one that was trained here in the same run, as a multiple of the
-    longest update of this site's; a run's first model must be the one its seed gives."""
+    """How far a round's model may be from the last one trained here in the same run, as a multiple of this site's
+    longest update; a run's first model must be the one its seed gives."""
     min_row_samples: int = Field(3, ge=1)
-    """Keep back what an update says of hidden units that tell of fewer samples, alone or by their difference; 1 keeps
-    nothing back, and then a federation has the simulator's bits however few samples there are."""
+    """Withhold the parts of an update that belong to hidden units active on fewer samples than this, alone or by
+    difference; 1 withholds nothing, and the federation then matches the simulator bit for bit even with few samples."""
     min_cell: int = Field(5, ge=0)
-    """Validation of a model that gives fewer samples than this another answer than its most common one is told with
-    noise of this deviation (a tenth of the samples if that is less): else a model with one answer for all counts a
-    class. 0 tells all as it is."""
+    """If a model gives all but fewer than this many samples the same answer, its validation result gets noise with this
+    standard deviation (a tenth of the samples if that is less): otherwise a model with one answer for everything would
+    count a class. 0 adds no noise."""
     min_noise: float = Field(0.0, ge=0)
-    """Refuse a run with a smaller local noise multiplier."""
+    """Refuse runs with a smaller local noise multiplier."""
     max_epsilon: float = Field(0.0, ge=0)
     """Refuse to train once the noisy updates of all runs together would exceed this epsilon; also refuses runs without
     local noise."""
     delta: float = Field(1e-5, gt=0, lt=1)
-    """The delta that goes with ``max_epsilon``."""
+    """The delta for ``max_epsilon``."""
     max_message_mb: float = Field(1024.0, ge=0)
-    """Refuse larger messages before they are decoded."""
+    """Refuse larger messages, before decoding them."""
     max_update_mb: float = Field(0.0, ge=0)
-    """Refuse a run whose updates are larger."""
+    """Refuse runs with larger updates."""
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run this site does not take part in."""
@@ -100,8 +100,8 @@ class Policy(Section):
             if is_own(name) and name not in self.code:
                 raise PolicyError(
                     "policy-code",
-                    f"site policy: the {kind} {name!r} is code that the server would have imported here; if you trust "
-                    "it, add it to policy.code",
+                    f"site policy: the {kind} {name!r} is custom code that this site would have to import; if you "
+                    "trust it, add it to policy.code",
                 )
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
@@ -113,16 +113,16 @@ class Policy(Section):
         if self.reveal != "classes" and job.build_method().reveals_classes:
             raise PolicyError(
                 "policy-reveal",
-                f"site policy: method {job.method!r} as configured would reveal which classes are here; "
+                f"site policy: method {job.method!r} as configured would reveal which classes this site has; "
                 "choose other options or another method on the server",
             )
         if self.updates == "masked" and job.updates != "masked":
-            raise PolicyError("policy-masks", "site policy: updates leave under masks only (deploy.updates = 'masked')")
-        if job.noise < self.min_noise or (self.max_epsilon and not (job.noise or job.shares)):
-            least = f"{self.min_noise:g}" if self.min_noise else "more than 0, since policy.max_epsilon is set"
             raise PolicyError(
-                "policy-noise", f"site policy: local noise {job.noise:g} is below the least allowed {least}"
+                "policy-masks", "site policy: only masked updates may leave this site (deploy.updates = 'masked')"
             )
+        if job.noise < self.min_noise or (self.max_epsilon and not (job.noise or job.shares)):
+            least = f"{self.min_noise:g}" if self.min_noise else "more than 0, because policy.max_epsilon is set"
+            raise PolicyError("policy-noise", f"site policy: local noise {job.noise:g} is below the minimum of {least}")
         if (batch := batch_of(job.local)) < self.min_batch:
             raise PolicyError(
                 "policy-training",

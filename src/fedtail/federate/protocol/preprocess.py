@@ -52,7 +52,7 @@ def agree_on_preprocessing(
         else:
             found = from_pixel_sums(schema, list(ask(partial(read_pixels, channels=schema["input_shape"][0])).values()))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FedtailError(f"the sites' statistics do not fit their schema ({type(error).__name__})") from None
+        raise FedtailError(f"the sites' statistics do not match their schema ({type(error).__name__})") from None
     return {"augment": None, "model_options": {}, "transform": IDENTITY, "preprocessing": {}, **schema, **found}
 
 

@@ -89,7 +89,7 @@ class Order:
                 clip=float(told.get("clip", 0.0)),
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            raise SumError("malformed", "the server's order for a masked sum cannot be read") from None
+            raise SumError("malformed", "the server's request for a masked sum cannot be read") from None
 
 
 def content(parcel: Parcel) -> bytes:

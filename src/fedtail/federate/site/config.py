@@ -30,15 +30,16 @@ class Worker(Section):
     """``[worker]``: the process that trains."""
 
     threads: int = Field(1, ge=1)
-    """torch's threads."""
+    """Number of torch threads."""
     memory_mb: int = Field(4096, ge=256)
-    """The worker is replaced after a message that left it larger, and may not grow beyond twice this."""
+    """The worker is restarted after a message if it uses more memory than this, and may never use more than twice
+    this."""
     idle_minutes: float = Field(60.0, gt=0)
-    """The worker ends after this long without a message; the next one starts it again."""
+    """The worker exits after this long without a message; the next message starts it again."""
     device: str = "cpu"
-    """Where it trains: ``cpu``, ``cuda``, ``cuda:1`` ..."""
+    """Device to train on, e.g. ``cpu``, ``cuda`` or ``cuda:1``."""
     python: str = ""
-    """Interpreter with fedtail installed; by default the one that runs Flower."""
+    """Python interpreter with fedtail installed; defaults to the one that runs Flower."""
 
 
 class Rules(Section):
@@ -125,7 +126,7 @@ def read_apps(file: Path, told: Any) -> tuple[str, ...]:
         if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
             raise FedtailError(
                 f"{str(file)!r}: [site] apps has {each!r}, which is not the hash of an app (64 hexadecimal digits; "
-                "`fedtail deploy doctor` at the server names it)"
+                "`fedtail deploy doctor` on the server prints it)"
             )
     return tuple(listed)
 

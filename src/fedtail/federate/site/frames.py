@@ -63,5 +63,5 @@ def socket_path(site_file: str | Path) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.stat()
     if about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise PermissionError(f"{folder} must belong to this user alone (chmod 700)")
+        raise PermissionError(f"{folder} must be accessible only to this user (chmod 700)")
     return folder / f"{hashlib.sha256(str(Path(site_file).resolve()).encode()).hexdigest()[:24]}.sock"

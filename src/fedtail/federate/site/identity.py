@@ -48,7 +48,7 @@ def read_identity(file: str | Path) -> Identity:
         if key not in known:
             raise one_of(f"key of [site] in {Path(file).name}", key, known)
         if not isinstance(value, str):
-            raise FedtailError(f"{str(file)!r}: [site] {key} = {value!r} is not a text; write it in quotes")
+            raise FedtailError(f"{str(file)!r}: [site] {key} = {value!r} is not a string; put it in quotes")
     if not section.get("name"):
         raise FedtailError(f"{str(Path(file).resolve())!r}: [site] needs a name")
     return Identity(**section)

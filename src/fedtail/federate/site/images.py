@@ -37,7 +37,7 @@ class ImageSite:
         listing = scan(Path(path).expanduser())
         if listing.sites is not None:
             raise FedtailError(
-                f"{str(path)!r} must hold one folder per class; it seems to hold folders of several sites"
+                f"{str(path)!r} must contain one folder per class; it seems to contain folders of several sites"
             )
         unknown = sorted(set(listing.classes) - set(classes))
         if unknown:

@@ -73,7 +73,7 @@ class Ledger:
                 return False
             spent = self.spent(kind)
             if limit and spent + amount > limit:
-                more = f" and {amount} more were asked for" if amount > 1 else ""
+                more = f" and {amount} more were requested" if amount > 1 else ""
                 raise PolicyError("policy-limit", f"site policy: {spent} of {limit} {kind} per day are used up{more}")
             self._append(Entry(self.clock(), kind, key, amount, noise, about))
         return True
@@ -224,7 +224,7 @@ def read_secret(path: Path) -> bytes:
         pass
     found = path.read_bytes()
     if len(found) != 32:
-        raise PolicyError("site", f"{str(path)!r} is not the site's secret; delete it, and a new one is made")
+        raise PolicyError("site", f"{str(path)!r} is not the site's secret; delete it, and a new one will be created")
     return found
 
 

@@ -260,9 +260,9 @@ class Site:
         told = {name: rows.get(self.name) for name, rows in order.probes.items()}
         good = set(order.sizes) == set(order.members) and min(order.sizes.values()) > 0 and order.limit > 0
         if not good or order.sizes.get(self.name) != int(here.counts.sum()) or told != mine or not order.cap > 0:
-            raise SumError("changed", "the order for a sum of updates does not say of this site what was agreed")
+            raise SumError("changed", "the request for a sum of updates does not match what this site agreed to")
         if bool(here.job.shares) != bool(order.clip):
-            raise SumError("policy-noise", "a sum with shares of noise needs a norm to cut updates to")
+            raise SumError("policy-noise", "a sum with shares of noise needs a clipping norm")
 
     def unmask(self, parcel: Parcel, key: str) -> Parcel:
         """What takes the masks off the sum over the members that are left; once for each sum."""
@@ -348,7 +348,7 @@ class Site:
         if here.job.reveal == "totals":
             raise CodedError(
                 "policy-reveal",
-                "counts of probabilities tell how many samples each class has; set deploy.reveal = 'sums'",
+                "probability counts reveal how many samples each class has; set deploy.reveal = 'sums'",
             )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)

@@ -60,7 +60,7 @@ class SiteSums:
         self.roster = read_roster(folder / "sites.pub")
         self.key = read_site_key(folder / "site.key")
         if self.roster.keys.get(name) != self.key.public_key():
-            raise SumError("mask-keys", f"sites.pub has another key for {name!r} than site.key; renew one of them")
+            raise SumError("mask-keys", f"sites.pub and site.key have different keys for {name!r}; renew one of them")
         kept: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
         same = kept.get("roster") == self.roster.digest  # another list of sites is another federation
         self.run: str = kept.get("run", "")
@@ -95,15 +95,17 @@ class SiteSums:
         if run != self.run or not self.secret:
             raise SumError("mask-keys", "this site has no key for the run; it must say hello first")
         if self.name not in order.members or len(set(order.members)) < len(order.members):
-            raise SumError("malformed", "the order for a masked sum does not name this site, or names one twice")
+            raise SumError("malformed", "the request for a masked sum does not name this site, or names one twice")
         if len(order.members) < self.least:
-            raise SumError("mask-few", f"a sum over {len(order.members)} sites; this site wants at least {self.least}")
+            raise SumError(
+                "mask-few", f"a sum over {len(order.members)} sites; this site requires at least {self.least}"
+            )
         out = {}
         for peer in order.members:
             if peer == self.name:
                 continue
             if peer not in self.roster.keys:
-                raise SumError("mask-keys", f"{peer!r} is not in sites.pub; hand out the same list to all sites")
+                raise SumError("mask-keys", f"{peer!r} is not in sites.pub; give all sites the same list")
             out[peer] = self._shared(run, peer, order.adverts.get(peer, {}))
         return out
 
@@ -117,7 +119,10 @@ class SiteSums:
             except (KeyError, ValueError):
                 shared = b""
             if not shared:
-                said = f"the key for {peer!r} is not signed by the key in sites.pub, or it has another list of sites"
+                said = (
+                    f"the key for {peer!r} is not signed by the key in sites.pub, or that site has a different list "
+                    "of sites"
+                )
                 raise SumError("mask-keys", said)
             self._checked[label] = shared
         return self._checked[label]
@@ -165,7 +170,7 @@ class SiteSums:
         """What takes the masks off the sum over ``order.members``, the survivors of the last order; once."""
         now, left = self.open, order.members
         if not now or now["number"] != order.number:
-            raise SumError("mask-repeat", "there is nothing to unmask here, or it was unmasked before")
+            raise SumError("mask-repeat", "nothing to unmask here, or it was already unmasked")
         secrets = self._secrets(run, Order(order.number, tuple(now["members"]), order.adverts))
         if self.name not in left or not set(left) <= set(now["members"]):
             raise SumError("malformed", "the survivors are not members of the sum")
@@ -189,7 +194,7 @@ class SiteSums:
             if before is None:
                 continue
             if before.sets and before.question != question:
-                raise SumError("mask-repeat", "the same model or round again, but asked otherwise")
+                raise SumError("mask-repeat", "the same model or round again, but with a different request")
             if sorted(members) in before.sets or self.policy.differences == "allow":
                 continue
             alone = isolated([*before.sets, members], self.least)
@@ -214,7 +219,7 @@ class SiteSums:
     def _use(self, number: int) -> None:
         """A number is answered once: the same masks on two messages would give their difference away."""
         if number <= self.number:
-            raise SumError("mask-repeat", "an order for a sum that is not newer than the last one")
+            raise SumError("mask-repeat", "a request for a sum that is not newer than the last one")
         self.number = number
         self._save()
 

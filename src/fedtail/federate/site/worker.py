@@ -36,7 +36,7 @@ class _Stop(BaseException):
 def run_worker(site_file: Path) -> bool:
     """Serve a site and log why that ended. False if the site's configuration or data cannot work."""
     try:
-        log(f"worker ends: {serve(load_site(site_file))}")
+        log(f"worker exits: {serve(load_site(site_file))}")
     except FedtailError as error:
         log(f"error: {error}")
         return False
@@ -51,7 +51,7 @@ def serve(config: SiteConfig) -> str:
     address = frames.socket_path(config.file)
     listener = claim(address)
     if listener is None:
-        return "another worker serves this site"
+        return "another worker is serving this site"
     log(f"site {config.name!r} ready, process {os.getpid()}")
     signal.signal(signal.SIGTERM, _on_term)
     (config.folder / "worker.pid").write_text(f"{os.getpid()}\n")
@@ -72,7 +72,7 @@ def serve(config: SiteConfig) -> str:
                 answer(site, phase, parts, connection)
             size = resident_mb()
             if size > config.worker.memory_mb:
-                return f"holds {size:.0f} MB, more than worker.memory_mb = {config.worker.memory_mb}"
+                return f"uses {size:.0f} MB, more than worker.memory_mb = {config.worker.memory_mb}"
     except _Stop:
         return "stopped"
     finally:

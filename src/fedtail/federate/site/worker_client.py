@@ -65,7 +65,7 @@ def connect(site_file: Path) -> socket.socket:
             if found is not None:
                 return found
             if process.poll() is not None:
-                raise WorkerError(f"the site's worker ended with code {process.returncode}; see worker.log there")
+                raise WorkerError(f"the site's worker exited with code {process.returncode}; see worker.log there")
             time.sleep(0.05)
         raise WorkerError(f"the site's worker did not listen within {START_SECONDS:g} s; see worker.log")
 

@@ -74,7 +74,7 @@ class Encoding:
         try:
             return cls(**{**fields, "shape": tuple(int(n) for n in fields["shape"])})
         except (KeyError, TypeError, ValueError) as error:
-            raise FedtailError(f"malformed description of an encoder: {type(error).__name__} {error}") from None
+            raise FedtailError(f"malformed encoder description: {type(error).__name__} {error}") from None
 
     def __str__(self) -> str:
         return f"{self.name} ({self.digest[:12]})"
@@ -119,12 +119,12 @@ class Encoder:
     def _blocks(self, unfreeze: int) -> list[nn.Module]:
         if not isinstance(self.network, nn.Sequential):
             raise FedtailError(
-                f"model.unfreeze = {unfreeze}: encoder {self.name!r} is no nn.Sequential of blocks; use 0, or an "
-                "encoder of your own that is one"
+                f"model.unfreeze = {unfreeze}: encoder {self.name!r} is not an nn.Sequential of blocks; use 0, or "
+                "your own encoder that is one"
             )
         blocks = list(self.network)
         if unfreeze >= len(blocks):
-            raise FedtailError(f"model.unfreeze = {unfreeze} is outside [0, {len(blocks) - 1}] of {self.name!r}")
+            raise FedtailError(f"model.unfreeze = {unfreeze} is outside [0, {len(blocks) - 1}] for {self.name!r}")
         return blocks
 
     @property
@@ -146,7 +146,7 @@ def probe(front: nn.Module, name: str) -> Tensor:
             out = front(pixels)
     except Exception as error:  # whatever the user's code raises
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedtailError(f"encoder {name!r} does not take an image: {first}") from error
+        raise FedtailError(f"encoder {name!r} does not accept an image: {first}") from error
     if not isinstance(out, Tensor) or out.ndim < 2 or not torch.isfinite(out).all():
         raise FedtailError(f"encoder {name!r} must return finite features (N, d) or maps (N, d, height, width)")
     return out

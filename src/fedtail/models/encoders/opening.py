@@ -44,8 +44,8 @@ def open_encoder(name: str, weights: str | None = None) -> Encoder:
     """
     if weights is not None and not is_code(name):
         raise FedtailError(
-            f"model.encoder_weights = {weights!r} goes with an encoder of your own, module:callable; {name!r} has its "
-            "weights inside"
+            f"model.encoder_weights = {weights!r} needs your own encoder (module:callable); {name!r} comes with "
+            "its own weights"
         )
     files = [Path(f) for f in (weights, name) if f is not None]
     stamps = tuple((str(f.resolve()), f.stat().st_mtime_ns) for f in files if f.is_file())
@@ -73,7 +73,7 @@ def use_encoder(encoding: Encoding) -> Encoder:
     encoder = open_encoder(encoding.name, encoding.weights)
     if encoder.digest != encoding.digest:
         raise FedtailError(
-            f"encoder {encoding.name!r} has the hash {encoder.digest[:12]} here, the run was made with "
+            f"encoder {encoding.name!r} has hash {encoder.digest[:12]} here, but the run was made with "
             f"{encoding.digest[:12]}; install the same weights"
         )
     return encoder
@@ -104,7 +104,7 @@ def _load(network: nn.Module, name: str, weights: str) -> None:
     except RuntimeError as error:
         lines = str(error).splitlines()
         said = lines[min(1, len(lines) - 1)].strip()
-        raise FedtailError(f"model.encoder_weights: {weights!r} does not fit encoder {name!r}: {said}") from None
+        raise FedtailError(f"model.encoder_weights: {weights!r} does not match encoder {name!r}: {said}") from None
 
 
 def _open_timm(name: str) -> Encoder:

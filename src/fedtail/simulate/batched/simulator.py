@@ -72,7 +72,7 @@ class BatchedSimulator(ReferenceSimulator):
         self.threads = settings.engine.threads
         kernel, why = choose_cpu_kernel(self.model, federation, method)
         if kernel is None:
-            raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
+            raise FedtailError(f"engine.path = 'batched' cannot handle this run: {why}; set engine.path to 'auto'")
         self.kernels: list[AnyKernel] = [kernel]
         """One for each worker that has been at work: a module cannot answer for two models at once."""
         self.n_groups = method.group_count(federation.n_classes)

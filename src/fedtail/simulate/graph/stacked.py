@@ -58,7 +58,7 @@ class StackedSimulator(GraphSimulator):
         if kernel is None:
             kernel, why = choose_kernel(FlatModel(copy.deepcopy(module)), federation, method)
             if kernel is None:
-                raise FedtailError(f"engine.path = 'batched' does not take this run: {why}; set engine.path to 'auto'")
+                raise FedtailError(f"engine.path = 'batched' cannot handle this run: {why}; set engine.path to 'auto'")
         self.along = isinstance(kernel, Network) and kernel.along_sequences
         if settings.engine.precision == "auto":
             chosen = "tf32" if self.along else "fp32"

@@ -155,9 +155,9 @@ def read_submission(folder: Path) -> Submission:
         rows = [Row(**{**row, "values": {k: nan(v) for k, v in row["values"].items()}}) for row in told.pop("rows")]
         return Submission(**told, rows=rows)
     except FileNotFoundError:
-        raise FedtailError(f"{folder} is no submission: it has no {FILE}; `fedtail bench` writes one") from None
+        raise FedtailError(f"{folder} is not a submission: it has no {FILE}; `fedtail bench` writes one") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FedtailError(f"{path} is no submission: {type(error).__name__} {error}") from None
+        raise FedtailError(f"{path} is not a submission: {type(error).__name__} {error}") from None
 
 
 def nan(value: float | None) -> float:
@@ -186,14 +186,16 @@ def verify(suite: Suite, folder: Path, run: Run, sample: int | None = None, devi
     """Compute a submission's rows anew, all or the first ``sample`` of each set, with the settings it says it found."""
     given = read_submission(folder)
     if given.version != suite.version:
-        raise FedtailError(f"{folder} is of version {given.version} of the suite, this is version {suite.version}")
+        raise FedtailError(
+            f"{folder} was made with version {given.version} of the suite, but this is version {suite.version}"
+        )
     method = given.method
     if given.source:
         method = f"{folder / given.source}:{given.method.rpartition(':')[2]}"
     known, checked = {s.name: s for s in suite.sets}, []
     for name, chosen in given.chosen.items():
         if name not in known:
-            raise FedtailError(f"{folder}: the suite has no set {name!r}")
+            raise FedtailError(f"{folder}: the suite has no data set {name!r}")
         one, rows = known[name], [row for row in given.rows if row.set == name][:sample]
         base = {**one.settings, **({"engine.device": device} if device else {})}
         cells = [final_cell(base, one, method, chosen, row.seed) for row in rows]

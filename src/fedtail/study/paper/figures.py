@@ -120,11 +120,11 @@ def _threshold(result: GridResult) -> Figure:
             ax.errorbar(x, mean, yerr=np.nan_to_num(spread), color=COLOURS[1], marker="o", markersize=3, capsize=2)
         rule = result.entry(block, "rule", column)
         if rule is not None and rule.values:
-            ax.axhline(rule.mean, color=COLOURS[2], linewidth=1, label=f"the rule, per client: {rule.mean:.3f}")
+            ax.axhline(rule.mean, color=COLOURS[2], linewidth=1, label=f"rule, per client: {rule.mean:.3f}")
         chosen = [n for run in _runs(result, block, column, "rule") for n in minority_sizes(run)]
         if chosen:
             low, high = min(chosen), max(chosen)
-            ax.axvspan(low - 0.15, high + 0.15, color=COLOURS[2], alpha=0.15, linewidth=0, label="what it chooses")
+            ax.axvspan(low - 0.15, high + 0.15, color=COLOURS[2], alpha=0.15, linewidth=0, label="chosen by the rule")
         ax.legend()
         ax.set_xlabel("classes in the minority group")
         ax.set_ylabel("test accuracy")

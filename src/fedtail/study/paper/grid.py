@@ -79,7 +79,7 @@ class Grid:
         if limits.get("columns") == []:
             raise FedtailError(
                 f"{self.name!r} has nothing for scale {scale!r}: its models need a GPU; use --scale full --device cuda "
-                "(or --scale smoke to see that it works)"
+                "(or --scale smoke for a quick check)"
             )
         best = load_tuned() if tuned else {}
         out = []
@@ -90,7 +90,7 @@ class Grid:
                 out.append((Place(block.name, column.name, row.name, cell.config.run.seed), cell))
         if not out:
             raise FedtailError(
-                f"nothing of {self.name!r} is left at scale {scale!r} with --only {' '.join(only) or '(all)'}; "
+                f"no cell of {self.name!r} matches scale {scale!r} with --only {' '.join(only) or '(all)'}; "
                 f"columns: {', '.join(c.name for c in self.columns)}"
             )
         return out
@@ -148,7 +148,7 @@ def with_overrides(cells: Sequence[tuple[Place, Cell]], values: Mapping[str, Any
     What tells the cells of a grid apart cannot be set, since they would become one.
     """
     if "run.seed" in values:
-        raise FedtailError("run.seed is what the seeds of a cell differ in; --seeds says how many there are")
+        raise FedtailError("run.seed varies within a cell and cannot be set; use --seeds for the number of seeds")
     for key in values:
         if not any(takes(cell.config, key) for _, cell in cells):
             allowed = {name for _, cell in cells for name in options_of(cell.config, key.partition(".")[0])}
@@ -163,7 +163,7 @@ def with_overrides(cells: Sequence[tuple[Place, Cell]], values: Mapping[str, Any
         if was != before.digest:
             raise FedtailError(
                 f"{' '.join(values)} cannot be set: two cells would be the same run ({other}; {place}); "
-                "set what this grid does not vary"
+                "set only what this grid does not vary"
             )
     return out
 

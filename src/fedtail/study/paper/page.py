@@ -48,7 +48,7 @@ class Written:
 def write_page(page: Path, file: Path) -> Written:
     """Bring a page's tables up to date with a record."""
     if not page.is_file():
-        raise FedtailError(f"{str(page)!r} does not exist here; run this in the repository, beside RESULTS.md")
+        raise FedtailError(f"{str(page)!r} does not exist here; run this in the repository, next to RESULTS.md")
     records = read_records(file)
     if not records:
         raise FedtailError(f"no records in {str(file)!r}; run a table first, e.g. `fedtail reproduce table-iid`")
