@@ -74,7 +74,7 @@ CASES = [
     (["run", "run.diagnostics=losses,x"], ["run.diagnostics", "'x'", "alignment"]),
     (["run", "run.trackers=tensorbord"], ["did you mean 'tensorboard'"]),
     (["run", "ok.csv"], ["not valid TOML", "--table"]),
-    (["run", "--table", "gone.csv", "--label", "y"], ["no table 'gone.csv'"]),
+    (["run", "--table", "gone.csv", "--label", "y"], ["table 'gone.csv' does not exist"]),
     (["run", "--table", "empty.csv", "--label", "y"], ["'empty.csv' is empty"]),
     (["run", "--table", "one.csv", "--label", "y"], ["only one class, 'no'"]),
     (["run", "--table", "ok.csv", "--label", "z"], ["no label column 'z'", "a, b, y"]),
