@@ -143,6 +143,19 @@ def test_a_linear_layer_is_fitted_as_scikit_learn_does_it() -> None:
     assert np.allclose(torch.softmax(torch.as_tensor(x) @ w.T + b, 1), theirs, atol=2e-3)
 
 
+def test_a_decayed_layer_is_ridge_on_features_of_one_size() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(5)
+    y = rng.integers(0, 3, 30)
+    x = rng.normal(size=(30, 50)) * 4 - 2 + np.eye(3, 50)[y] * 3  # more dimensions than samples
+    size = float(np.sqrt(((x - x.mean(0)) ** 2).mean()))
+    theirs = LogisticRegression(C=1 / (0.3 * 30), max_iter=5000, tol=1e-10).fit((x - x.mean(0)) / size, y)
+    start = torch.zeros(3, 50, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    w, _ = fit_linear(*start, torch.as_tensor(x), torch.as_tensor(y), steps=5000, lr=0.1, decay=0.3)
+    assert np.allclose(w * size, theirs.coef_, atol=1e-4)
+
+
 def test_class_gradients_are_what_autograd_says() -> None:
     torch.manual_seed(5)
     layer, f, y = nn.Linear(6, 4).double(), torch.randn(20, 6).double(), torch.randint(0, 3, (20,))
@@ -243,6 +256,21 @@ def test_creff_tells_classes_apart_whose_features_have_much_in_common() -> None:
         return float(((x @ w.T + b).argmax(1) == y).float().mean())
 
     assert right(features) > 0.95 > right(noise)
+
+
+def test_creff_does_not_learn_its_features_noise_by_heart() -> None:
+    """Forty features in 300 dimensions: without decay every one is told by its own noise."""
+    rng = torch.Generator().manual_seed(9)
+    means = 0.1 * torch.randn(2, 1, 300, generator=rng)
+    features, more = (means + torch.randn(2, n, 300, generator=rng) for n in (20, 500))
+    labels, state = torch.arange(2), {"features": features, "weight": torch.zeros(2, 300), "bias": torch.zeros(2)}
+
+    def loss(decay: float) -> float:
+        fitted = CReFF(features=20, decay=decay).after_round(None, [], [], state)  # type: ignore[arg-type]
+        z = more.reshape(-1, 300) @ fitted["weight"].T + fitted["bias"]
+        return float(F.cross_entropy(z, labels.repeat_interleave(500)))
+
+    assert loss(CReFF().decay) < 0.6 < 1.0 < loss(0.0)  # a coin has .69
 
 
 def test_creff_is_judged_with_the_retrained_layer_and_trains_the_averaged_one() -> None:

@@ -62,6 +62,8 @@ class CReFF(Method):
     """Passes that re-train the classifier; these move it as far as the authors' 300 epochs in batches of 32."""
     step_lr: float = 0.1
     """Learning rate of these passes."""
+    decay: float = 0.3
+    """Weight decay in them: with more dimensions than features, the layer learns their noise by heart otherwise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +73,7 @@ class CReFF(Method):
         check_range("method.match_lr", self.match_lr, 0.0, open_low=True)
         check_range("method.steps", self.steps, 0)
         check_range("method.step_lr", self.step_lr, 0.0, open_low=True)
+        check_range("method.decay", self.decay, 0.0)
 
     @property
     def reveals_classes(self) -> bool:
@@ -101,7 +104,9 @@ class CReFF(Method):
         flat = state["features"].reshape(-1, d)
         known = ~flat.isnan().any(1)
         start = torch.zeros(n_classes, d), torch.zeros(n_classes)
-        weight, bias = fit_linear(*start, flat[known], labels[known], steps=self.steps, lr=self.step_lr)
+        weight, bias = fit_linear(
+            *start, flat[known], labels[known], steps=self.steps, lr=self.step_lr, decay=self.decay
+        )
         return {**state, "weight": weight, "bias": bias}
 
     def serve(self, server: Server, state: Tensors) -> Tensor:
