@@ -7,13 +7,22 @@ from torch import Tensor
 
 
 def fit_linear(
-    weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, *, steps: int, lr: float, momentum: float = 0.9
+    weight: Tensor,
+    bias: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    steps: int,
+    lr: float,
+    momentum: float = 0.9,
+    decay: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(C, d) weight and (C,) bias after ``steps`` steps of gradient descent on the mean cross-entropy, from those
     given.
 
     Whole passes, so that nothing is drawn. Features are brought to mean 0 and unit mean square first, the layer with
-    them, which changes no answer and lets one learning rate suit all models.
+    them, which changes no answer and lets one learning rate suit all models. ``decay`` / 2 times the squared weight, as
+    it is then, is added to the loss.
     """
     centre = features.mean(0)
     size = (features - centre).square().mean().sqrt().clamp_min(1e-12)
@@ -23,7 +32,7 @@ def fit_linear(
     velocity_w, velocity_b = torch.zeros_like(w), torch.zeros_like(b)
     for _ in range(steps):
         pull = (torch.softmax(f @ w.T + b, 1) - target) / len(f)
-        velocity_w = momentum * velocity_w + pull.T @ f
+        velocity_w = momentum * velocity_w + pull.T @ f + decay * w
         velocity_b = momentum * velocity_b + pull.sum(0)
         w, b = w - lr * velocity_w, b - lr * velocity_b
     w = w / size

@@ -5,14 +5,18 @@ round every client sends, for each of its classes, the mean gradient of cross-en
 under the round's global model with the re-trained layer in it. The server
 
 1. averages these over the clients that have the class,
-2. moves each class's features so that their own gradient points the same way: ``match_steps`` steps on the sum over
-rows
-   of 1 - cos,
-3. trains the output layer on them from its start, ``steps`` passes.
+2. moves each class's features so that their own gradient points the same way: ``match_steps`` steps on 1 - cos, row by
+   row,
+3. trains the output layer on them from zero, ``steps`` passes.
 
-What is judged and kept is the global model with the re-trained layer; training goes on from the averaged one. The
-authors estimate a class's gradient from ten random batches of 32 under heavy augmentation and re-train by mini-batches;
-here the gradient is over all of the class's samples and a pass takes all features, so that nothing is drawn in either.
+What is judged and kept is the global model with the re-trained layer; training goes on from the averaged one.
+
+The authors draw the first features from N(0, 1), whatever the model's own are like. Where these are far from 0 and
+close to each other, as those of most encoders, all classes' gradients point nearly the same way, and cosines take
+hundreds of rounds to tell them apart. Yet a class's gradient at the weight over that at the bias is a mean of its
+features: here the first ones are drawn around it, and steps go by the features' own length. The authors estimate a
+class's gradient from ten random batches of 32 under heavy augmentation and re-train by mini-batches; here the gradient
+is over all of the class's samples and a pass takes all features, so that nothing is drawn in either.
 """
 
 from __future__ import annotations
@@ -49,21 +53,27 @@ class CReFF(Method):
 
     features: int = 100
     """Federated features per class."""
+    spread: float = 2.0
+    """How far the first features lie from the mean of their class, against the distance of these from each other."""
     match_steps: int = 100
-    match_lr: float = 0.1
-    """Learning rate of the features."""
-    steps: int = 300
-    """Passes that re-train the classifier."""
+    match_lr: float = 0.03
+    """Learning rate of the features, where their length is 1."""
+    steps: int = 100
+    """Passes that re-train the classifier; these move it as far as the authors' 300 epochs in batches of 32."""
     step_lr: float = 0.1
     """Learning rate of these passes."""
+    decay: float = 0.3
+    """Weight decay in them: with more dimensions than features, the layer learns their noise by heart otherwise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("method.features", self.features, 1)
+        check_range("method.spread", self.spread, 0.0, open_low=True)
         check_range("method.match_steps", self.match_steps, 0)
         check_range("method.match_lr", self.match_lr, 0.0, open_low=True)
         check_range("method.steps", self.steps, 0)
         check_range("method.step_lr", self.step_lr, 0.0, open_low=True)
+        check_range("method.decay", self.decay, 0.0)
 
     @property
     def reveals_classes(self) -> bool:
@@ -73,27 +83,31 @@ class CReFF(Method):
         """Ask for gradients under the model of this round, and learn from them."""
         if not self.steps:
             return state
-        weight, bias = (t.detach().double().cpu() for t in server.classifier(server.x))
         if not state:
-            rng = torch.Generator().manual_seed(torch_seed(server.seed, "creff"))
-            shape = (server.n_classes, self.features, weight.shape[1])
-            state = {"features": torch.randn(shape, generator=rng), "weight": weight.float(), "bias": bias.float()}
+            weight, bias = (t.detach().float().cpu() for t in server.classifier(server.x))
+            nothing = torch.full((server.n_classes, self.features, weight.shape[1]), float("nan"))
+            state = {"features": nothing, "weight": weight, "bias": bias}
         judged = server.with_classifier(server.x, state["weight"], state["bias"])
         sent = server.measure("class_gradients", judged)
         goal = mean_gradients([sent[k].double().cpu() for k in sorted(sent)])
-        layer = state["weight"].double(), state["bias"].double()
-        features = match_gradients(state["features"].double(), goal, *layer, self.match_steps, self.match_lr)
-        return {**state, "features": features.float()}
+        rng = torch.Generator().manual_seed(torch_seed(server.seed, "creff"))
+        noise = torch.randn(state["features"].shape, generator=rng)
+        features = first_features(state["features"], goal, noise, self.spread)
+        layer = state["weight"], state["bias"]
+        return {**state, "features": match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr)}
 
     def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
         if not state:
             return state
         n_classes, per_class, d = state["features"].shape
         labels = torch.arange(n_classes).repeat_interleave(per_class)
-        start = torch.zeros(n_classes, d, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
-        flat = state["features"].double().reshape(-1, d)
-        weight, bias = fit_linear(*start, flat, labels, steps=self.steps, lr=self.step_lr)
-        return {**state, "weight": weight.float(), "bias": bias.float()}
+        flat = state["features"].reshape(-1, d)
+        known = ~flat.isnan().any(1)
+        start = torch.zeros(n_classes, d), torch.zeros(n_classes)
+        weight, bias = fit_linear(
+            *start, flat[known], labels[known], steps=self.steps, lr=self.step_lr, decay=self.decay
+        )
+        return {**state, "weight": weight, "bias": bias}
 
     def serve(self, server: Server, state: Tensors) -> Tensor:
         return server.with_classifier(server.x, state["weight"], state["bias"]) if state else server.x
@@ -104,16 +118,33 @@ def mean_gradients(sent: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(sent)).nanmean(0)
 
 
+def told_means(goal: Tensor) -> Tensor:
+    """(C, d) a mean of each class's features, which its gradient tells; NaN for a class that nobody has.
+
+    For samples of class c, the gradients of row c of the weight and of its bias are the means of (p_c - 1) f and of
+    p_c - 1: their ratio is the features' mean, samples weighing more the less they are recognized."""
+    own = goal[torch.arange(len(goal)), torch.arange(len(goal))]
+    return own[:, :-1] / own[:, -1:].clamp_max(-1e-12)
+
+
+def first_features(features: Tensor, goal: Tensor, noise: Tensor, spread: float) -> Tensor:
+    """(C, m, d) features, with those of classes that had none drawn around the told mean. noise: (C, m, d)."""
+    means = told_means(goal)
+    new = features.isnan().flatten(1).any(1) & ~means.isnan().any(1)
+    size = (means - means.nanmean(0)).square().nanmean().sqrt()
+    return torch.where(new.view(-1, 1, 1), means.unsqueeze(1) + spread * size * noise, features).to(features)
+
+
 def match_gradients(features: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, lr: float) -> Tensor:
-    """(C, m, d) features moved so that each class's mean gradient of the output layer points as ``goal`` says."""
-    known = torch.nonzero(~goal.flatten(1).isnan().any(1)).flatten()
-    out = features.clone()
-    with torch.enable_grad():
-        f = features[known].clone().requires_grad_()
+    """(C, m, d) features moved so that each class's mean gradient of the output layer points as ``goal`` says: steps on
+    ``mismatch`` over its C + 1 terms, in units of the features' root mean square length."""
+    known = torch.nonzero(~(goal.flatten(1).isnan().any(1) | features.flatten(1).isnan().any(1))).flatten()
+    out, f, goal = features.clone(), features[known], goal[known]
+    if len(known):
+        rate = lr * f.square().sum(-1).mean() / (len(bias) + 1)
         for _ in range(steps):
-            (grad,) = torch.autograd.grad(mismatch(f, known, goal[known], weight, bias), [f])
-            f = (f - lr * grad).detach().requires_grad_()
-    out[known] = f.detach()
+            f = f - rate * mismatch_gradient(f, known, goal, weight, bias)
+    out[known] = f
     return out
 
 
@@ -124,3 +155,21 @@ def mismatch(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Ten
     of_weight, of_bias = pull.transpose(1, 2) @ f / f.shape[1], pull.mean(1)
     rows = 1 - F.cosine_similarity(of_weight, goal[..., :-1], dim=-1, eps=1e-12)
     return rows.sum() + (1 - F.cosine_similarity(of_bias, goal[..., -1], dim=-1, eps=1e-12)).sum()
+
+
+def mismatch_gradient(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(c, m, d) gradient of ``mismatch`` with respect to the features, written out, since it is most of the work."""
+    p = torch.softmax(f @ weight.T + bias, -1)
+    pull = p - F.one_hot(classes, len(bias)).unsqueeze(1)
+    of_weight = cosine_gradient(pull.transpose(1, 2) @ f / f.shape[1], goal[..., :-1])
+    of_bias = cosine_gradient(pull.mean(1), goal[..., -1])
+    through = f @ of_weight.transpose(1, 2) + of_bias.unsqueeze(1)
+    back = p * (through - (p * through).sum(-1, keepdim=True))  # through the softmax
+    return (pull @ of_weight + back @ weight) / f.shape[1]
+
+
+def cosine_gradient(x: Tensor, goal: Tensor) -> Tensor:
+    """(..., n) gradient of 1 - cos(x, goal) with respect to x."""
+    size = x.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    unit, aim = x / size, F.normalize(goal, dim=-1, eps=1e-12)
+    return ((unit * aim).sum(-1, keepdim=True) * unit - aim) / size
