@@ -35,8 +35,8 @@ CAP = 5000.0
 @METHODS.add("ratio_loss")
 @dataclass(frozen=True)
 class RatioLoss(Method):
-    """``alpha = 1, beta = 0`` is FedAvg. Needs ``data.auxiliary`` samples per class: 63, as the authors have, where
-    that is no more than half a class."""
+    """``alpha = 1, beta = 0`` is FedAvg. Needs ``data.auxiliary`` samples per class: 63, as the authors have, but no
+    more than a tenth of a class, or five."""
 
     title = "Ratio Loss"
     paper = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
