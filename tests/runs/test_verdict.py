@@ -64,7 +64,7 @@ def test_a_loss_that_rose_or_updates_that_were_refused_are_a_divergence() -> Non
 
 def test_a_training_that_did_not_move_stood_still() -> None:
     found = judge(losses=(1.0,) * 6)
-    assert found is not None and found.kind == "still" and "too small" in found.said
+    assert found is not None and found.kind == "still" and "too low" in found.said
     assert judge(losses=(1.0,) * 3) is None
 
 
