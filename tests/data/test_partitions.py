@@ -160,7 +160,7 @@ def test_named_templates_give_a_federation_of_real_skew() -> None:
     ("text", "words"),
     [
         ("site,a,b\nx,1,two\n", "is not a table of numbers"),
-        ("site,a,b\nx,1,-2\n", "'x', 'b' is -2, not a number of samples"),
+        ("site,a,b\nx,1,-2\n", "'x', 'b' is -2, which is not a number of samples"),
         ("site,a,b\nx,1,0\n", "no site has samples of class 'b'"),
         ("site,a,b\nx,1,1\nx,1,1\n", "two rows have the same site name"),
         ("site\nx\n", "two class columns or more"),

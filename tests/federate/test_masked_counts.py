@@ -102,7 +102,7 @@ def test_a_site_killed_in_mid_exchange_refuses_the_sum_rather_than_tell_of_it(fe
     wires.tamper = vanish({3}, "confusion")
     with pytest.raises(FedtailError, match=r"(?s)fewer than the quorum.*"):
         engine.confusion(x.clone(), "validation")
-    assert any("site-03 alone" in str(f.reason) or "single sites" in str(f.reason) for f in engine.faults)
+    assert any("site-03 alone" in str(f.reason) or "individual sites" in str(f.reason) for f in engine.faults)
     wires.tamper = lambda phase, k, asked, reply: reply
     np.testing.assert_array_equal(
         engine.confusion(x.clone(), "validation"), plain_engine(federation).confusion(x, "validation")
@@ -287,7 +287,7 @@ def test_a_real_federation_tells_macro_f1_by_default_without_any_sites_counts(tm
 def test_where_sums_are_not_possible_one_line_says_why(tmp_path: Path) -> None:
     config, transport = rehearsal(tmp_path / "pair", ["north", "east"])
     two = federate(config, transport, ["north", "east"])
-    (line,) = [note for note in two.about.notes if "totals only" in note]
+    (line,) = [note for note in two.about.notes if "only totals" in note]
     assert "masked sums need at least 3 sites, but there are 2" in line
     three = ["north", "east", "south"]
     config, transport = rehearsal(tmp_path / "shy", three, "totals", deploy={"reveal": "sums"})

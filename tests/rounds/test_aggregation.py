@@ -118,7 +118,7 @@ def test_candidates_of_a_search_are_bounded_as_the_model_is() -> None:
     [
         ("median", "fedcgnm", "fedhoo", {}, "a coordinate-wise rule is not a sum"),
         ("trimmed", "climb", "uniform", {}, "works by weighting them"),
-        ("krum", "fedcgnm", "uniform", {"mode": "central"}, "is made for a mean"),
+        ("krum", "fedcgnm", "uniform", {"mode": "central"}, "is calibrated for a mean"),
     ],
 )
 def test_what_a_rule_cannot_do_is_refused(rule: str, method: str, rates: str, privacy: dict, reason: str) -> None:

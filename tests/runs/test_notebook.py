@@ -63,7 +63,7 @@ def test_every_plot_shows_the_numbers_of_the_result(result: ft.Result, kind: str
     elif kind == "curves":
         assert labels == ["test", "validation", "worst site", "majority only"]
     elif kind == "reliability":
-        assert labels == ["as said", "before calibration", "model"]
+        assert labels == ["perfect calibration", "before calibration", "model"]
     else:
         assert len(labels) == len(result.about.classes) and all("(" in label for label in labels)
 

@@ -83,7 +83,7 @@ def test_a_loss_that_rose_while_macro_f1_did_not_fall_is_no_divergence() -> None
 
 def test_a_training_that_did_not_move_stood_still() -> None:
     found = judge(losses=(1.0,) * 6)
-    assert found is not None and found.kind == "still" and "too small" in found.said
+    assert found is not None and found.kind == "still" and "too low" in found.said
     assert judge(losses=(1.0,) * 3) is None
 
 

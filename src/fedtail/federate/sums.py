@@ -292,7 +292,7 @@ def _no_sums(settings: Settings, hellos: Mapping[int, Hello], names: Sequence[st
     if strict and settings.deploy.reveal == "auto" and min(settings.run.quorum, settings.run.participation) < 1:
         return (
             f"run.quorum or run.participation below 1 lets sites be missing, and the policy of {strict[0]} refuses "
-            "sums whose differences would tell of single sites"
+            "sums whose differences would reveal individual sites"
         )
     return ""
 

@@ -98,7 +98,7 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
         (["init", "{full}/file", "--sites", "a,b"], "exists and is not empty"),
         (["init", "{new}"], "at least one site"),
         (["init", "{full}/file/fed", "--sites", "a,b"], "cannot write"),
-        (["init", "{new}", "--sites", "a,a"], "must differ"),
+        (["init", "{new}", "--sites", "a,a"], "must be unique"),
         (["init", "{new}", "--sites", "a/b"], "is not allowed"),
         (["init", "{new}", "--sites", "a,b", "--public", "nowhere"], "host:port"),
         (["init", "{new}", "--sites", "a,b", "--public", "host:99999"], "outside 1..65535"),

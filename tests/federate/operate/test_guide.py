@@ -53,5 +53,5 @@ def test_the_guides_own_data_example_gives_a_model_a_report_and_predictions(tmp_
     assert "revealed only totals" not in page, "three sites with keys tell sums of class counts"
     assert "What went wrong" not in page
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == len(pd.read_csv(tmp_path / "NY.csv"))
-    assert "test: accuracy" in done.stdout and "all sites mean the same" in done.stdout
+    assert "test: accuracy" in done.stdout and "all sites agree" in done.stdout
     assert "Traceback" not in done.stderr

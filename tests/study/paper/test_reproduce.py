@@ -86,7 +86,7 @@ def test_a_table_made_row_by_row_is_whole_in_the_end(monkeypatch, capsys, tmp_pa
         (["table-iid", "local.lr=-1"], "outside (0, inf)"),
         (["table-iid", "run.seed=3"], "--seeds"),
         (["convergence", "local.lr=1"], "takes no settings"),
-        (["local.lr=1"], "of what?"),
+        (["local.lr=1"], "is a setting; give the name of a table or figure first"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(arguments, message, monkeypatch, capsys, tmp_path: Path) -> None:

@@ -201,8 +201,8 @@ class SiteSums:
             if alone:
                 raise SumError(
                     "mask-difference",
-                    f"this sum and those before would tell of {', '.join(alone)} alone; wait until the same sites are "
-                    "there again, or set policy.differences = 'allow' at all sites",
+                    f"this sum and earlier ones would reveal {', '.join(alone)} alone; wait until the same sites are "
+                    "back, or set policy.differences = 'allow' at all sites",
                 )
 
     def _remember(self, scopes: Sequence[str], members: Sequence[str], question: str) -> None:
