@@ -133,7 +133,7 @@ def test_survivors_who_are_told_of_different_survivors_give_nothing_away() -> No
 def test_a_release_for_fewer_vanished_members_does_not_fit() -> None:
     sites = Members(4)
     releases = {me: sites.release(me, sites.names[:3]) for me in sites.names[:3]}
-    with pytest.raises(MaskError, match="do not fit"):
+    with pytest.raises(MaskError, match="do not match the members"):
         open_releases(releases, sites.names[:3])
 
 

@@ -166,7 +166,7 @@ def test_sites_with_other_weights_do_not_start(tmp_path: Path, photos: Path) -> 
 
         return handle
 
-    with pytest.raises(FedtailError, match=r"south: its encoder is tests.encoders:tiny \(\w+\), at 'north' it is"):
+    with pytest.raises(FedtailError, match=r"south: its encoder is tests.encoders:tiny \(\w+\), but at 'north' it is"):
         federate(settings, InProcess({k: at(k) for k in sites}), NAMES)
 
 

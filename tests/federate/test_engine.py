@@ -351,5 +351,5 @@ def test_candidates_are_scored_over_a_federation_as_in_the_simulator(federation:
     assert all("pr_auc" in r["validation"] and r["reward"] > 0 for r in there.history)
     here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedcgnm"), SETTINGS)
     assert repr(run(here, federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc").history) == repr(there.history)
-    with pytest.raises(FedtailError, match=r"run.metric = 'pr_auc' needs counts of probabilities"):
+    with pytest.raises(FedtailError, match=r"run.metric = 'pr_auc' needs probability counts"):
         run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")

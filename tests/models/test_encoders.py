@@ -47,7 +47,7 @@ def test_frozen_and_unfrozen_blocks_together_are_the_encoder(unfreeze: int) -> N
 
 
 def test_unfreezing_too_much_is_one_clear_line() -> None:
-    with pytest.raises(FedtailError, match=r"model.unfreeze = 3 is outside \[0, 2\] of 'tests.encoders:tiny'"):
+    with pytest.raises(FedtailError, match=r"model.unfreeze = 3 is outside \[0, 2\] for 'tests.encoders:tiny'"):
         open_encoder(TINY).use(unfreeze=3)
 
 

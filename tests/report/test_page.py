@@ -91,7 +91,7 @@ def test_figures_show_what_result_json_has(run_folder: Writer, tmp_path: Path) -
     for p, accuracy, n in zip(*result["curves"]["test"]["reliability"].values(), strict=True):
         assert f"predicted {p:.3f}\ncorrect {accuracy:.3f}" in html and f"{n:,} samples" in html
     worst = min(result["sites"], key=lambda site: site["validation"]["macro_f1"])
-    assert f"Worst served is {worst['site']} with macro F1 {worst['validation']['macro_f1']:.3f}" in html
+    assert f"The worst site is {worst['site']} with macro F1 {worst['validation']['macro_f1']:.3f}" in html
     shown = re.search(r'<table class="sortable heat">(.*?)</table>', html)
     assert shown is not None
     first = re.findall(r"<t[hd][^>]*>([^<]*)", shown[1].partition("<tbody>")[2].partition("</tr>")[0])
@@ -111,7 +111,7 @@ def test_over_several_seeds_the_worst_site_is_a_mean_and_single_figures_name_the
     assert worst[0] != worst[1]
     html = page(folders, tmp_path)
     tile = (
-        f"<dt>macro F1 at the worst site</dt><dd class='big'>{sum(worst) / 2:.3f}</dd><dd>mean of 2 seeds; in seed 3 "
+        f"<dt>macro F1 at the worst site</dt><dd class='big'>{sum(worst) / 2:.3f}</dd><dd>mean of 2 seeds; in seed 3: "
     )
     assert tile in html
     assert "In seed 3, the worst site is " in html and f"with macro F1 {worst[0]:.3f}" in html

@@ -128,7 +128,7 @@ def test_a_config_edited_in_the_run_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("history.jsonl", "", "is of round 6, but history.jsonl has 0 rounds; put the whole file back"),
+        ("history.jsonl", "", "is of round 6, but history.jsonl has 0 rounds; restore the complete file"),
         ("history.jsonl", "{}\n{}\n", "line 1: not a record of a round; the file is damaged"),
         ("checkpoint/round-000006/state.json", "[]", "cannot be read .*; delete it to start over"),
         ("checkpoint/round-000006/state.json", '{"format": 1}', "it lacks 'round'"),
@@ -184,7 +184,7 @@ def test_the_best_model_cannot_be_chosen_without_validation_data(metric: str) ->
     """A defect score without samples is 0, in every round."""
     pool = ft.datasets.load("blobs", n_max=20)
     federation = replace(ft.partition(pool, clients=2, validation=0.0), background=0)
-    with pytest.raises(FedtailError, match="no validation data"):
+    with pytest.raises(FedtailError, match="needs validation data, but the clients have none"):
         ft.fit(federation, rounds=2, select="best", metric=metric)
 
 

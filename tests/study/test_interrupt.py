@@ -33,7 +33,7 @@ def start(out: Path, workers: int) -> subprocess.Popen[str]:
 def complete(out: Path, workers: int) -> tuple[list[str], str]:
     """Lines of progress and the table of a grid that is left to end."""
     process = start(out, workers)
-    _, err = process.communicate(timeout=240)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return err.splitlines(), (out / "table-iid" / "smoke" / "table.md").read_text()
 
@@ -91,7 +91,7 @@ def test_a_stopped_grid_says_how_to_go_on_and_ends_with_the_same_table(
     until_first_cell(process)
     wait_for(lambda: len(list(out.glob("cells/*/config.toml"))) > 1, "the next cell to begin")
     (os.kill if whom == "process" else os.killpg)(process.pid, signal.SIGINT)  # Ctrl-C goes to all of a terminal
-    shown, err = process.communicate(timeout=60)
+    shown, err = process.communicate(timeout=180)
     assert process.returncode == 130 and shown == "" and "Traceback" not in err
     assert left_behind(process.pid) == []
     told = sum("done" in line for line in err.splitlines()) + 1

@@ -35,7 +35,7 @@ def deployment(tmp_path: Path) -> Deployment:
 
 def test_a_site_is_removed_and_another_takes_its_part_of_the_data(deployment: Deployment) -> None:
     code, said = call("remove", deployment.folder, "east")
-    assert code == 0 and "2 are left" in said
+    assert code == 0 and "2 sites left" in said
     assert load_deployment(deployment.folder).sites == ("north", "south")
     assert not deployment.site("east").exists()
     (kept,) = (deployment.server / "removed").iterdir()
@@ -75,7 +75,7 @@ def test_a_renewed_certificate_is_for_the_same_addresses(deployment: Deployment)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("add", "north"), "site 'north' is in"),
+        (("add", "north"), "site 'north' already exists in"),
         (("add", "../x"), "site name '../x' is not allowed"),
         (("add", "west"), "this is a rehearsal, and all 3 clients"),
         (("remove", "nord"), "'nord'"),

@@ -47,7 +47,7 @@ def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> Non
         ({"superlink": "down"}, "the server is down: start its systemd unit"),
         ({"run": {"state": "failed", "error": "x", "round": 3, "time": 0}}, r"failed \(x\).*--resume"),
         ({"run": {"state": "stopped", "round": 3, "time": 0}}, "resume with: .*--resume"),
-        ({"run": {"state": "training", "round": 3, "time": time.time() - 3600}}, r"said nothing for \d+ min"),
+        ({"run": {"state": "training", "round": 3, "time": time.time() - 3600}}, r"no update from the run for \d+ min"),
         ({"sites": {"north": "offline"}}, "north is offline: ask its operator for `fedtail site health`"),
         ({"sites": {"north": "not registered"}}, "north is not registered: run `fedtail deploy register"),
         ({"sites": {"north": "revoked"}}, "fedtail deploy renew .* --site north"),
@@ -75,7 +75,7 @@ def test_runs_wait_in_the_order_in_which_they_were_put(deployment: Deployment, m
     assert queue.put(deployment, load_config(deployment.config, ["run.rounds=7"])) == 3
     assert call("queue", deployment.folder, "--drop", 2) == (0, "run 2 removed from the queue")
     code, said = call("queue", deployment.folder, "--drop", 2)
-    assert code == 2 and "no run 2 waits" in said and "waiting: 1, 3" in said
+    assert code == 2 and "no run 2 in the queue" in said and "queued: 1, 3" in said
     code, said = call("queue", deployment.folder)
     assert code == 0 and said.splitlines()[0].startswith("1: fedcgnm") and "7 rounds" in said.splitlines()[1]
     started: list[float] = []

@@ -70,7 +70,7 @@ def serve(service: SiteService) -> threading.Thread:
     ("script", "said"),
     [
         ("print('\\x1b[92mINFO\\x1b[0m :      no such key'); raise SystemExit(3)", "exited with code 3: no such key"),
-        ("import time; time.sleep(60)", "although the server can be reached; restarting it"),
+        ("import time; time.sleep(60)", "although the server is reachable; restarting it"),
     ],
 )
 def test_a_supernode_that_ends_or_hangs_is_started_again(
