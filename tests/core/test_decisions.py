@@ -156,7 +156,7 @@ def test_a_decision_survives_json_and_says_when_it_is_none() -> None:
     decision = Decision(temperature=1.7, bias=(0.0, 1.0), weights=(1.0, 2.0), thresholds=(None, 0.2))
     decision.check(2)
     for broken in (Decision(bias=(1.0,)), Decision(temperature=float("nan")), Decision(costs=((0.0, 1.0),))):
-        with pytest.raises(ValueError, match="is not for 2 classes|non-finite"):
+        with pytest.raises(ValueError, match=r"is not for 2 classes|non-finite"):
             broken.check(2)
     assert Decision.from_json(json.loads(json.dumps(decision.to_json()))) == decision
     assert Decision.from_json({}).plain and not decision.plain
