@@ -25,6 +25,7 @@ def judge(
     confusion: Any = None,
     refused: int = 0,
     scores: tuple[float, ...] = (),
+    n_validation: int = 500,
     **settings: Any,
 ) -> Verdict | None:
     counts = np.array([[80, 0, 0], [5, 5, 0], [5, 0, 5]]) if confusion is None else np.asarray(confusion)
@@ -36,7 +37,7 @@ def judge(
         }
         for t, loss in enumerate(losses)
     ]
-    return verdict({"macro_f1": macro_f1}, counts, FLOOR, history, CLASSES, Settings.of(**settings))
+    return verdict({"macro_f1": macro_f1}, counts, FLOOR, history, CLASSES, Settings.of(**settings), n_validation)
 
 
 def test_a_good_run_has_no_verdict() -> None:
@@ -50,6 +51,7 @@ def test_a_run_whose_validation_still_rises_at_its_end_says_so_and_asks_for_more
     assert found is not None and found.kind == "rising" and "0.538, then 0.578 over the last 10" in found.said
     assert found.line(Path("runs/x")).endswith("try: fedtail run runs/x run.rounds=150 --name x-again")
     assert judge(losses=losses, scores=rising, rounds=60) is None, "patience ended it"
+    assert judge(losses=losses, scores=rising, rounds=50, n_validation=60) is None, "a sample or two"
     assert judge(losses=losses[:19], scores=rising[:19], rounds=19) is None, "too short to say"
     settled = (*rising[:40], *[rising[39]] * 10)
     assert judge(losses=losses, scores=settled, rounds=50) is not None, "by .018 from fifth to fifth"

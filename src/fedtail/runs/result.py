@@ -197,6 +197,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "engine": problem.engine.info(),
     }
     test = metrics_of_test(problem, splits, confusion)
+    n_validation = 0 if validated is None else int(validated.confusion.sum())
     return Result(
         module=problem.model.module,
         x=x,
@@ -218,7 +219,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         titles=titles_of(problem),
         about=about,
         settings=settings,
-        verdict=verdict(test, confusion, floor, state.history, about.classes, settings),
+        verdict=verdict(test, confusion, floor, state.history, about.classes, settings, n_validation),
     )
 
 

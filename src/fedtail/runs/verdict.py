@@ -25,6 +25,8 @@ RISING = 0.01
 """A validation macro F1 that gained more over the last fifth of the rounds, against the fifth before, was rising."""
 LONG = 20
 """Rounds before a run can be said to have been rising still."""
+MANY = 200
+"""Validation samples before it can: of fewer, one or two that are newly recognized make such a rise."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ def verdict(
     history: Sequence[Mapping[str, Any]],
     classes: Sequence[str],
     settings: Settings,
+    n_validation: int = 0,
 ) -> Verdict | None:
     """What is wrong with a run, the gravest first; None if nothing is.
 
     confusion: (C, C) of the chosen model on the test set; less where sites reveal totals only, and then only what the
-    history tells is judged.
+    history tells is judged. ``n_validation`` are the samples of all validation splits.
     """
     change, losses = next_change(settings), [float(r["train_loss"]) for r in history]
     if exploded := _diverged(history, losses):
@@ -87,7 +90,7 @@ def verdict(
             return Verdict("floor", f"{said}; {why}", change)
     if still:
         return Verdict("still", f"training made no progress in {len(history)} rounds; {why}", change)
-    if rose := _rising(history, settings.run.rounds):
+    if n_validation >= MANY and (rose := _rising(history, settings.run.rounds)):
         said = f"validation macro F1 was still rising when the {len(history)} rounds ended ({rose}): more may help"
         return Verdict("rising", said, f"run.rounds={3 * settings.run.rounds}")
     return None
