@@ -12,11 +12,11 @@ under the round's global model with the re-trained layer in it. The server
 What is judged and kept is the global model with the re-trained layer; training goes on from the averaged one.
 
 The authors draw the first features from N(0, 1), whatever the model's own are like. Where these are far from 0 and
-close to each other, as those of most encoders, all classes' gradients point nearly the same way, and cosines take
-hundreds of rounds to tell them apart. Yet a class's gradient at the weight over that at the bias is a mean of its
-features: here the first ones are drawn around it, and steps go by the features' own length. The authors estimate a
-class's gradient from ten random batches of 32 under heavy augmentation and re-train by mini-batches; here the gradient
-is over all of the class's samples and a pass takes all features, so that nothing is drawn in either.
+close to each other, as those of most encoders, all classes' gradients point nearly the same way, and cosines are slow
+to tell them apart. Yet a class's gradient at the weight over that at the bias is a mean of its features: here the first
+ones are drawn around it, and steps go by the features' own length. The authors estimate a class's gradient from ten
+random batches of 32 under heavy augmentation and re-train by mini-batches; here the gradient is over all of the class's
+samples and a pass takes all features, so that nothing is drawn in either.
 """
 
 from __future__ import annotations
