@@ -158,7 +158,7 @@ def test_classes_that_differ_in_capitals_only_are_warned_of() -> None:
     frame = crashes(300)
     frame.loc[::2, "severity"] = frame["severity"].str.upper()
     warned = [n for n in table_from_frame(frame, "severity").notes if "capitals" in n]
-    assert len(warned) == 3 and "'MINOR', 'minor' of 'severity' differ in capitals only" in " ".join(warned)
+    assert len(warned) == 3 and "'MINOR', 'minor' of 'severity' differ only in capitals" in " ".join(warned)
 
 
 def test_a_level_that_reads_as_missing_is_counted_as_such_in_the_note() -> None:

@@ -94,7 +94,7 @@ def label_codes(
             what = "dates" if dates else "numbers with fractions"
             raise FedtailError(
                 f"{where}: label column {label!r} holds {len(names)} different {what} ({listing(names, 3)}), which are "
-                "no classes; bin it first, name another column, or declare them as classes with --schema"
+                "not classes; bin it first, name another column, or declare them as classes with --schema"
             )
     return codes, tuple(names)
 
@@ -105,7 +105,7 @@ def label_notes(classes: Sequence[str], label: str) -> list[str]:
     for name in classes:
         same.setdefault(name.casefold(), []).append(name)
     return [
-        f"warning: {listing(map(repr, names))} of {label!r} differ in capitals only and count as different classes; "
+        f"warning: {listing(map(repr, names))} of {label!r} differ only in capitals and count as different classes; "
         "write them alike if they are one"
         for names in same.values()
         if len(names) > 1
