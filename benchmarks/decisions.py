@@ -20,7 +20,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 import fedtail as ft
-from fedtail.core.metrics import wilson
+from fedtail.core.evidence import wilson
 from fedtail.core.scores import average_precision
 from fedtail.core.significance import paired
 from fedtail.data import Federation, partition, table_from_frame

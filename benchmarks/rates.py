@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedtail.core.candidates import binary_candidates, binary_patterns
-from fedtail.core.metrics import path_variation
+from fedtail.core.movement import path_variation
 from fedtail.data import DATASETS, partition
 from fedtail.methods import METHODS
 from fedtail.models import build_model

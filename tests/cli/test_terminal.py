@@ -14,7 +14,8 @@ from fedtail.cli import main
 from fedtail.cli.data import show
 from fedtail.cli.progress import RoundProgress, terminal
 from fedtail.cli.run import _table, tail_support
-from fedtail.core.metrics import metrics, wilson
+from fedtail.core.evidence import wilson
+from fedtail.core.metrics import metrics
 from fedtail.data.inspection import inspect
 from fedtail.rates import FedHOO, Fixed, Uniform
 from fedtail.rounds.state import State

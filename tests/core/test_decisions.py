@@ -18,7 +18,8 @@ from fedtail.core.decisions import (
     recall_threshold,
     share_weights,
 )
-from fedtail.core.metrics import confusion_matrix, summarize
+from fedtail.core.evidence import confusion_matrix
+from fedtail.core.metrics import summarize
 from fedtail.core.scores import Scores, calibration_error, log_loss
 from tests.core.test_scores import draw
 

@@ -6,17 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from fedtail.core.metrics import (
-    alignment,
-    class_counts,
-    confusion_matrix,
-    defect_score,
-    majority_floor,
-    path_variation,
-    score,
-    shot_groups,
-    summarize,
-)
+from fedtail.core.evidence import class_counts, confusion_matrix, shot_groups
+from fedtail.core.metrics import defect_score, majority_floor, score, summarize
+from fedtail.core.movement import alignment, path_variation
 from fedtail.data.longtail import long_tail_counts
 from fedtail.errors import FedtailError
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedtail.core.records import Update
 from fedtail.methods import FedAvg
 from fedtail.rounds.aggregation import combine
-from fedtail.rounds.local import plan_local_run
+from fedtail.rounds.plan import plan_local_run
 from fedtail.settings import Settings
 from tests.methods.federations import awkward_federation, problem, train
 

@@ -30,7 +30,7 @@ def test_group_gradients_over_the_epoch_sum_to_the_resampled_objectives_gradient
     model, settings = FlatModel(module), Settings.of()
     task = Task(2, model.vector.clone(), (1,), {"rate": np.full((1, 1), 0.8)}, 0.1)
     full = full_group_gradient(model, federation, 1, FedCGNM(), 0.8, task, settings)
-    from fedtail.rounds.local import plan_local_run
+    from fedtail.rounds.plan import plan_local_run
 
     plan = plan_local_run(federation.client(1), 0.8, 2, Settings.of(batch_size=WHOLE), "shuffled")
     index = torch.as_tensor(plan.batches[0])

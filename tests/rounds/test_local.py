@@ -9,7 +9,8 @@ from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods import PCN, Batch, FedAvg, FedCGN, FedCGNM, Method
 from fedtail.models import FlatModel, build_model
-from fedtail.rounds.local import group_gradients, load_batch, plan_local_run, train_client, train_probe
+from fedtail.rounds.local import group_gradients, load_batch, train_client, train_probe
+from fedtail.rounds.plan import plan_local_run
 from fedtail.settings import Settings
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedtail.core.candidates import binary_candidates
-from fedtail.core.metrics import class_counts, path_variation
+from fedtail.core.evidence import class_counts
+from fedtail.core.movement import path_variation
 from fedtail.core.records import Refusal, Task, Update
 from fedtail.data import Federation
 from fedtail.errors import FedtailError

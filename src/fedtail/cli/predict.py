@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console
-from fedtail.core.metrics import confusion_matrix, summarize
+from fedtail.core.evidence import confusion_matrix
+from fedtail.core.metrics import summarize
 from fedtail.data.inputs import image_files, read_for
 from fedtail.data.tables.labels import class_places, name_codes, need_column
 from fedtail.data.tables.pooled import is_table, names_option

@@ -14,7 +14,8 @@ from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_
 from fedtail.cli.outcome import print_classes, print_sites
 from fedtail.cli.progress import RoundProgress, console, terminal
 from fedtail.cli.tables import bare_table
-from fedtail.core.metrics import Metric, metrics, rarest, wilson
+from fedtail.core.evidence import rarest, wilson
+from fedtail.core.metrics import Metric, metrics
 from fedtail.report import load_run, write_report
 from fedtail.rounds.history import plain
 from fedtail.runs.execution import run

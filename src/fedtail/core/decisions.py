@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, confusion_matrix, evidence_of
+from fedtail.core.evidence import confusion_matrix, evidence_of
+from fedtail.core.metrics import METRICS
 from fedtail.core.scores import LARGEST, ONE, TEMPERATURES, Scores, precision_at_recall
 
 POWERS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -6,7 +6,6 @@ samples per class are what metrics are made of: sites can add them up, and sums 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedtail.core.evidence import Evidence, evidence_of, per_class, ratio, shot_groups, third
 from fedtail.core.scores import (
     Scores,
     average_precision,
@@ -26,52 +26,6 @@ from fedtail.core.scores import (
 )
 from fedtail.errors import FedtailError
 from fedtail.registry import Registry
-
-MANY, FEW = 100, 20
-"""Many-shot: at least 100 training samples; few-shot: at most 20; medium between."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What metrics are computed from, for one model or for many (leading dimensions)."""
-
-    counts: np.ndarray
-    """(..., 3, C) correctly classified, true and predicted samples per class, as floats."""
-    background: int | None = None
-    """The class that means "nothing found", where the data declare one."""
-    train_counts: np.ndarray | None = None
-    """(C,) training samples per class, where they are known (simulation)."""
-    scores: Scores | None = None
-    """Counts of probabilities, where they were taken."""
-    sites: np.ndarray | None = None
-    """(K,) macro F1 of each site, where sites tell it; NaN for one without samples."""
-
-    @property
-    def hit(self) -> np.ndarray:
-        return np.asarray(self.counts[..., 0, :])
-
-    @property
-    def support(self) -> np.ndarray:
-        return np.asarray(self.counts[..., 1, :])
-
-    @property
-    def predicted(self) -> np.ndarray:
-        return np.asarray(self.counts[..., 2, :])
-
-    @property
-    def seen(self) -> np.ndarray:
-        """(..., C) bool: classes with samples, which are those that averages over classes take."""
-        return self.support > 0
-
-    @property
-    def recall(self) -> np.ndarray:
-        """(..., C); NaN for classes without samples."""
-        return _ratio(self.hit, self.support, np.nan)
-
-    @property
-    def f1(self) -> np.ndarray:
-        """(..., C); 0 where undefined."""
-        return _ratio(2 * self.hit, self.support + self.predicted, 0.0)
 
 
 @dataclass(frozen=True)
@@ -135,7 +89,7 @@ def _declare(name: str, title: str, function: Callable[[Any], Any], **more: Any)
 _declare(
     "accuracy",
     "Accuracy",
-    lambda e: _ratio(e.hit.sum(-1), e.support.sum(-1), np.nan),
+    lambda e: ratio(e.hit.sum(-1), e.support.sum(-1), np.nan),
     totals=True,
     smooth=("log_loss",),
 )
@@ -161,14 +115,14 @@ for _kind in ("many", "medium", "few"):
 _declare(
     "head",
     "Head",
-    lambda e: _class_mean(e.recall, e.seen & _third(e, "head")),
+    lambda e: _class_mean(e.recall, e.seen & third(e, "head")),
     words="accuracy of the commonest third",
     needs="train_counts",
 )
 _declare(
     "tail",
     "Tail",
-    lambda e: _class_mean(e.recall, e.seen & _third(e, "tail")),
+    lambda e: _class_mean(e.recall, e.seen & third(e, "tail")),
     words="accuracy of the rarest third",
     needs="train_counts",
 )
@@ -236,29 +190,6 @@ _declare(
 )
 
 
-def confusion_matrix(labels: ArrayLike, predictions: ArrayLike, n_classes: int) -> np.ndarray:
-    """(C, C) counts; row = true class, column = predicted class."""
-    y, z = np.asarray(labels, dtype=np.int64), np.asarray(predictions, dtype=np.int64)
-    return np.bincount(y * n_classes + z, minlength=n_classes * n_classes).reshape(n_classes, n_classes)
-
-
-def per_class(confusion: ArrayLike) -> dict[str, np.ndarray]:
-    """Recall (= per-class accuracy, NaN for classes without test samples), precision, F1 and support."""
-    m = np.asarray(confusion, dtype=np.float64)
-    hit, support, predicted = np.diag(m), m.sum(1), m.sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(support > 0, hit / support, np.nan)
-        precision = np.where(predicted > 0, hit / predicted, 0.0)
-        f1 = np.where(support + predicted > 0, 2 * hit / (support + predicted), 0.0)
-    return {"recall": recall, "precision": precision, "f1": f1, "support": support}
-
-
-def shot_groups(train_counts: ArrayLike) -> dict[str, np.ndarray]:
-    """Boolean masks of many / medium / few classes by *training* counts."""
-    n = np.asarray(train_counts)
-    return {"many": n >= MANY, "medium": (n > FEW) & (n < MANY), "few": n <= FEW}
-
-
 def defect_score(confusion: ArrayLike, background: int) -> dict[str, float]:
     """How well defects are found, as one number: half ``defect_recall``, half ``background_precision``.
 
@@ -279,23 +210,6 @@ def defect_score(confusion: ArrayLike, background: int) -> dict[str, float]:
 def metrics() -> list[Metric]:
     """Every metric, the user's own that this process uses included."""
     return [METRICS[name] for name in METRICS.named()]
-
-
-def evidence_of(
-    confusion: ArrayLike,
-    train_counts: ArrayLike | None = None,
-    background: int | None = None,
-    scores: Scores | None = None,
-    sites: ArrayLike | None = None,
-) -> Evidence:
-    """What a confusion matrix, and what was counted beside it, say."""
-    return Evidence(
-        counts=class_counts(np.asarray(confusion, dtype=np.float64)),
-        background=background,
-        train_counts=None if train_counts is None else np.asarray(train_counts),
-        scores=scores,
-        sites=None if sites is None else np.asarray(sites, dtype=np.float64),
-    )
 
 
 def summarize(
@@ -406,46 +320,16 @@ def lacking(metric: Metric, setting: str) -> FedtailError:
     return FedtailError(f"{setting} needs {lacks}; use one of: {others}")
 
 
-def _ratio(a: np.ndarray, b: np.ndarray, undefined: float) -> np.ndarray:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(b > 0, a / b, undefined)
-
-
 def _class_mean(values: np.ndarray, over: np.ndarray) -> np.ndarray:
     """(...) mean of (..., C) values over some of the classes; NaN over none."""
     if values.ndim == 1:
         return np.asarray(_mean(values[over]))
-    return _ratio(np.where(over, values, 0.0).sum(-1), over.sum(-1), np.nan)
+    return ratio(np.where(over, values, 0.0).sum(-1), over.sum(-1), np.nan)
 
 
 def _weighted_f1(e: Evidence) -> np.ndarray:
     total = e.support.sum(-1, keepdims=True)
-    return np.where(total[..., 0] > 0, (_ratio(e.support, total, 0.0) * e.f1).sum(-1), np.nan)
-
-
-def rarest(train_counts: ArrayLike) -> np.ndarray:
-    """(C,) bool: the classes that ``tail`` is the accuracy of."""
-    n = np.asarray(train_counts)
-    return _third(Evidence(np.zeros((3, n.size)), None, n), "tail")
-
-
-def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share seen on n samples (Wilson, 1927), by default of 95 %; (0, 1) without samples."""
-    if not n:
-        return 0.0, 1.0
-    middle, room = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, float((middle - room) / scale)), min(1.0, float((middle + room) / scale))
-
-
-def _third(e: Evidence, which: str) -> np.ndarray:
-    """(C,) bool: the most or the least frequent third of the classes by training counts."""
-    n = np.asarray(e.train_counts)
-    order = np.lexsort((np.arange(n.size), -n))
-    size = max(1, n.size // 3)
-    out = np.zeros(n.size, dtype=bool)
-    out[order[:size] if which == "head" else order[-size:]] = True
-    return out
+    return np.where(total[..., 0] > 0, (ratio(e.support, total, 0.0) * e.f1).sum(-1), np.nan)
 
 
 def _defect(e: Evidence) -> tuple[np.ndarray, ...]:
@@ -453,35 +337,10 @@ def _defect(e: Evidence) -> tuple[np.ndarray, ...]:
     b = int(e.background or 0)
     kept, good, passed = e.hit[..., b], e.support[..., b], e.predicted[..., b]
     defects = e.support.sum(-1) - good
-    recall = 1 - _ratio(passed - kept, defects, np.nan)
-    precision = _ratio(kept, passed, np.nan)
-    alarm = 1 - _ratio(kept, good, np.nan)
+    recall = 1 - ratio(passed - kept, defects, np.nan)
+    precision = ratio(kept, passed, np.nan)
+    alarm = 1 - ratio(kept, good, np.nan)
     return 0.5 * np.nan_to_num(recall) + 0.5 * np.nan_to_num(precision), recall, precision, alarm
-
-
-def class_counts(confusion: np.ndarray) -> np.ndarray:
-    """(..., 3, C) correct, true and predicted samples per class from matrices (..., C, C): all that ``score`` needs."""
-    return np.stack([np.diagonal(confusion, axis1=-2, axis2=-1), confusion.sum(-1), confusion.sum(-2)], axis=-2)
-
-
-def alignment(updates: ArrayLike, weights: ArrayLike) -> float:
-    """mean_k cos(u_k, sum_j p_j u_j): 1 for identical updates, 1/sqrt(K) for K orthogonal equal-norm ones."""
-    u = np.asarray(updates, dtype=np.float64)
-    return gram_alignment(u @ u.T, weights)
-
-
-def gram_alignment(gram: ArrayLike, weights: ArrayLike) -> float:
-    """The same from the (K, K) inner products of the updates, which a GPU can compute where the updates are."""
-    g, p = np.asarray(gram, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    norms = np.sqrt(np.diag(g)) * np.sqrt(max(float(p @ g @ p), 0.0))
-    return _mean((g @ p)[norms > 0] / norms[norms > 0])
-
-
-def path_variation(rates: ArrayLike, weights: ArrayLike) -> np.ndarray:
-    """(T,) V_t = sum over rounds up to t of sum_k p_k |r_k^t - r_k^(t-1)|, with r^(-1) := r^0; rates (T, K)."""
-    r, p = np.asarray(rates, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    steps = [0.0, *(float(np.abs(now - last) @ p) for last, now in itertools.pairwise(r))]  # no second (T, K) array
-    return np.cumsum(steps[: len(r)])
 
 
 def _mean(values: np.ndarray) -> float:

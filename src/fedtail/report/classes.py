@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedtail.core.metrics import wilson
+from fedtail.core.evidence import wilson
 from fedtail.report.bars import Series, bar_chart
 from fedtail.report.chart import Cell, charts, fold, html_table, number, scroll
 from fedtail.report.comparison import Comparison, Contender

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, wilson
+from fedtail.core.evidence import wilson
+from fedtail.core.metrics import METRICS
 from fedtail.report.chart import (
     BOTTOM,
     HEIGHT,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedtail.core.metrics import path_variation
+from fedtail.core.movement import path_variation
 from fedtail.report.chart import charts, fold, html_table, number, scroll
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.heatmap import heatmap

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, rarest, signed
+from fedtail.core.evidence import rarest
+from fedtail.core.metrics import METRICS, signed
 from fedtail.report.bars import dot_plot
 from fedtail.report.chart import Cell, charts, esc, html_table, scroll, tiles
 from fedtail.report.comparison import Comparison, Contender, short

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates, binary_candidates, separate_candidates, uniform_candidates
-from fedtail.core.metrics import gram_alignment
+from fedtail.core.movement import gram_alignment
 from fedtail.core.records import Deltas, Update
 from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected, trimmed_by_blocks
 from fedtail.errors import FedtailError

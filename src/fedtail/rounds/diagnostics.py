@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.metrics import alignment
+from fedtail.core.movement import alignment
 from fedtail.core.records import Task, Tensors
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
@@ -18,7 +18,8 @@ from fedtail.methods.base import Batch, Method, cross_entropy
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import EVAL_BATCH, Split, model_logits
-from fedtail.rounds.local import group_gradients, load_batch, plan_local_run, train_probe
+from fedtail.rounds.local import group_gradients, load_batch, train_probe
+from fedtail.rounds.plan import plan_local_run
 from fedtail.settings import Settings
 
 Monitor = Callable[[Task, Tensor], dict[str, Any]]

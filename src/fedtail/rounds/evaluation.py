@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision
+from fedtail.core.evidence import class_counts, confusion_matrix
 from fedtail.core.features import class_gradients, class_moments, effective_numbers
-from fedtail.core.metrics import class_counts, confusion_matrix, score_of
+from fedtail.core.metrics import score_of
 from fedtail.core.records import DIVERGED, Task
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Client, Federation, Samples, Transform

@@ -9,23 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.random import generator, torch_seed
+from fedtail.core.random import torch_seed
 from fedtail.core.records import DIVERGED, Task, Tensors, Update
-from fedtail.core.sampling import epoch_counts, local_batches
-from fedtail.data.federation import Client, Federation
-from fedtail.data.images.augment import BASIC, STRONG, apply_augment, draw_augment, draw_views
+from fedtail.data.federation import Client
+from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
+from fedtail.methods.base import Batch, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import (
     FEATURES,
     Split,
@@ -35,6 +30,7 @@ from fedtail.rounds.evaluation import (
     model_logits,
     run_reports,
 )
+from fedtail.rounds.plan import prepare_runs
 from fedtail.settings import Settings
 
 
@@ -57,149 +53,6 @@ def lone_samples_named() -> Iterator[None]:
             "BatchNorm cannot train on a batch of one sample, and a client has one; set model.batchnorm = 'groupnorm' "
             "or change local.batch_size"
         ) from error
-
-
-@dataclass(frozen=True)
-class LocalPlan:
-    """Everything random about a local run, drawn before it starts; equal on every engine."""
-
-    index: np.ndarray
-    """Pool indices of all steps' batches, one after another."""
-    sizes: np.ndarray
-    """Size of each step's batch."""
-    all_draws: np.ndarray | None
-    """Augmentation draws of all steps' batches, (len(index), 3) or, with two views, (len(index), 12)."""
-    counts: np.ndarray
-    """(C,) the client's training samples per class."""
-    resampled: np.ndarray
-    """(C,) class sizes of one resampled epoch."""
-
-    @cached_property
-    def batches(self) -> list[np.ndarray]:
-        """Pool indices of each step's batch."""
-        return self._cut(self.index)
-
-    @cached_property
-    def draws(self) -> list[np.ndarray] | None:
-        """Augmentation draws of each step's batch, (B, 3)."""
-        return None if self.all_draws is None else self._cut(self.all_draws)
-
-    def _cut(self, values: np.ndarray) -> list[np.ndarray]:
-        return [values[a:b] for a, b in pairwise([0, *np.cumsum(self.sizes).tolist()])]
-
-    def part(self, first: int, last: int) -> LocalPlan:
-        """The steps from one to another."""
-        if first == 0 and last >= len(self.sizes):
-            return self
-        mine = slice(int(self.sizes[:first].sum()), int(self.sizes[:last].sum()))
-        draws = None if self.all_draws is None else self.all_draws[mine]
-        return replace(self, index=self.index[mine], sizes=self.sizes[first:last], all_draws=draws)
-
-
-def plan_local_run(
-    client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled", views: bool = False
-) -> LocalPlan:
-    """The batches of client and round at ``rate``; ``sampler`` and ``views`` are the method's.
-
-    Both probes of a round use the same generator key, so their batch orders are as alike as their rates allow."""
-    labels = client.labels
-    positions, sizes = local_batches(
-        labels,
-        rate,
-        generator(settings.run.seed, "batches", client.index, round),
-        sampler=sampler,
-        batch_size=batch_of(settings.local),
-        epochs=settings.local.epochs,
-        n_classes=client.n_classes,
-        replication=settings.local.replication,
-        epoch_length=settings.local.epoch_length,
-    )
-    draws = None
-    if client.augment or (views and client.pool.x.ndim == 4):
-        rng = generator(settings.run.seed, "augment", client.index, round)
-        if views and client.pool.x.ndim == 4:
-            strong = generator(settings.run.seed, "strong", client.index, round)
-            draws = np.concatenate([draw_views(client.augment, int(n), rng, strong) for n in sizes])
-        else:
-            assert client.augment
-            draws = np.concatenate([draw_augment(client.augment, int(n), rng) for n in sizes])
-            draws = draws.repeat(2, 0) if views else draws
-    if views:
-        positions, sizes = positions.repeat(2), sizes * 2
-    return LocalPlan(
-        index=client.train[positions],
-        sizes=sizes,
-        all_draws=draws,
-        counts=client.counts,
-        resampled=epoch_counts(client.counts, rate, sampler, batch_of(settings.local), settings.local.replication),
-    )
-
-
-def draw_width(federation: Federation, method: Method) -> int:
-    """Numbers that a sample's augmentation is drawn as in this federation; 0 for none."""
-    if method.needs_views and federation.pool.x.ndim == 4:
-        return BASIC + STRONG
-    return BASIC if federation.augment else 0
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """One local run of a task before its first step; the same on every engine."""
-
-    row: int
-    """Of the task: the client's."""
-    probe: int
-    plan: LocalPlan
-    local: LocalRun
-    hyper: dict[str, float]
-    """Scalars of the step, with what the probe tries; ``lr`` is among them."""
-    groups: np.ndarray
-    """(C,) group of each class."""
-    const: Tensors
-    state: Tensors
-    """The step state to begin with."""
-
-
-def prepare_runs(
-    model: FlatModel,
-    client: Client,
-    method: Method,
-    task: Task,
-    row: int,
-    client_state: Tensors,
-    settings: Settings,
-    probes: Sequence[int] | None = None,
-) -> list[PreparedRun]:
-    """The client's local runs, of all probes or some. Probes of equal rate share a plan."""
-    device, drawn = model.vector.device, {}
-    message = {k: v.to(device) for k, v in {**task.broadcast, **task.messages.get(client.index, {})}.items()}
-    runs = []
-    for probe in range(task.n_probes) if probes is None else probes:
-        tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
-        rate = tried.pop("rate")
-        if rate not in drawn:
-            plan = plan_local_run(client, rate, task.round, settings, method.sampler, method.needs_views)
-            drawn[rate] = plan, method.groups(plan.resampled)
-        plan, groups = drawn[rate]
-        hyper = {**method.hyper(), "lr": task.lr, **tried}
-        local = LocalRun(
-            client=client.index,
-            round=task.round,
-            counts=plan.counts,
-            resampled=plan.resampled,
-            n_params=model.n_params,
-            steps=len(plan.sizes),
-            lr=hyper["lr"],
-            message=message,
-            device=device,
-            seed=settings.run.seed,
-        )
-        const, state = method.start(local, client_state)
-        run = PreparedRun(
-            row=row, probe=probe, plan=plan, local=local, hyper=hyper, groups=groups, const=const, state=state
-        )
-        runs.append(run)
-    return runs
 
 
 def load_batch(

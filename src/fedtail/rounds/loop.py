@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.metrics import METRICS, Evidence, Metric, check_known, signed
+from fedtail.core.evidence import Evidence
+from fedtail.core.metrics import METRICS, Metric, check_known, signed
 from fedtail.core.random import generator
 from fedtail.core.records import DIVERGED, Deltas, Task, clients_of, pooled
 from fedtail.core.schedule import round_rate

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.metrics import METRICS, Evidence, Metric
+from fedtail.core.evidence import Evidence
+from fedtail.core.metrics import METRICS, Metric
 from fedtail.errors import FedtailError
 from fedtail.rounds.history import parse_history, parse_timings
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import confusion_matrix
+from fedtail.core.evidence import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method

@@ -17,7 +17,8 @@ import numpy as np
 from torch import nn
 
 from fedtail.core.decisions import Decision
-from fedtail.core.metrics import confusion_matrix, summarize
+from fedtail.core.evidence import confusion_matrix
+from fedtail.core.metrics import summarize
 from fedtail.data.federation import Federation
 from fedtail.data.registry import Pooled
 from fedtail.methods import METHODS

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.rounds.local import LocalPlan
+from fedtail.rounds.plan import LocalPlan
 from fedtail.simulate.graph.passes import MODES, assign, build_schedule, default_grain, padded
 
 

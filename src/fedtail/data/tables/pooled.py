@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,23 +20,14 @@ from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, label_notes, name_codes, natural_order, need_column
 from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
+from fedtail.data.tables.notes import class_notes, describe, leak_note, left_out_words
 from fedtail.data.tables.read import Table, from_frame, listing, read_table
-from fedtail.data.tables.schema import KINDS, NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
+from fedtail.data.tables.schema import NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid
 from fedtail.errors import FedtailError, check_range
 
 MANY_SITES = 100
 """From this many sites on, a column that gives half of them one row is refused."""
-NAMED = 40
-"""Most columns that a note names."""
-REASONS = {
-    "date": "dates",
-    "text": "free text",
-    "id": "an ID, different in nearly every row",
-    "constant": "only one value",
-    "empty": "no values",
-    "excluded": "as requested",
-}
 
 
 @DATASETS.add("table")
@@ -181,7 +170,7 @@ def table_from_frame(
     else:
         test_set = encode_table(tested, schema, notes)
         test_owners = _test_sites(tested, schema, site, where)
-    notes += _class_notes(y[train], test_set, classes)
+    notes += class_notes(y[train], test_set, classes)
     return Pooled(
         samples,
         test_set,
@@ -213,7 +202,7 @@ def infer_schema(
     left_out = {name: kind.name for name, kind in kinds.items() if not kind.used}
     if not columns:
         raise FedtailError(
-            f"{where} has no usable input column besides {label!r} (left out: {_left_out(left_out) or 'nothing'})"
+            f"{where} has no usable input column besides {label!r} (left out: {left_out_words(left_out) or 'nothing'})"
         )
     return TableSchema(label, classes, tuple(columns), site, left_out)
 
@@ -264,46 +253,6 @@ def _test_sites(source: Table, schema: TableSchema, site: str | None, where: str
     y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
     codes, names = name_codes(source.frame[site])
     return np.array([*names, ""], dtype=object)[codes][y >= 0]
-
-
-def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str]:
-    """What was used and as what, and what was not: column by column, by name."""
-    count = Counter(c.kind for c in schema.columns)
-    parts = ", ".join(f"{count[kind]} {kind}" for kind in KINDS if count[kind])
-    notes = [f"{rows:,} rows; {schema.width:,} features from {parts} column(s)"]
-    numeric = [repr(c.name) + _marks(c) for c in schema.numeric]
-    names = [f"{c.name!r} ({_levels(c)})" for c in schema.columns if c.kind == "category"]
-    codes = [f"{n!r} ({k.code})" for n, k in kinds.items() if k.code]
-    notes += [f"{what}: {listing(who, NAMED)}" for what, who in (("numbers", numeric), ("categories", names)) if who]
-    if codes:
-        notes.append(
-            f"codes, treated as categories: {listing(codes, NAMED)}; data.numbers=NAME,NAME makes them numbers"
-        )
-    hashed = [c.name for c in schema.columns if c.kind == "hashed"]
-    if hashed:
-        most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)
-        notes.append(f"hashed, because they have more levels than data.max_levels: {most}")
-    if schema.left_out:
-        notes.append(f"left out: {_left_out(schema.left_out)}")
-    return notes
-
-
-def _levels(column: Column) -> str:
-    """``2 levels``, ``1 level and missing``."""
-    count = f"{len(column.levels)} level{'' if len(column.levels) == 1 else 's'}"
-    return f"{count} and missing" if column.missing else count
-
-
-def _marks(column: Column) -> str:
-    return f" ({listing((f'{m:g}' for m in column.marks), 4)} as missing)" if column.marks else ""
-
-
-def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str) -> str:
-    what = f"the {label}" if len(found) == len(classes) else f"{label} = {listing(found, 3)}"
-    return (
-        f"warning: column {name!r} alone reveals {what}; if it is only known afterwards, leave it out: "
-        + shlex.quote(f'data.exclude=["{name}"]')
-    )
 
 
 def names_option(key: str, value: Any) -> tuple[str, ...]:
@@ -383,31 +332,10 @@ def _split(
     return train, held
 
 
-def _class_notes(y: np.ndarray, test: Samples, classes: tuple[str, ...]) -> list[str]:
-    counts, tested = np.bincount(y, minlength=len(classes)), test.counts(len(classes))
-    notes = [] if len(test) else ["warning: no test rows, so nothing is scored; provide some with data.test=FILE"]
-    absent = [classes[c] for c in np.flatnonzero(counts == 0)]
-    if absent:
-        notes.append(f"warning: no training rows of class {listing(absent)}")
-    untested = [classes[c] for c in np.flatnonzero((tested == 0) & (counts > 0))] if len(test) else []
-    if untested:
-        notes.append(f"too few rows to test class {listing(untested)}")
-    return notes
-
-
 def _samples(
     schema: TableSchema, columns: dict[str, Numbers | Levels], y: np.ndarray, index: np.ndarray, notes: list[str]
 ) -> Samples:
     return Samples(torch.from_numpy(encode(schema, columns, index, notes)), torch.from_numpy(y[index]))
-
-
-def _left_out(left_out: dict[str, str]) -> str:
-    return listing((f"{name!r} ({REASONS.get(why, why)})" for name, why in left_out.items()), 12)
-
-
-def _n_levels(kinds: dict[str, Kind], name: str) -> Any:
-    data = kinds[name].data if name in kinds else None
-    return len(data.levels) if isinstance(data, Levels) else "many"
 
 
 def is_table(path: str | Path) -> bool:

@@ -25,7 +25,8 @@ from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, need_column
 from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
-from fedtail.data.tables.pooled import describe, infer_schema, is_table, names_option, numbers_of
+from fedtail.data.tables.notes import describe
+from fedtail.data.tables.pooled import infer_schema, is_table, names_option, numbers_of
 from fedtail.data.tables.read import Table, listing, read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid, merge_sketches

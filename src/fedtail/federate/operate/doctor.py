@@ -23,7 +23,7 @@ from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
 from fedtail.federate.protocol.keys import read_roster, read_site_key
 from fedtail.federate.site.config import load_site
-from fedtail.federate.site.site import SiteData
+from fedtail.federate.site.prepared import SiteData
 from fedtail.models.device import check_device
 from fedtail.version import VERSION
 

@@ -16,7 +16,8 @@ from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.identity import read_identity, read_site_file
 from fedtail.federate.site.images import ImageSite
-from fedtail.federate.site.site import Site, SiteData
+from fedtail.federate.site.prepared import SiteData
+from fedtail.federate.site.site import Site
 from fedtail.federate.site.table import TableSite
 from fedtail.models.device import check_device
 from fedtail.runs.config import load_config

@@ -11,19 +11,18 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.core.decisions import Decision, SiteGoal
+from fedtail.core.evidence import class_counts
 from fedtail.core.masks import share_of_noise
-from fedtail.core.metrics import class_counts
 from fedtail.core.records import DIVERGED, Task, Tensors, Update
-from fedtail.data.federation import Client
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.faults import CODES, CodedError
@@ -60,16 +59,15 @@ from fedtail.federate.protocol.wire import (
 from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.guard import Guard, check_rates
 from fedtail.federate.site.ledger import Ledger, message_key
+from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.federate.site.rows import keep_back
-from fedtail.federate.site.state import SiteState
 from fedtail.files import write_atomically
-from fedtail.methods.base import Method, run_bound
+from fedtail.methods.base import run_bound
 from fedtail.models.encoders import Encoding, default_encoder, open_encoder
-from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise, row_digest
-from fedtail.runs.encoding import choose_encoding, encode_client
+from fedtail.runs.encoding import choose_encoding
 from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
 
@@ -78,40 +76,6 @@ if TYPE_CHECKING:
 
 LEFT = "compression/left"
 """What compression left of the last update, in the site's state."""
-
-
-class SiteData(Protocol):
-    """A site's own data, wherever it comes from."""
-
-    def schema(self) -> dict[str, Any]:
-        """What must agree across sites: kind, input shape or columns, classes. No counts."""
-        ...
-
-    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sums over the training split from which the server derives a common preprocessing."""
-        ...
-
-    def client(self, index: int, job: Job) -> Client:
-        """The data as ``rounds.local`` wants it."""
-        ...
-
-    def test(self, index: int, job: Job) -> np.ndarray:
-        """Pool indices of the site's test split; empty if it has none."""
-        ...
-
-
-@dataclass
-class Prepared:
-    """What a job needs, built once and kept while messages carry the same job."""
-
-    job: Job
-    client: Client
-    test: np.ndarray
-    method: Method
-    model: FlatModel
-    state: SiteState
-    counts: np.ndarray
-    """(C,) training samples per class, each image once."""
 
 
 class Site:
@@ -393,22 +357,7 @@ class Site:
             return now
         self.policy.check_job(job)
         self.guard.charge_split(job.seed, index)
-        client, test = self.data.client(index, job), self.data.test(index, job)
-        counts = client.counts
-        if job.encoding is not None:
-            store = None if self.folder is None else self.folder / "features"
-            client, test = encode_client(client, test, job.encoding, store)
-        model = FlatModel(job.build_model().to(self.device))
-        state = SiteState(self.folder, job.run)
-        self._prepared = Prepared(
-            job=job,
-            client=client,
-            test=test,
-            method=job.build_method(),
-            model=model,
-            state=state,
-            counts=counts,
-        )
+        self._prepared = prepare(self.data, job, index, self.folder, self.device)
         return self._prepared
 
     @staticmethod

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.rounds.local import LocalPlan, PreparedRun
+from fedtail.rounds.plan import LocalPlan, PreparedRun
 
 Span = tuple[int, int]
 

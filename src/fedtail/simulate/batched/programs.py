@@ -15,7 +15,7 @@ from fedtail.core.records import Task
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.local import PreparedRun
+from fedtail.rounds.plan import PreparedRun
 from fedtail.settings import Settings
 from fedtail.simulate.batched.cohort import Cohort
 from fedtail.simulate.batched.compiling import compiled

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.metrics import class_counts
+from fedtail.core.evidence import class_counts
 from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Client, Federation, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
-from fedtail.rounds.local import PreparedRun, client_update, diverged, draw_width, prepare_runs, unmoved
+from fedtail.rounds.local import client_update, diverged, unmoved
+from fedtail.rounds.plan import PreparedRun, draw_width, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtail.core.records import Task, Tensors
 from fedtail.data.federation import Federation
 from fedtail.data.images.augment import apply_augment
-from fedtail.rounds.local import PreparedRun
+from fedtail.rounds.plan import PreparedRun
 from fedtail.simulate.batched.cohort import Cohort
 from fedtail.simulate.batched.programs import Programs
 from fedtail.simulate.batched.runner import Runner

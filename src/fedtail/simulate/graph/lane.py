@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.data.images.augment import PAD
-from fedtail.rounds.local import PreparedRun
+from fedtail.rounds.plan import PreparedRun
 from fedtail.simulate.graph.numerics import Layout
 from fedtail.simulate.graph.passes import Schedule, Step
 from fedtail.simulate.graph.recorder import Recorder

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtail.rounds.local import LocalPlan
+from fedtail.rounds.plan import LocalPlan
 
 MODES = ("joint", "single", "masked")
 """How a step gets its H gradients. ``joint``: one pass, rows sorted by group; ``single``: one pass per group, since

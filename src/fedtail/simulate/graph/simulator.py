@@ -25,15 +25,8 @@ from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import FEATURES, Logits, Split, feature_measurement, judged, measurement, run_reports
-from fedtail.rounds.local import (
-    PreparedRun,
-    client_update,
-    diverged,
-    draw_width,
-    lone_samples_named,
-    prepare_runs,
-    unmoved,
-)
+from fedtail.rounds.local import client_update, diverged, lone_samples_named, unmoved
+from fedtail.rounds.plan import PreparedRun, draw_width, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.client_states import ClientStates
 from fedtail.simulate.graph.evaluation import Evaluator

@@ -19,7 +19,7 @@ from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.local import PreparedRun, draw_width, prepare_runs
+from fedtail.rounds.plan import PreparedRun, draw_width, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_kernel
 from fedtail.simulate.batched.cohort import Cohort, pack_cohort

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedtail.core.metrics import path_variation
 from fedtail.core.momentum import cgnm_direction
+from fedtail.core.movement import path_variation
 from fedtail.core.random import generator
 from fedtail.errors import writing
 from fedtail.runs.plotting import COLOURS, PAGE

@@ -1,0 +1,87 @@
+"""What a table is taken as, in words: columns by kind, what was left out and why, classes that lack rows."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from fedtail.data.federation import Samples
+from fedtail.data.tables.columns import Levels
+from fedtail.data.tables.kinds import Kind
+from fedtail.data.tables.read import listing
+from fedtail.data.tables.schema import KINDS, Column, TableSchema
+
+NAMED = 40
+"""Most columns that a note names."""
+REASONS = {
+    "date": "dates",
+    "text": "free text",
+    "id": "an ID, different in nearly every row",
+    "constant": "only one value",
+    "empty": "no values",
+    "excluded": "as requested",
+}
+
+
+def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str]:
+    """What was used and as what, and what was not: column by column, by name."""
+    count = Counter(c.kind for c in schema.columns)
+    parts = ", ".join(f"{count[kind]} {kind}" for kind in KINDS if count[kind])
+    notes = [f"{rows:,} rows; {schema.width:,} features from {parts} column(s)"]
+    numeric = [repr(c.name) + _marks(c) for c in schema.numeric]
+    names = [f"{c.name!r} ({_levels(c)})" for c in schema.columns if c.kind == "category"]
+    codes = [f"{n!r} ({k.code})" for n, k in kinds.items() if k.code]
+    notes += [f"{what}: {listing(who, NAMED)}" for what, who in (("numbers", numeric), ("categories", names)) if who]
+    if codes:
+        notes.append(
+            f"codes, treated as categories: {listing(codes, NAMED)}; data.numbers=NAME,NAME makes them numbers"
+        )
+    hashed = [c.name for c in schema.columns if c.kind == "hashed"]
+    if hashed:
+        most = listing(f"{n!r} ({_n_levels(kinds, n)} levels)" for n in hashed)
+        notes.append(f"hashed, because they have more levels than data.max_levels: {most}")
+    if schema.left_out:
+        notes.append(f"left out: {left_out_words(schema.left_out)}")
+    return notes
+
+
+def _levels(column: Column) -> str:
+    """``2 levels``, ``1 level and missing``."""
+    count = f"{len(column.levels)} level{'' if len(column.levels) == 1 else 's'}"
+    return f"{count} and missing" if column.missing else count
+
+
+def _marks(column: Column) -> str:
+    return f" ({listing((f'{m:g}' for m in column.marks), 4)} as missing)" if column.marks else ""
+
+
+def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str) -> str:
+    what = f"the {label}" if len(found) == len(classes) else f"{label} = {listing(found, 3)}"
+    return (
+        f"warning: column {name!r} alone reveals {what}; if it is only known afterwards, leave it out: "
+        + shlex.quote(f'data.exclude=["{name}"]')
+    )
+
+
+def class_notes(y: np.ndarray, test: Samples, classes: tuple[str, ...]) -> list[str]:
+    counts, tested = np.bincount(y, minlength=len(classes)), test.counts(len(classes))
+    notes = [] if len(test) else ["warning: no test rows, so nothing is scored; provide some with data.test=FILE"]
+    absent = [classes[c] for c in np.flatnonzero(counts == 0)]
+    if absent:
+        notes.append(f"warning: no training rows of class {listing(absent)}")
+    untested = [classes[c] for c in np.flatnonzero((tested == 0) & (counts > 0))] if len(test) else []
+    if untested:
+        notes.append(f"too few rows to test class {listing(untested)}")
+    return notes
+
+
+def left_out_words(left_out: dict[str, str]) -> str:
+    return listing((f"{name!r} ({REASONS.get(why, why)})" for name, why in left_out.items()), 12)
+
+
+def _n_levels(kinds: dict[str, Kind], name: str) -> Any:
+    data = kinds[name].data if name in kinds else None
+    return len(data.levels) if isinstance(data, Levels) else "many"
