@@ -327,6 +327,13 @@ def test_creff_does_not_learn_its_features_noise_by_heart() -> None:
     assert loss(CReFF().decay) < 0.6 < 1.0 < loss(0.0)  # a coin has .69
 
 
+def test_creff_says_what_to_change_when_its_features_grow_out_of_bounds() -> None:
+    features = 1e38 * torch.randn(2, 20, 30, generator=torch.Generator().manual_seed(13))
+    state = {"features": features, "weight": torch.zeros(2, 30), "bias": torch.zeros(2)}
+    with pytest.raises(FedtailError, match="lower method.match_lr or raise method.decay"):
+        CReFF(features=20, decay=0.0).after_round(None, [], [], state)  # type: ignore[arg-type]
+
+
 def test_creff_is_judged_with_the_retrained_layer_and_trains_the_averaged_one() -> None:
     made, plain = problem(CReFF(features=20, match_steps=20, steps=100)), problem(FedAvg())
     state = train(made, 4)

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Tensors, Update
 from fedtail.core.retraining import fit_linear
-from fedtail.errors import check_range
+from fedtail.errors import FedtailError, check_range
 from fedtail.methods.base import Method, Server
 from fedtail.methods.registry import METHODS
 
@@ -94,7 +94,9 @@ class CReFF(Method):
         noise = torch.randn(state["features"].shape, generator=rng)
         features = first_features(state["features"], goal, noise, self.spread)
         layer = state["weight"], state["bias"]
-        return {**state, "features": match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr)}
+        moved = match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr)
+        self._check_finite(moved[features.isfinite()])
+        return {**state, "features": moved}
 
     def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
         if not state:
@@ -107,7 +109,16 @@ class CReFF(Method):
         weight, bias = fit_linear(
             *start, flat[known], labels[known], steps=self.steps, lr=self.step_lr, decay=self.decay
         )
+        self._check_finite(weight, bias)
         return {**state, "weight": weight, "bias": bias}
+
+    def _check_finite(self, *values: Tensor) -> None:
+        """A layer that fits its features perfectly has a gradient of no length, and steps along it have no bound."""
+        if not all(bool(value.isfinite().all()) for value in values):
+            raise FedtailError(
+                f"CReFF's features have grown out of bounds with method.match_lr = {self.match_lr:g} and "
+                f"method.decay = {self.decay:g}; lower method.match_lr or raise method.decay"
+            )
 
     def serve(self, server: Server, state: Tensors) -> Tensor:
         return server.with_classifier(server.x, state["weight"], state["bias"]) if state else server.x
