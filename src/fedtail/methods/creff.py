@@ -53,10 +53,10 @@ class CReFF(Method):
 
     features: int = 100
     """Federated features per class."""
-    spread: float = 2.0
+    spread: float = 1.0
     """How far the first features lie from the mean of their class, against the distance of these from each other."""
     match_steps: int = 100
-    match_lr: float = 0.03
+    match_lr: float = 0.1
     """Learning rate of the features, where their length is 1."""
     steps: int = 100
     """Passes that re-train the classifier; these move it as far as the authors' 300 epochs in batches of 32."""
