@@ -61,13 +61,13 @@ def merged_moments(parts: list[Moments]) -> Moments:
 def class_gradients(features: Tensor, logits: Tensor, y: Tensor, n_classes: int) -> Tensor:
     """(C, C, d + 1): mean gradient of cross-entropy over each class's samples with respect to a linear output layer's
     weight, and in the last column its bias."""
-    f = torch.cat([features.double(), features.new_ones(len(features), 1).double()], 1)
     pull = torch.softmax(logits.double(), 1)
     pull[torch.arange(len(y)), y] -= 1.0
-    out = f.new_full((n_classes, logits.shape[1], f.shape[1]), float("nan"))
+    out = pull.new_full((n_classes, logits.shape[1], features.shape[1] + 1), float("nan"))
     for c in torch.unique(y).tolist():
         mine = y == c
-        out[c] = pull[mine].T @ f[mine] / int(mine.sum())
+        own = pull[mine].T / int(mine.sum())
+        out[c, :, :-1], out[c, :, -1] = own @ features[mine].double(), own.sum(1)
     return out
 
 

@@ -28,12 +28,13 @@ def fit_linear(
     size = (features - centre).square().mean().sqrt().clamp_min(1e-12)
     f = (features - centre) / size
     w, b = weight * size, bias + weight @ centre
-    target = torch.nn.functional.one_hot(labels, len(bias)).to(f.dtype)
+    target = torch.nn.functional.one_hot(labels, len(bias)).T.to(f.dtype)
     velocity_w, velocity_b = torch.zeros_like(w), torch.zeros_like(b)
     for _ in range(steps):
-        pull = (torch.softmax(f @ w.T + b, 1) - target) / len(f)
-        velocity_w = momentum * velocity_w + pull.T @ f + decay * w
-        velocity_b = momentum * velocity_b + pull.sum(0)
+        # (C, n): such thin products take half the time that way around
+        pull = (torch.softmax(torch.addmm(b.unsqueeze(1), w, f.T), 0) - target) / len(f)
+        velocity_w = torch.addmm(velocity_w, pull, f, beta=momentum) + decay * w
+        velocity_b = momentum * velocity_b + pull.sum(1)
         w, b = w - lr * velocity_w, b - lr * velocity_b
     w = w / size
     return w, b - w @ centre

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Tensors, Update
 from fedtail.core.retraining import fit_linear
-from fedtail.errors import check_range
+from fedtail.errors import FedtailError, check_range
 from fedtail.methods.base import Method, Server
 from fedtail.methods.registry import METHODS
 
@@ -53,10 +53,10 @@ class CReFF(Method):
 
     features: int = 100
     """Federated features per class."""
-    spread: float = 2.0
+    spread: float = 1.0
     """How far the first features lie from the mean of their class, against the distance of these from each other."""
     match_steps: int = 100
-    match_lr: float = 0.03
+    match_lr: float = 0.1
     """Learning rate of the features, where their length is 1."""
     steps: int = 100
     """Passes that re-train the classifier; these move it as far as the authors' 300 epochs in batches of 32."""
@@ -94,7 +94,9 @@ class CReFF(Method):
         noise = torch.randn(state["features"].shape, generator=rng)
         features = first_features(state["features"], goal, noise, self.spread)
         layer = state["weight"], state["bias"]
-        return {**state, "features": match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr)}
+        moved = match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr)
+        self._check_finite(moved[features.isfinite()])
+        return {**state, "features": moved}
 
     def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
         if not state:
@@ -107,7 +109,16 @@ class CReFF(Method):
         weight, bias = fit_linear(
             *start, flat[known], labels[known], steps=self.steps, lr=self.step_lr, decay=self.decay
         )
+        self._check_finite(weight, bias)
         return {**state, "weight": weight, "bias": bias}
+
+    def _check_finite(self, *values: Tensor) -> None:
+        """A layer that fits its features perfectly has a gradient of no length, and steps along it have no bound."""
+        if not all(bool(value.isfinite().all()) for value in values):
+            raise FedtailError(
+                f"CReFF's features have grown out of bounds with method.match_lr = {self.match_lr:g} and "
+                f"method.decay = {self.decay:g}; lower method.match_lr or raise method.decay"
+            )
 
     def serve(self, server: Server, state: Tensors) -> Tensor:
         return server.with_classifier(server.x, state["weight"], state["bias"]) if state else server.x
@@ -142,10 +153,31 @@ def match_gradients(features: Tensor, goal: Tensor, weight: Tensor, bias: Tensor
     out, f, goal = features.clone(), features[known], goal[known]
     if len(known):
         rate = lr * f.square().sum(-1).mean() / (len(bias) + 1)
-        for _ in range(steps):
-            f = f - rate * mismatch_gradient(f, known, goal, weight, bias)
-    out[known] = f
+        narrow = 2 * (f.shape[1] + 2 * len(bias)) <= f.shape[2]  # else finding the span costs more than it saves
+        out[known] = (descend_in_span if narrow else descend)(f, known, goal, weight, bias, steps, rate)
     return out
+
+
+def descend(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, rate: Tensor) -> Tensor:
+    """(c, m, d) features after ``steps`` steps of gradient descent on ``mismatch``. weight: (C, d), or (c, C, d) where
+    every class has coordinates of its own."""
+    for _ in range(steps):
+        f = f - rate * mismatch_gradient(f, classes, goal, weight, bias)
+    return f
+
+
+def descend_in_span(
+    f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, rate: Tensor
+) -> Tensor:
+    """``descend`` in m + 2 C coordinates. A step adds to a class's features multiples of these, of the rows of its goal
+    and of those of the weight, so that they never leave the span of the three; in an orthonormal basis of it all
+    products and lengths are the same."""
+    m, n_classes = f.shape[1], len(bias)
+    rows = torch.cat([f, goal[..., :-1], weight.expand(len(f), -1, -1)], 1)
+    basis, coordinates = torch.linalg.qr(rows.mT)
+    start, aim, layer = (part.contiguous() for part in coordinates.mT.split([m, n_classes, n_classes], 1))
+    end = descend(start, classes, torch.cat([aim, goal[..., -1:]], -1), layer, bias, steps, rate)
+    return f + (end - start) @ basis.mT  # what was not moved stays as it was, to the bit
 
 
 def mismatch(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -158,14 +190,18 @@ def mismatch(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Ten
 
 
 def mismatch_gradient(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(c, m, d) gradient of ``mismatch`` with respect to the features, written out, since it is most of the work."""
-    p = torch.softmax(f @ weight.T + bias, -1)
-    pull = p - F.one_hot(classes, len(bias)).unsqueeze(1)
-    of_weight = cosine_gradient(pull.transpose(1, 2) @ f / f.shape[1], goal[..., :-1])
-    of_bias = cosine_gradient(pull.mean(1), goal[..., -1])
-    through = f @ of_weight.transpose(1, 2) + of_bias.unsqueeze(1)
-    back = p * (through - (p * through).sum(-1, keepdim=True))  # through the softmax
-    return (pull @ of_weight + back @ weight) / f.shape[1]
+    """(c, m, d) gradient of ``mismatch`` with respect to the features, written out, since it is most of the work.
+    weight: (C, d) or (c, C, d).
+
+    Classes come before features in what is (c, C, m) here: such thin products take half the time that way around."""
+    weight = weight.expand(len(f), -1, -1)
+    p = torch.softmax(weight @ f.mT + bias.unsqueeze(1), 1)
+    pull = p - F.one_hot(classes, len(bias)).unsqueeze(2)
+    of_weight = cosine_gradient(pull @ f / f.shape[1], goal[..., :-1])
+    of_bias = cosine_gradient(pull.mean(2), goal[..., -1])
+    through = of_weight @ f.mT + of_bias.unsqueeze(2)
+    back = p * (through - (p * through).sum(1, keepdim=True))  # through the softmax
+    return torch.cat([pull, back], 1).mT @ torch.cat([of_weight, weight], 1) / f.shape[1]
 
 
 def cosine_gradient(x: Tensor, goal: Tensor) -> Tensor:
