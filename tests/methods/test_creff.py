@@ -20,6 +20,7 @@ from fedtail.methods.creff import (
     mean_gradients,
     mismatch,
     mismatch_gradient,
+    told_length,
     told_means,
 )
 from fedtail.rounds.loop import kept_model
@@ -40,14 +41,15 @@ def test_creff_moves_features_within_their_span_as_it_does_outside(
     weight, bias = (0.0 if zero else 0.3) * torch.randn(n_classes, d, generator=rng).double(), torch.arange(n_classes)
     goal = class_gradients(x, x @ weight.T + bias, y, n_classes)
     f = means.unsqueeze(1) + torch.randn(n_classes, per_class, d, generator=rng)
-    problem = torch.arange(n_classes), goal, weight, bias.double(), 50, f.square().sum(-1).mean() * 0.01
+    length = f.square().sum(-1).mean().sqrt()
+    problem = torch.arange(n_classes), goal, weight, bias.double(), 50, length**2 * 0.01, length
     plain, fast = descend(f, *problem), descend_in_span(f, *problem)
     assert float((plain - f).abs().max()) > 0.01
     assert torch.allclose(fast, plain, rtol=0, atol=1e-9)
     short = [t.float() if t.is_floating_point() else t for t in problem[:4]]
-    low, low_fast = (go(f.float(), *short, 50, problem[-1].float()) for go in (descend, descend_in_span))
+    low, low_fast = (go(f.float(), *short, 50, *(v.float() for v in problem[-2:])) for go in (descend, descend_in_span))
     assert torch.allclose(low_fast, low, rtol=0, atol=1e-3)
-    assert torch.equal(descend_in_span(f, *problem[:4], 0, problem[-1]), f)
+    assert torch.equal(descend_in_span(f, *problem[:4], 0, *problem[-2:]), f)
 
 
 def test_creff_leaves_classes_that_nobody_has_alone_in_either_way() -> None:
@@ -56,10 +58,22 @@ def test_creff_leaves_classes_that_nobody_has_alone_in_either_way() -> None:
     layer = 0.1 * torch.randn(3, 30, generator=rng), torch.zeros(3)
     features[0], goal[2] = float("nan"), float("nan")  # never seen; seen before, and not asked for now
     known = torch.tensor([1])
-    moved = match_gradients(features, goal, *layer, 20, 0.1)
+    length = torch.tensor(5.0)
+    moved = match_gradients(features, goal, *layer, 20, 0.1, length)
     assert moved[0].isnan().all() and torch.equal(moved[2], features[2])
-    rate = 0.1 * features[1].square().sum(-1).mean() / 4
-    assert torch.allclose(moved[known], descend(features[known], known, goal[known], *layer, 20, rate), atol=1e-5)
+    steps = 20, 0.1 * length**2 / 4, length / 4
+    assert torch.allclose(moved[known], descend(features[known], known, goal[known], *layer, *steps), atol=1e-5)
+
+
+def test_no_step_of_creff_s_features_is_longer_than_its_share_of_their_length() -> None:
+    """A layer that is sure of its answers has a gradient of hardly any length, and a direction that is mostly noise."""
+    rng = torch.Generator().manual_seed(14)
+    features, goal = 5 + torch.randn(3, 4, 30, generator=rng), torch.randn(3, 3, 31, generator=rng)
+    sure = 20 * torch.randn(3, 30, generator=rng), torch.zeros(3)
+    moved = match_gradients(features, goal, *sure, 10, 100.0, torch.tensor(5.0))
+    far = (moved - features).norm(dim=-1)
+    assert float(far.max()) <= 10 * 5.0 / 4 + 1e-3
+    assert float(far.max()) > 5.0 / 4
 
 
 def test_creff_says_what_to_change_when_its_features_grow_out_of_bounds() -> None:
@@ -119,7 +133,7 @@ def test_federated_features_learn_to_pull_as_real_ones_do() -> None:
         goal = class_gradients(f, layer(f), y, 3)
         w, b = layer.weight.clone(), layer.bias.clone()
         start, known = torch.randn(3, 10, 6).double(), torch.tensor([0, 1])
-        moved = match_gradients(start, goal, w, b, 200, 0.1)
+        moved = match_gradients(start, goal, w, b, 200, 0.1, start.square().sum(-1).mean().sqrt())
         first, last = (float(mismatch(v[:2], known, goal[:2], w, b)) for v in (start, moved))
     assert last < 0.1 * first
     assert torch.equal(moved[2], start[2])  # nobody has the class, so nothing is known of it
@@ -146,7 +160,7 @@ def test_a_step_on_federated_features_is_the_authors_loss_by_autograd_in_units_o
     assert torch.allclose(mismatch_gradient(f, classes, goal, w, b), expected)
     whole, target = torch.full((3, 4, 5), float("nan")).double(), torch.full((3, 3, 6), float("nan")).double()
     whole[classes], target[classes] = f, goal
-    moved = match_gradients(whole, target, w, b, 1, 0.3)[classes]
+    moved = match_gradients(whole, target, w, b, 1, 0.3, (f**2).sum(-1).mean().sqrt())[classes]
     assert torch.allclose(moved, f - 0.3 * float((f**2).sum(-1).mean()) / 4 * expected)  # 3 rows and the bias
 
 
@@ -163,7 +177,8 @@ def test_creff_tells_classes_apart_whose_features_have_much_in_common() -> None:
         w, b = weight, bias
         for _ in range(3):
             goal = class_gradients(x, x @ w.T + b, y, 3)
-            features = match_gradients(first_features(features, goal, noise, 2.0), goal.float(), w, b, 50, 0.03)
+            started, length = first_features(features, goal, noise, 2.0), told_length(goal, 2.0)
+            features = match_gradients(started, goal.float(), w, b, 50, 0.03, length)
             labels = torch.arange(3).repeat_interleave(20)
             w, b = fit_linear(weight, bias, features.reshape(-1, 40), labels, steps=100, lr=0.1)
         return float(((x @ w.T + b).argmax(1) == y).float().mean())

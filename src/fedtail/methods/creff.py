@@ -35,6 +35,11 @@ from fedtail.errors import FedtailError, check_range
 from fedtail.methods.base import Method, Server
 from fedtail.methods.registry import METHODS
 
+FARTHEST = 1.0
+"""What all features of a class may move together in a step, where their length is 1; with ``match_lr`` = 0.1 they move
+about a tenth of it. Where a layer is sure of its answers, gradients have hardly any length and steps along their
+direction no bound."""
+
 
 @METHODS.add("creff")
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ class CReFF(Method):
         noise = torch.randn(state["features"].shape, generator=rng)
         features = first_features(state["features"], goal, noise, self.spread)
         layer = state["weight"], state["bias"]
-        moved = match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr)
+        length = told_length(goal, self.spread)
+        moved = match_gradients(features, goal.float(), *layer, self.match_steps, self.match_lr, length)
         self._check_finite(moved[features.isfinite()])
         return {**state, "features": moved}
 
@@ -130,12 +136,20 @@ def mean_gradients(sent: Sequence[Tensor]) -> Tensor:
 
 
 def told_means(goal: Tensor) -> Tensor:
-    """(C, d) a mean of each class's features, which its gradient tells; NaN for a class that nobody has.
+    """(C, d) a mean of each class's features, which its gradient tells; NaN for a class that nobody has, and for one
+    whose samples are all recognized beyond doubt: they have no gradient.
 
     For samples of class c, the gradients of row c of the weight and of its bias are the means of (p_c - 1) f and of
     p_c - 1: their ratio is the features' mean, samples weighing more the less they are recognized."""
     own = goal[torch.arange(len(goal)), torch.arange(len(goal))]
-    return own[:, :-1] / own[:, -1:].clamp_max(-1e-12)
+    return own[:, :-1] / torch.where(own[:, -1:] < -1e-12, own[:, -1:], torch.nan)
+
+
+def told_length(goal: Tensor, spread: float) -> Tensor:
+    """() root mean square length of features as ``first_features`` draws them; NaN where no class tells a mean."""
+    means = told_means(goal)
+    apart = (means - means.nanmean(0)).square().sum(-1)
+    return (means.square().sum(-1) + spread**2 * apart).nanmean().sqrt()
 
 
 def first_features(features: Tensor, goal: Tensor, noise: Tensor, spread: float) -> Tensor:
@@ -146,28 +160,35 @@ def first_features(features: Tensor, goal: Tensor, noise: Tensor, spread: float)
     return torch.where(new.view(-1, 1, 1), means.unsqueeze(1) + spread * size * noise, features).to(features)
 
 
-def match_gradients(features: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, lr: float) -> Tensor:
+def match_gradients(
+    features: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, lr: float, length: Tensor
+) -> Tensor:
     """(C, m, d) features moved so that each class's mean gradient of the output layer points as ``goal`` says: steps on
-    ``mismatch`` over its C + 1 terms, in units of the features' root mean square length."""
+    ``mismatch`` over its C + 1 terms, in units of ``length``, which is that of the clients' features and not of these:
+    steps that went by what they move would grow with it."""
     known = torch.nonzero(~(goal.flatten(1).isnan().any(1) | features.flatten(1).isnan().any(1))).flatten()
     out, f, goal = features.clone(), features[known], goal[known]
-    if len(known):
-        rate = lr * f.square().sum(-1).mean() / (len(bias) + 1)
+    if len(known) and bool(length.isfinite()):
+        length = length.to(f)
+        rate, most = lr * length.square() / (len(bias) + 1), FARTHEST * length / f.shape[1]
         narrow = 2 * (f.shape[1] + 2 * len(bias)) <= f.shape[2]  # else finding the span costs more than it saves
-        out[known] = (descend_in_span if narrow else descend)(f, known, goal, weight, bias, steps, rate)
+        out[known] = (descend_in_span if narrow else descend)(f, known, goal, weight, bias, steps, rate, most)
     return out
 
 
-def descend(f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, rate: Tensor) -> Tensor:
-    """(c, m, d) features after ``steps`` steps of gradient descent on ``mismatch``. weight: (C, d), or (c, C, d) where
-    every class has coordinates of its own."""
+def descend(
+    f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, rate: Tensor, most: Tensor
+) -> Tensor:
+    """(c, m, d) features after ``steps`` steps of gradient descent on ``mismatch``, none of them longer than ``most``.
+    weight: (C, d), or (c, C, d) where every class has coordinates of its own."""
     for _ in range(steps):
-        f = f - rate * mismatch_gradient(f, classes, goal, weight, bias)
+        step = rate * mismatch_gradient(f, classes, goal, weight, bias)
+        f = f - step * (most / step.norm(dim=-1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
     return f
 
 
 def descend_in_span(
-    f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, rate: Tensor
+    f: Tensor, classes: Tensor, goal: Tensor, weight: Tensor, bias: Tensor, steps: int, rate: Tensor, most: Tensor
 ) -> Tensor:
     """``descend`` in m + 2 C coordinates. A step adds to a class's features multiples of these, of the rows of its goal
     and of those of the weight, so that they never leave the span of the three; in an orthonormal basis of it all
@@ -176,7 +197,7 @@ def descend_in_span(
     rows = torch.cat([f, goal[..., :-1], weight.expand(len(f), -1, -1)], 1)
     basis, coordinates = torch.linalg.qr(rows.mT)
     start, aim, layer = (part.contiguous() for part in coordinates.mT.split([m, n_classes, n_classes], 1))
-    end = descend(start, classes, torch.cat([aim, goal[..., -1:]], -1), layer, bias, steps, rate)
+    end = descend(start, classes, torch.cat([aim, goal[..., -1:]], -1), layer, bias, steps, rate, most)
     return f + (end - start) @ basis.mT  # what was not moved stays as it was, to the bit
 
 
