@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,22 +99,39 @@ class RatioLoss(Method):
 
 def class_ratios(change: Tensor) -> Tensor:
     """(C,) R. change: (C, rows, columns) dW of each class."""
-    mine = dominated(change)
-    other = _mean_of_others(change)
-    above = (change * mine).sum(dim=(1, 2)).abs()
-    below = (other * mine).sum(dim=(1, 2)).abs()
+    here = owned(change)
+    above, below = here.sums(here.own).abs(), here.sums(here.other).abs()
     ratio = above / torch.where(below > 0, below, torch.ones_like(below))
     return torch.where(below > 0, ratio, torch.full_like(ratio, NO_CONTRAST)).clamp_max(CAP)
 
 
-def dominated(change: Tensor) -> Tensor:
-    """(C, rows, columns) 0/1: which positions belong to which class."""
+class Owned(NamedTuple):
+    """The N positions that belong to a class: at most one in a hundred numbers of ``change`` where there are a hundred
+    classes, so that all else is done with these alone."""
+
+    n_classes: int
+    at: Tensor
+    """(rows, columns) bool."""
+    owner: Tensor
+    """(N,) the class."""
+    own: Tensor
+    """(N,) its dW."""
+    other: Tensor
+    """(N,) the mean of the other classes' dW."""
+
+    def sums(self, values: Tensor) -> Tensor:
+        """(C,) of values (N,)."""
+        return values.new_zeros(self.n_classes).index_add_(0, self.owner, values)
+
+
+def owned(change: Tensor) -> Owned:
+    """Which positions belong to which class."""
     n_classes = change.shape[0]
-    winner = change.argmax(dim=0)
-    top = change.gather(0, winner.unsqueeze(0)).abs()
-    rivals = (change.abs() > DOMINANCE * top).sum(dim=0)  # the winner itself is one of them, unless it is 0
-    clear = (rivals == 1) & (top.squeeze(0) > 0)
-    return (torch.arange(n_classes, device=change.device).view(-1, 1, 1) == winner) * clear.to(change.dtype)
+    top, winner = change.max(dim=0)
+    rivals = (change.abs() > DOMINANCE * top.abs()).sum(dim=0)  # the winner itself is one of them, unless it is 0
+    at = (rivals == 1) & (top != 0)
+    other = (change.sum(dim=0)[at] - top[at]) / max(n_classes - 1, 1)
+    return Owned(n_classes=n_classes, at=at, owner=winner[at], own=top[at], other=other)
 
 
 def composition(change: Tensor, total: Tensor, n: float) -> Tensor:
@@ -123,15 +140,10 @@ def composition(change: Tensor, total: Tensor, n: float) -> Tensor:
     total: (rows, columns) sum over the n samples of what each moved the output layer. Solutions outside
     (0, 1.5 n / C) are dropped and the rest averaged; a class with none left gets n / C.
     """
-    n_classes = change.shape[0]
-    other = _mean_of_others(change)
-    gap = change - other
-    solved = (total - n * other) / torch.where(gap != 0, gap, torch.ones_like(gap))
-    keep = dominated(change) * (gap != 0) * (solved > 0) * (solved < 1.5 * n / n_classes)
-    kept = keep.sum(dim=(1, 2))
-    mean = (solved * keep).sum(dim=(1, 2)) / kept.clamp_min(1)
-    return torch.where(kept > 0, mean, torch.full_like(mean, n / n_classes))
-
-
-def _mean_of_others(change: Tensor) -> Tensor:
-    return (change.sum(dim=0, keepdim=True) - change) / max(change.shape[0] - 1, 1)
+    here = owned(change)
+    gap = here.own - here.other
+    solved = (total[here.at] - n * here.other) / torch.where(gap != 0, gap, torch.ones_like(gap))
+    keep = ((gap != 0) & (solved > 0) & (solved < 1.5 * n / here.n_classes)).to(change.dtype)
+    kept = here.sums(keep)
+    mean = here.sums(solved * keep) / kept.clamp_min(1)
+    return torch.where(kept > 0, mean, torch.full_like(mean, n / here.n_classes))
