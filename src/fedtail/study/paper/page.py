@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,8 @@ def _view(name: str) -> Mapping[str, Any]:
 def _part(view: Mapping[str, Any], records: Sequence[Record]) -> tuple[Grid, dict[Key, Summary], list[tuple[str, str]]]:
     """The grid of a table, its cells, and the (block, column) pairs to show: those that records tell of."""
     grid = load_grid(view["grid"])
+    if not view.get("paper", True):  # its numbers are of another metric
+        grid = replace(grid, paper={})
     found = summaries(grid, records, view["metric"])
     blocks, names = ([a.name for a in axis] for axis in (grid.blocks, grid.columns))
     wanted = [(b, c) for b in view.get("blocks", blocks) for c in view.get("columns", names)]
