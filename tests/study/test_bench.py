@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,16 @@ def test_a_method_is_ranked_among_those_that_have_its_sets(tmp_path: Path, monke
     said = CliRunner().invoke(app, ["bench", "--method", "fedprox", "--only", "blobs", *words])
     assert said.exit_code == 0, said.exception
     assert [p["method"] for p in json.loads(said.stdout.strip().splitlines()[-1])["ranking"]] == ["fedprox"]
+
+
+def test_a_part_of_the_sets_is_ranked_without_touching_the_leaderboard(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[2] / "results" / "bench"
+    shutil.copytree(committed / "submissions", tmp_path / "submissions")
+    words = ["bench", "--only", "image", "--only", "unsw", "--out", str(tmp_path), "--json"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 0, said.exception
+    answer = json.loads(said.stdout.strip().splitlines()[-1])
+    assert "unsw" in answer["sets"] and "elpv" in answer["sets"] and "adult" not in answer["sets"]
+    assert not (tmp_path / "leaderboard.md").exists()
+    whole = rank_submissions([read_submission(p) for p in sorted((tmp_path / "submissions").iterdir())])
+    assert [p["method"] for p in answer["ranking"]] != [p.submission.method for p in whole.places]

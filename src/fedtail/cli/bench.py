@@ -17,7 +17,7 @@ from fedtail.cli.options import Device, Json, Workers
 from fedtail.cli.progress import terminal
 from fedtail.cli.tables import bare_table
 from fedtail.errors import FedtailError
-from fedtail.study.bench.leaderboard import Board, mean_spread, rank_submissions, write_board
+from fedtail.study.bench.leaderboard import Board, board_json, mean_spread, rank_submissions, write_board
 from fedtail.study.bench.running import FILE, Run, Submission, bench_method, read_submission
 from fedtail.study.bench.running import verify as verify_submission
 from fedtail.study.bench.suite import load_suite
@@ -50,7 +50,7 @@ def bench(
 
     Start with `fedtail bench --method fedcgnm --only adult --seeds 3`; `fedtail bench --method my.py:Mine` enters your
     own method. Finished runs are kept, so you can stop and continue at any time. Without --method, it ranks the
-    existing submissions."""
+    existing submissions, with --only on those data sets alone."""
     if context.invoked_subcommand is not None:
         return
     suite = load_suite()
@@ -68,13 +68,18 @@ def bench(
         done = bench_method(suite, name, sets, seeds or suite.seeds, out, runner(out, workers), device)
         if not as_json:
             typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} data sets")
-    ran = {one.name for one in sets} if names else set()
-    board = rank_submissions([s for s in submissions(out) if ran <= set(s.chosen)])
-    answer = write_board(out, board, suite)
+    asked = {one.name for one in sets} if names or only else set()
+    there = [s for s in submissions(out) if asked <= set(s.chosen)]
+    part = bool(only) and not names  # a look at some of the sets, which is not the suite's ranking
+    board = rank_submissions(there, asked if part else ())
+    answer = board_json(board, suite) if part else write_board(out, board, suite)
     if as_json:
         typer.echo(json.dumps({**answer, "folder": str(out), "seconds": round(time.perf_counter() - began, 1)}))
         return
     print_board(board)
+    if part:
+        typer.echo(f"ranked on {', '.join(board.sets)} alone; leaderboard.md is of all data sets and was not changed")
+        return
     typer.echo(f"leaderboard.md and figures are in {out}; submissions are in {out / 'submissions'}")
 
 

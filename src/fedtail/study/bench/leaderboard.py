@@ -8,7 +8,7 @@ the difference of their ranks leaves out 0."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,12 @@ class Board:
     seeds: int
 
 
-def rank_submissions(submissions: Sequence[Submission]) -> Board:
-    """Ranks over the sets and seeds that all submissions have."""
+def rank_submissions(submissions: Sequence[Submission], only: Collection[str] = ()) -> Board:
+    """Ranks over the sets and seeds that all submissions have, or those of these sets that ``only`` names."""
     if not submissions:
         raise FedtailError("no submissions to rank; run `fedtail bench --method NAME` first")
-    shared = sorted(set.intersection(*(set(s.values(RANKED)) for s in submissions)))
+    have = set.intersection(*(set(s.values(RANKED)) for s in submissions))
+    shared = sorted(key for key in have if not only or key[0] in only)
     if not shared:
         raise FedtailError(
             "the submissions have no data set and seed in common; run them with the same --only and --seeds"
@@ -138,8 +139,8 @@ def to_markdown(board: Board, suite: Suite) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_board(folder: Path, board: Board, suite: Suite) -> dict[str, Any]:
-    """``leaderboard.md``, ``leaderboard.json``, ``ranks.svg`` and ``cost.svg``; returns what the JSON holds."""
+def board_json(board: Board, suite: Suite) -> dict[str, Any]:
+    """The ranking for machines."""
     answer: dict[str, Any] = plain(
         {
             "version": suite.version,
@@ -159,6 +160,12 @@ def write_board(folder: Path, board: Board, suite: Suite) -> dict[str, Any]:
             ],
         }
     )
+    return answer
+
+
+def write_board(folder: Path, board: Board, suite: Suite) -> dict[str, Any]:
+    """``leaderboard.md``, ``leaderboard.json``, ``ranks.svg`` and ``cost.svg``; returns what the JSON holds."""
+    answer = board_json(board, suite)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "leaderboard.md", to_markdown(board, suite))
