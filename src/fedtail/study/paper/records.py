@@ -25,6 +25,8 @@ from fedtail.version import VERSION
 FILE = "records.jsonl"
 DIGITS = 5
 LEFT_OUT = ("run.seed",)
+TWICE = ("micro_f1",)
+"""Metrics that another one is equal to: with one class to a sample, accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class Record:
         kept = {k: v for k, v in asdict(self).items() if v not in (None, "", {}) and v == v}
         if self.seeds == 1:
             del kept["seeds"]
-        return json.dumps(kept, ensure_ascii=False)
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_records(path: Path) -> list[Record]:
@@ -136,7 +138,8 @@ def record_of(
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The single numbers among a run's metrics, rounded."""
-    return {k: round(v, DIGITS) for k, v in metrics.items() if isinstance(v, float) and math.isfinite(v)}
+    told = {k: v for k, v in metrics.items() if k not in TWICE and isinstance(v, float) and math.isfinite(v)}
+    return {k: round(v, DIGITS) for k, v in told.items()}
 
 
 def difference(config: Settings, recipe: Settings) -> dict[str, Any]:
