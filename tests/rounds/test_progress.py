@@ -30,11 +30,17 @@ def test_every_engine_says_how_far_a_round_is(path: str, monkeypatch: pytest.Mon
     assert "round 1/12, " in str(said[0]) and " left" in str(said[0])
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """One number, which is what the time is."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
 def test_the_estimate_follows_from_the_first_client_and_a_race_is_not_taken_for_all_rounds(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: list[float],
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     said: list[Progress] = []
     pace = Pace(11, said.append)
     pace.begin(0, 5)
@@ -49,10 +55,8 @@ def test_the_estimate_follows_from_the_first_client_and_a_race_is_not_taken_for_
 
 
 def test_what_happens_once_at_the_start_is_not_taken_for_the_pace(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: list[float],
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     said: list[Progress] = []
     pace = Pace(11, said.append)
     pace.begin(0, 1)
@@ -70,11 +74,9 @@ def test_what_happens_once_at_the_start_is_not_taken_for_the_pace(
 
 
 def test_a_pause_inside_a_round_of_a_race_is_not_taken_for_the_pace_of_all_rounds(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: list[float],
 ) -> None:
     """Steps are recorded in the middle of a round: once, and for seconds."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     said: list[Progress] = []
     pace = Pace(101, said.append)
     pace.begin(0, 2)

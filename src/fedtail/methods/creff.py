@@ -119,7 +119,7 @@ class CReFF(Method):
         return {**state, "weight": weight, "bias": bias}
 
     def _check_finite(self, *values: Tensor) -> None:
-        """A layer that fits its features perfectly has a gradient of no length, and steps along it have no bound."""
+        """Without decay, or at a large ``match_lr``, features may still leave what numbers can hold."""
         if not all(bool(value.isfinite().all()) for value in values):
             raise FedtailError(
                 f"CReFF's features have grown out of bounds with method.match_lr = {self.match_lr:g} and "

@@ -106,8 +106,8 @@ def class_ratios(change: Tensor) -> Tensor:
 
 
 class Owned(NamedTuple):
-    """The N positions that belong to a class: at most one in a hundred numbers of ``change`` where there are a hundred
-    classes, so that all else is done with these alone."""
+    """The N positions that belong to some class. A position has one owner at most, so with a hundred classes 99 of a
+    hundred numbers of ``change`` play no part in any sum."""
 
     n_classes: int
     at: Tensor
