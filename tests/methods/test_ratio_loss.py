@@ -7,7 +7,14 @@ import torch
 from fedtail.errors import FedtailError
 from fedtail.methods import RatioLoss
 from fedtail.methods.ratio_loss import CAP, NO_CONTRAST, class_ratios, composition, owned
-from fedtail.rounds.auxiliary import auxiliary_monitor
+from fedtail.models import build_model
+from fedtail.models.flat import FlatModel
+from fedtail.rounds.auxiliary import (
+    answers_with_its_output_layer,
+    auxiliary_monitor,
+    class_by_class,
+    in_one_pass,
+)
 from tests.methods.federations import awkward_federation, problem, train
 
 
@@ -115,6 +122,31 @@ def test_the_auxiliary_gradient_is_the_output_layers_mean_gradient_per_class() -
         mine = samples.y == c
         torch.nn.functional.cross_entropy(module(samples.x[mine]), samples.y[mine]).backward()
         torch.testing.assert_close(got[c], layer.weight.grad)
+
+
+def test_one_pass_over_all_classes_says_what_a_pass_per_class_says() -> None:
+    federation = awkward_federation()
+    model = problem(RatioLoss(), federation).model
+    samples = federation.pool.take(federation.auxiliary[federation.pool.y.numpy()[federation.auxiliary] != 2])
+    x = model.vector.clone()
+    plain = class_by_class(model, x, samples, federation.transform, 4)
+    assert plain[2].eq(0).all() and plain[1].ne(0).any()
+    torch.testing.assert_close(in_one_pass(model, x, samples, federation.transform, 4), plain)
+
+
+def test_an_output_layer_that_is_not_the_last_word_is_differentiated() -> None:
+    federation = awkward_federation()
+    samples = federation.pool.take(federation.auxiliary)
+    plain = problem(RatioLoss(), federation).model
+    shape = tuple(samples.x.shape[1:])
+    tempered = FlatModel(torch.nn.Sequential(build_model("mlp", shape, 4), torch.nn.Softmax(1)))
+    cosine = FlatModel(build_model("cosine", shape, 4))
+    found = [answers_with_its_output_layer(m, samples, federation.transform) for m in (plain, tempered, cosine)]
+    assert found == [True, False, False]
+    for model in (tempered, cosine):
+        monitor, x = auxiliary_monitor(model, federation), torch.randn(len(model.vector))
+        assert monitor is not None
+        torch.testing.assert_close(monitor(x), class_by_class(model, x, samples, federation.transform, 4))
 
 
 def test_without_an_auxiliary_set_the_error_names_the_setting() -> None:

@@ -58,16 +58,18 @@ def merged_moments(parts: list[Moments]) -> Moments:
     return Moments(counts, means, total / (counts - 1).clamp_min(1.0).view(-1, 1, 1))
 
 
-def class_gradients(features: Tensor, logits: Tensor, y: Tensor, n_classes: int) -> Tensor:
+def class_gradients(
+    features: Tensor, logits: Tensor, y: Tensor, n_classes: int, *, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """(C, C, d + 1): mean gradient of cross-entropy over each class's samples with respect to a linear output layer's
     weight, and in the last column its bias."""
-    pull = torch.softmax(logits.double(), 1)
+    pull = torch.softmax(logits.to(dtype), 1)
     pull[torch.arange(len(y)), y] -= 1.0
     out = pull.new_full((n_classes, logits.shape[1], features.shape[1] + 1), float("nan"))
     for c in torch.unique(y).tolist():
         mine = y == c
         own = pull[mine].T / int(mine.sum())
-        out[c, :, :-1], out[c, :, -1] = own @ features[mine].double(), own.sum(1)
+        out[c, :, :-1], out[c, :, -1] = own @ features[mine].to(dtype), own.sum(1)
     return out
 
 
