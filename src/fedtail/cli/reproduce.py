@@ -22,7 +22,7 @@ from fedtail.study.paper.convergence import HEADER, reproduce_convergence
 from fedtail.study.paper.declared import grid_names, load_grid
 from fedtail.study.paper.grid import SCALES
 from fedtail.study.paper.page import write_page
-from fedtail.study.paper.records import FILE
+from fedtail.study.paper.records import FOLDER
 from fedtail.study.paper.reproduce import Reproduction
 from fedtail.study.paper.search import TRIALS, reproduce_search, write_trials
 
@@ -77,8 +77,8 @@ def reproduce(
             convergence(scale, seeds, out / name / scale)
         elif name == "page":
             page = Path("RESULTS.md")
-            made = write_page(page, out / FILE)
-            typer.echo(f"wrote {made.tables} tables into {page} from {made.records} records in {out / FILE}")
+            made = write_page(page, out / FOLDER)
+            typer.echo(f"wrote {made.tables} tables into {page} from {made.records} records in {out / FOLDER}")
             for line in made.below:
                 typer.echo(f"worse than always predicting the majority class: {line}", err=True)
         else:

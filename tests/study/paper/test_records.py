@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper.declared import load_grid
 from fedtail.study.paper.page import MARK, below_floor, filled, table
 from fedtail.study.paper.recipes import load_toml
-from fedtail.study.paper.records import FILE, Record, append, read_records, recorder
+from fedtail.study.paper.records import FOLDER, Record, append, read_records, recorder
 from fedtail.study.paper.search import TRIALS, read_trials
 from fedtail.study.paper.summaries import summarize
 
@@ -32,13 +33,13 @@ def test_the_tables_of_the_results_page_are_what_the_records_give() -> None:
     page = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert MARK.findall(page)
     results = ROOT / "results"
-    assert page == filled(page, read_records(results / FILE), read_trials(results / TRIALS)), (
+    assert page == filled(page, read_records(results / FOLDER), read_trials(results / TRIALS)), (
         "run `fedtail reproduce page`"
     )
 
 
 def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
-    for record in read_records(ROOT / "results" / FILE):
+    for record in read_records(ROOT / "results" / FOLDER):
         grid = load_grid(record.grid)
         assert record.block in {b.name for b in grid.blocks}, record
         assert record.column in {c.name for c in grid.columns}, record
@@ -62,18 +63,21 @@ def test_every_table_that_is_declared_has_a_grid() -> None:
 
 def test_a_line_has_what_is_known_and_is_read_back(tmp_path: Path) -> None:
     records = [run("FedAvg + U", 0, 0.9, changed={"local.lr": 0.4}, seconds=3.0), run("FedAvg + U", 1, 0.8)]
-    append(tmp_path / FILE, records)
-    first = json.loads((tmp_path / FILE).read_text().splitlines()[0])
+    elsewhere = replace(records[0], grid="chips")
+    append(tmp_path / FOLDER, [*records, elsewhere])
+    assert sorted(f.name for f in (tmp_path / FOLDER).iterdir()) == ["chips.jsonl", "table-iid.jsonl"]
+    first = json.loads((tmp_path / FOLDER / "table-iid.jsonl").read_text().splitlines()[0])
     assert first["changed"] == {"local.lr": 0.4}
     assert "spread" not in first and "source" not in first and "seeds" not in first
-    again = read_records(tmp_path / FILE)
+    other, *again = read_records(tmp_path / FOLDER)
+    assert other == elsewhere
     assert [r.metrics for r in again] == [r.metrics for r in records] and math.isnan(again[1].seconds)
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"grid": "x"}\n')
-    with pytest.raises(FedtailError, match="line 1, is not a record"):
-        read_records(tmp_path / FILE)
+    (tmp_path / "x.jsonl").write_text('{"grid": "x"}\n')
+    with pytest.raises(FedtailError, match=r"x\.jsonl, line 1, is not a record"):
+        read_records(tmp_path)
 
 
 def test_a_finished_cell_is_recorded_once_with_what_differs_from_the_recipe(tmp_path: Path) -> None:
@@ -84,10 +88,10 @@ def test_a_finished_cell_is_recorded_once_with_what_differs_from_the_recipe(tmp_
     result = {"test": {"weighted_f1": 0.9123456, "per_class_f1": [1.0]}, "floor": {"weighted_f1": 0.866}}
     (tmp_path / "result.json").write_text(json.dumps({**result, "seconds": 2.0, "hardware": {"machine": "x86_64"}}))
     for _ in range(2):
-        note = recorder(tmp_path / FILE, grid.name, tuned, {place: plain[place].config}, {})
+        note = recorder(tmp_path / FOLDER, grid.name, tuned, {place: plain[place].config}, {})
         note(Outcome(cell, tmp_path))
         note(Outcome(cell, tmp_path, error="out of memory"))
-    (record,) = read_records(tmp_path / FILE)
+    (record,) = read_records(tmp_path / FOLDER)
     assert record.metrics == {"weighted_f1": 0.91235} and record.floor == {"weighted_f1": 0.866}
     assert record.changed == load_toml("tuned.toml")["adult"]["fedavg"], "all of it differs from the recipe"
     assert (record.seed, record.digest, record.hardware) == (0, cell.digest, "x86_64")
@@ -172,7 +176,7 @@ def test_the_page_needs_a_page_and_records(tmp_path: Path, monkeypatch: pytest.M
     Path("RESULTS.md").write_text("# R\n\n<!-- table adult-iid-5 -->\n<!-- end -->\n\nProse.\n")
     asked = CliRunner().invoke(app, ["reproduce", "page"])
     assert asked.exit_code != 0 and "no records" in str(asked.exception or asked.output)
-    append(Path("results") / FILE, [run("FedAvg + U", 0, 0.9)])
+    append(Path("results") / FOLDER, [run("FedAvg + U", 0, 0.9)])
     asked = CliRunner().invoke(app, ["reproduce", "page"])
     assert asked.exit_code == 0 and "wrote 1 tables" in asked.output
     assert Path("RESULTS.md").read_text() == (

@@ -45,16 +45,16 @@ class Written:
     """Cells below always answering the most frequent class, in words; figures taken over from version 0.1 apart."""
 
 
-def write_page(page: Path, file: Path) -> Written:
-    """Bring a page's tables up to date with a record."""
+def write_page(page: Path, folder: Path) -> Written:
+    """Bring a page's tables up to date with a folder of records; trials lie beside it."""
     if not page.is_file():
         raise FedtailError(f"{str(page)!r} does not exist here; run this in the repository, next to RESULTS.md")
-    records = read_records(file)
+    records = read_records(folder)
     if not records:
-        raise FedtailError(f"no records in {str(file)!r}; run a table first, e.g. `fedtail reproduce table-iid`")
+        raise FedtailError(f"no records in {str(folder)!r}; run a table first, e.g. `fedtail reproduce table-iid`")
     text = page.read_text(encoding="utf-8")
     with writing(page):
-        page.write_text(filled(text, records, read_trials(file.with_name(TRIALS))), encoding="utf-8")
+        page.write_text(filled(text, records, read_trials(folder.with_name(TRIALS))), encoding="utf-8")
     names = [name for name, _ in MARK.findall(text)]
     return Written(len(names), len(records), [line for name in names for line in below_floor(name, records)])
 

@@ -1,4 +1,5 @@
-"""What finished cells gave, one line each, in a file small enough to be committed: RESULTS.md has its tables from it.
+"""What finished cells gave, one line each, in a file per grid small enough to be committed: RESULTS.md has its tables
+from them.
 
 A line is a run, or a mean over runs that are not at hand any more (``seeds`` above 1, with ``spread``): figures that
 were published before there were records are kept that way, with their source.
@@ -22,7 +23,7 @@ from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper.grid import Place
 from fedtail.version import VERSION
 
-FILE = "records.jsonl"
+FOLDER = "records"
 DIGITS = 5
 LEFT_OUT = ("run.seed",)
 TWICE = ("micro_f1",)
@@ -69,25 +70,28 @@ class Record:
         return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
 
 
-def read_records(path: Path) -> list[Record]:
-    """All lines of a file; none if there is no file."""
-    if not path.is_file():
-        return []
+def read_records(folder: Path) -> list[Record]:
+    """All lines of all grids; none if there is no such folder."""
     known, out = {f.name for f in fields(Record)}, []
-    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip():
-            try:
-                out.append(Record(**{k: v for k, v in json.loads(line).items() if k in known}))
-            except (ValueError, TypeError, AttributeError) as error:
-                raise FedtailError(f"{path}, line {n}, is not a record: {error}") from None
+    for path in sorted(folder.glob("*.jsonl")):
+        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip():
+                try:
+                    out.append(Record(**{k: v for k, v in json.loads(line).items() if k in known}))
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise FedtailError(f"{path}, line {n}, is not a record: {error}") from None
     return out
 
 
 def recorder(
-    path: Path, grid: str, places: Mapping[Place, Cell], recipes: Mapping[Place, Settings], overrides: Mapping[str, Any]
+    folder: Path,
+    grid: str,
+    places: Mapping[Place, Cell],
+    recipes: Mapping[Place, Settings],
+    overrides: Mapping[str, Any],
 ) -> Callable[[Outcome], None]:
-    """A function that appends the line of a cell that has finished, unless the file has it already."""
-    there = {(r.place, r.digest) for r in read_records(path)}
+    """A function that appends the line of a cell that has finished, unless it is there already."""
+    there = {(r.place, r.digest) for r in read_records(folder)}
     owners: dict[str, list[Place]] = {}
     for place, cell in places.items():
         owners.setdefault(cell.digest, []).append(place)
@@ -99,17 +103,18 @@ def recorder(
             record = record_of(grid, place, outcome, recipes[place], overrides)
             if (record.place, record.digest) not in there:
                 there.add((record.place, record.digest))
-                append(path, [record])
+                append(folder, [record])
 
     return note
 
 
-def append(path: Path, records: Iterable[Record]) -> None:
-    """Add lines at the end of the file."""
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(record.line() + "\n" for record in records)
+def append(folder: Path, records: Iterable[Record]) -> None:
+    """Add each record's line at the end of its grid's file."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for record in records:
+            with (folder / f"{record.grid}.jsonl").open("a", encoding="utf-8") as file:
+                file.write(record.line() + "\n")
 
 
 def record_of(

@@ -11,7 +11,7 @@ from fedtail.study.cells import Cell, Outcome, finished
 from fedtail.study.paper.declared import grid_names
 from fedtail.study.paper.figures import KINDS, draw, save_figure
 from fedtail.study.paper.grid import Grid, Place, slug, with_overrides
-from fedtail.study.paper.records import FILE, recorder
+from fedtail.study.paper.records import FOLDER, recorder
 from fedtail.study.paper.tables import GridResult, collect, to_csv, to_markdown
 
 
@@ -50,7 +50,7 @@ class Reproduction:
             return None
         recipes = dict(self.grid.cells(self.scale, self._seeds))
         own = {place: recipes[place].config for place in cells}
-        return recorder(out / FILE, self.grid.name, cells, own, parse_overrides(self.overrides))
+        return recorder(out / FOLDER, self.grid.name, cells, own, parse_overrides(self.overrides))
 
     def collect(self, outcomes: Mapping[Place, Outcome]) -> GridResult:
         """What the runs gave; beside the paper's numbers, unless a stand-in replaced the paper's data."""
