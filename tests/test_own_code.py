@@ -101,12 +101,20 @@ def test_real_sites_run_it_where_their_policy_allows_the_code_and_give_the_simul
 
 
 def test_a_method_is_checked_on_every_engine_before_it_is_trusted(capsys, monkeypatch, files: Path) -> None:
+    torch.set_num_threads(2)  # what a shell has; a run takes one
     code, out, _ = call(capsys, monkeypatch, "methods", "check", "my_method.py:SignSGD")
-    assert code == 0 and out.count("yes") == 8
+    assert code == 0 and out.count("yes") == 8 and torch.get_num_threads() == 2
+    torch.set_num_threads(1)
     text = (files / "my_method.py").read_text()
     (files / "bad.py").write_text(text.replace(".sign(), step.state", ".sign() * __import__('torch').rand(1), {}"))
     code, out, err = call(capsys, monkeypatch, "methods", "check", "bad.py:SignSGD")
     assert code == 2 and "no   the same seed gives the same bits" in out and "fails" in err.splitlines()[-1]
+    assert "draws from torch's global generator (aten.rand.default)" in out
+    (files / "worse.py").write_text(
+        text.replace(".sign(), step.state", ".sign() * __import__('random').random(), step.state")
+    )
+    code, out, _ = call(capsys, monkeypatch, "methods", "check", "worse.py:SignSGD")
+    assert code == 2 and "two runs with the same seed differ" in out
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class FedYoYo(Method):
         share = batch.weight.sum(-1, keepdim=True) / right.sum(-1, keepdim=True).clamp_min(1.0)
         extra = const["distill"] * share * right * told
         both = torch.stack([torch.zeros_like(extra), extra], -1).flatten(-2)
-        return cross_entropy(z, batch.y) + both, {"prior": prior}
+        return cross_entropy(z, batch.y) + both, {**state, "prior": prior}
 
     # -- server
 

@@ -41,8 +41,8 @@ class Optimized(Method):
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
         direction, state = super().direction(step)
-        steps = state[OWN + "steps"] + 1.0
-        moved, own = self.moved(direction, {name: state[OWN + name] for name in self.moments}, steps)
+        steps = step.state[OWN + "steps"] + 1.0
+        moved, own = self.moved(direction, {name: step.state[OWN + name] for name in self.moments}, steps)
         return moved, {**state, **{OWN + name: value for name, value in own.items()}, OWN + "steps": steps}
 
     def moved(self, direction: Tensor, moments: Tensors, steps: Tensor) -> tuple[Tensor, Tensors]:
