@@ -29,6 +29,8 @@ LEFT_OUT = ("run.seed",)
 TWICE = ("micro_f1",)
 """Metrics that another one is equal to: with one class to a sample, accuracy."""
 
+CHOSEN_BY = ("accuracy", "macro_f1", "balanced_loss")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -47,6 +49,8 @@ class Record:
     """Standard deviation of a mean's metrics over its seeds."""
     floor: dict[str, float] = field(default_factory=dict)
     """The same metrics of always answering the most frequent class."""
+    validation: dict[str, float] = field(default_factory=dict)
+    """By what settings may be chosen (``CHOSEN_BY``), of the final model on the validation samples of all clients."""
     changed: dict[str, Any] = field(default_factory=dict)
     """Settings that differ from the grid's recipe for this place."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -132,6 +136,7 @@ def record_of(
         seed=place.seed,
         metrics=numbers(result["test"]),
         floor=numbers(result.get("floor", {})),
+        validation={k: v for k, v in numbers(result.get("validation") or {}).items() if k in CHOSEN_BY},
         changed=difference(own, recipe),
         overrides=dict(overrides or {}),
         digest=outcome.cell.digest,
