@@ -12,7 +12,7 @@ from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.paper.declared import load_grid
-from fedtail.study.paper.page import MARK, below_floor, filled, table
+from fedtail.study.paper.page import MARK, below_floor, filled, listed, table
 from fedtail.study.paper.recipes import load_toml
 from fedtail.study.paper.records import FOLDER, Record, append, read_records, recorder
 from fedtail.study.paper.search import TRIALS, read_trials
@@ -85,7 +85,8 @@ def test_a_finished_cell_is_recorded_once_with_what_differs_from_the_recipe(tmp_
     plain = dict(grid.cells("cpu", [0], ["Adult-10", "K=5", "FedAvg"]))
     tuned: dict = dict(grid.cells("cpu", [0], ["Adult-10", "K=5", "FedAvg"], tuned=True))
     (place,), (cell,) = tuned, tuned.values()
-    result = {"test": {"weighted_f1": 0.9123456, "per_class_f1": [1.0]}, "floor": {"weighted_f1": 0.866}}
+    result: dict = {"test": {"weighted_f1": 0.9123456, "per_class_f1": [1.0]}, "floor": {"weighted_f1": 0.866}}
+    result["validation"] = {"accuracy": 0.9, "macro_f1": 0.7, "brier": 0.1}
     (tmp_path / "result.json").write_text(json.dumps({**result, "seconds": 2.0, "hardware": {"machine": "x86_64"}}))
     for _ in range(2):
         note = recorder(tmp_path / FOLDER, grid.name, tuned, {place: plain[place].config}, {})
@@ -93,6 +94,7 @@ def test_a_finished_cell_is_recorded_once_with_what_differs_from_the_recipe(tmp_
         note(Outcome(cell, tmp_path, error="out of memory"))
     (record,) = read_records(tmp_path / FOLDER)
     assert record.metrics == {"weighted_f1": 0.91235} and record.floor == {"weighted_f1": 0.866}
+    assert record.validation == {"accuracy": 0.9, "macro_f1": 0.7}, "what settings may be chosen by, no more"
     assert record.changed == load_toml("tuned.toml")["adult"]["fedavg"], "all of it differs from the recipe"
     assert (record.seed, record.digest, record.hardware) == (0, cell.digest, "x86_64")
     assert isinstance(cell, Cell) and record.commit
@@ -131,6 +133,18 @@ def test_a_table_has_seeds_spread_paired_test_and_rank_agreement() -> None:
     # ours: CLIMB > FedCGNM > FedAvg > FedProx, the paper has .9052 .9136 .9038 .9052: 3 pairs agree, 2 do not, 1 ties
     tau = lines["*rank agreement with the paper (Kendall's tau)*"]
     assert "+.18 over 4 rows" in tau
+
+
+def test_single_runs_are_listed_with_what_was_changed_and_their_validation_where_it_is_known() -> None:
+    view = {"grid": "table-iid", "where": {"column": "Adult-10"}, "metrics": ["weighted_f1"], "validation": ["macro_f1"]}
+    runs = [
+        run("FedAvg + U", 0, 0.9, overrides={"local.lr": 0.4}, validation={"macro_f1": 0.7}, seconds=2.0),
+        run("FedAvg + U", 0, 0.8, overrides={"local.lr": 0.2}),
+        run("FedAvg + U", 0, 0.7),
+    ]
+    _, _, first, second = listed(view, runs).splitlines()
+    assert first == "| FedAvg + U | lr 0.4 | .900 | .700 | 2 s |"
+    assert second == "| FedAvg + U | lr 0.2 | .800 | – |  |"
 
 
 def test_a_cell_below_the_majority_class_is_marked_and_named() -> None:

@@ -111,14 +111,16 @@ def below_floor(name: str, records: Sequence[Record]) -> list[str]:
 
 
 def listed(view: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """Single runs, one line each: row, what was changed, metrics."""
+    """Single runs, one line each: row, what was changed, metrics on test and, if the view names any, on validation."""
     where = {"grid": view["grid"], **view["where"]}
-    metrics, rows = view["metrics"], []
+    metrics, chosen_by, rows = view["metrics"], view.get("validation", []), []
     for r in records:
         if r.overrides and all(getattr(r, k) == v for k, v in where.items()):
-            scores = (number(r.metrics[m]) if m in r.metrics else "–" for m in metrics)
+            told = [*((r.metrics, m) for m in metrics), *((r.validation, m) for m in chosen_by)]
+            scores = (number(scores[m]) if m in scores else "–" for scores, m in told)
             rows.append([r.row, said(r.overrides), *scores, f"{r.seconds:.0f} s" if r.seconds == r.seconds else ""])
-    return markdown_table(["", "changed", *(METRICS[m].title for m in metrics), ""], rows)
+    titles = [METRICS[m].title for m in metrics] + [f"{METRICS[m].title}, validation" for m in chosen_by]
+    return markdown_table(["", "changed", *titles, ""], rows)
 
 
 def _view(name: str) -> Mapping[str, Any]:
