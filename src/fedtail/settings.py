@@ -186,8 +186,10 @@ class Server(Section):
     """Fraction of sites that may be hostile, at least one site: ``trimmed`` drops that many values at each end,
     ``krum`` that many sites."""
 
-    optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad"] = "none"
-    """How the server applies a round's aggregate: directly, or with FedAvgM, FedAdam, FedYogi or FedAdagrad."""
+    optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad", "auto"] = "none"
+    """How the server applies a round's aggregate: directly, or with FedAvgM, FedAdam, FedYogi or FedAdagrad. ``auto``:
+    ``adam`` for many small sites (20 or more, of which the median has fewer than 512 training samples), else
+    ``none``."""
     lr: float | None = Field(None, gt=0)
     """The server's learning rate; defaults to 1 (``momentum``), 0.03 (``adam``, ``yogi``) or 0.1 (``adagrad``)."""
     beta1: float = Field(0.9, ge=0, lt=1)

@@ -170,22 +170,23 @@ def test_batches_follow_the_sizes_that_sites_tell_as_in_the_simulator(tables: Pa
     assert any("local.batch_size=auto" in note for note in notes)
 
 
-def test_a_resumed_run_keeps_the_batches_it_began_with_whoever_is_there_now(tables: Path) -> None:
+def test_a_resumed_run_keeps_the_batches_and_the_optimizer_it_began_with_whoever_is_there_now(tables: Path) -> None:
     class Killed(Exception):
         pass
 
     def kill(state: Any, record: dict[str, Any], seconds: float) -> None:
         raise Killed
 
-    settings = config(tables, local={"batch_size": "auto"}, run={"name": "crash"})
+    settings = config(tables, local={"batch_size": "auto"}, server={"optimizer": "auto"}, run={"name": "crash"})
     with pytest.raises(Killed):
         federate(settings, sites(tables, table_data(tables)), NAMES, on_round=kill)
     agreement = tables / "runs" / "crash" / "federation.json"
     began = json.loads(agreement.read_text())
-    assert began["batch_size"] == 16
-    agreement.write_text(json.dumps({**began, "batch_size": 32}))  # as if its sites had been larger
+    assert (began["batch_size"], began["server_optimizer"]) == (16, "none")
+    other = {"batch_size": 32, "server_optimizer": "adam"}  # as if its sites had been larger, and more
+    agreement.write_text(json.dumps({**began, **other}))
     resumed = federate(settings, sites(tables, table_data(tables)), NAMES, resume=True)
-    assert resumed.summary["found"] == {"batch_size": 32}
+    assert resumed.summary["found"] == other
 
 
 def test_a_site_may_refuse_batches_that_followed_its_size(tables: Path) -> None:

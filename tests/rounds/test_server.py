@@ -11,12 +11,13 @@ import fedtail as ft
 from fedtail.data import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
-from fedtail.rounds.server import server_step
+from fedtail.rounds.server import MANY, SMALL, follow_sites, in_force, server_step
 from fedtail.settings import Server, Settings, allowed_values
+from tests.conftest import blob_federation
 from tests.methods.federations import problem, train
 
 STEPS = 5
-OPTIMIZERS = [name for name in allowed_values(Server, "optimizer") if name != "none"]
+OPTIMIZERS = [name for name in allowed_values(Server, "optimizer") if name not in ("none", "auto")]
 
 
 def gradients() -> Tensor:
@@ -119,3 +120,29 @@ def test_without_a_rate_an_adaptive_step_is_short_and_momentum_takes_the_aggrega
     assert moved["momentum"] == pytest.approx(g)
     assert max(moved["adam"], moved["yogi"], moved["adagrad"]) < 0.02  # with a rate of 1 adam moves 0.41
     assert Server(optimizer="adam", lr=1.0).step == 1.0
+
+
+# -- auto -------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_adam_for_many_small_sites_and_none_where_they_are_few_or_large() -> None:
+    assert follow_sites([SMALL - 1] * MANY) == "adam"
+    assert follow_sites([SMALL - 1] * (MANY - 1)) == "none"
+    assert follow_sites([SMALL] * MANY) == "none"
+    assert follow_sites([50] * MANY + [1_000_000]) == "adam", "one giant does not move it"
+    assert follow_sites([50] * (MANY - 1) + [0, 0]) == "none", "nor do sites that are not there"
+    assert follow_sites([]) == "none"
+
+
+@pytest.mark.parametrize(("n_sites", "chosen"), [(MANY, "adam"), (5, "none")])
+def test_a_run_with_auto_has_the_bits_of_one_that_names_what_it_chose(n_sites: int, chosen: str) -> None:
+    federation = blob_federation(n_sites)
+    auto, said = (ft.fit(federation, "mlp", rounds=3, server={"optimizer": name}) for name in ("auto", chosen))
+    assert torch.equal(auto.x, said.x)
+    assert auto.summary["found"] == {"server_optimizer": chosen} and "found" not in said.summary
+
+
+def test_auto_needs_sites_to_follow() -> None:
+    assert in_force(Server(optimizer="yogi"), {}).optimizer == "yogi"
+    with pytest.raises(FedtailError, match="name one"):
+        in_force(Server(optimizer="auto"), {})

@@ -127,7 +127,7 @@ def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(t
     config = own(tmp_path)
     assert (config.local.lr, config.run.metric, config.run.select) == ("auto", "macro_f1", "best")
     assert config.run.patience > 0
-    assert (config.local.batch_size, config.decision.goal) == ("auto", "macro_f1")
+    assert (config.local.batch_size, config.server.optimizer, config.decision.goal) == ("auto", "auto", "macro_f1")
     said = own(tmp_path, "local.lr=0.2", "run.select=last", "run.metric=accuracy", "run.patience=0")
     assert (said.local.lr, said.run.metric, said.run.select, said.run.patience) == (0.2, "accuracy", "last", 0)
     assert said.decision.goal == "argmax", "answers are not to be good for another metric than the user's"
@@ -135,6 +135,8 @@ def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(t
     assert own(tmp_path, "run.metric=balanced_accuracy").decision.goal == "balanced_accuracy"
     assert own(tmp_path, "decision.goal=argmax").decision.goal == "argmax"
     assert own(tmp_path, "local.batch_size=8").local.batch_size == 8
+    assert own(tmp_path, "server.optimizer=yogi").server.optimizer == "yogi"
+    assert own(tmp_path, "privacy.mode=central", "privacy.noise=1").server.optimizer == "none", "steps of noise"
 
 
 @pytest.mark.parametrize("blind", ["data.validation=0", "run.validate_every=0"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
+from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
@@ -80,8 +81,8 @@ def federate(
     gone = {k for k, name in enumerate(names) if name not in here}
     everybody, quorum = [k for k in range(len(names)) if k not in gone], config.run.quorum
     before = read_agreement(folder, names) if resume else None
-    began_with = len(names) if before is None else before[2]
-    reveal, told_less = "totals" if before is None else before[3], ""
+    began_with = len(names) if before is None else before.began_with
+    reveal, told_less = "totals" if before is None else before.reveal, ""
     if before is None:
         hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
         settle(hellos, missing, names, quorum)
@@ -90,9 +91,9 @@ def federate(
         schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout, quorum)
         reveal, told_less = choose_reveal(config, hellos, names, len(everybody))
     else:
-        agreed, schema = before[:2]
+        agreed, schema = before.agreed, before.schema
     follows = config.local.batch_size == "auto"
-    first = settle_batch(config, BATCHES[-1] if before is None else before[4]) if follows else config
+    first = settle_batch(config, BATCHES[-1] if before is None else before.batch_size) if follows else config
     job, architecture = make_job(first, schema, folder.name, transport.name, reveal)
     sizes = known_sizes(folder) if resume else []
 
@@ -107,6 +108,8 @@ def federate(
     if follows and before is None and (batch := follow([h.n_train for h in hellos.values()])) != BATCHES[-1]:
         job = replace(job, local=job.local.model_copy(update={"batch_size": batch}))
         hellos, missing = greet(job)  # a site's policy may say no to batches that small
+    chooses = config.server.optimizer == "auto"
+    applied = follow_sites([h.n_train for h in hellos.values()]) if before is None else before.optimizer
     test = server_test(config, schema)
 
     def meet(clients: list[int]) -> tuple[dict[int, int], dict[int, str]]:
@@ -162,13 +165,14 @@ def federate(
         gone=gone,
         real=engine.real,
         watched=True,
-        found={"batch_size": batch_of(job.local)} if follows else {},
+        found={**({"batch_size": batch_of(job.local)} if follows else {}), **({FOUND: applied} if chooses else {})},
     )
     if deploy.updates == "masked":
         check_masked(config, method, problem.rates)
     notes = (
         *encoder_notes(job.encoding, config.model, images=False),
         *batch_notes(config.local, batch_of(job.local), engine.sizes),
+        *server_notes(config.server, applied, engine.sizes),
         *([told_less] if told_less else []),
     )
     about = describe(schema, job, names, hellos, test, held_out, notes)
@@ -180,7 +184,7 @@ def federate(
 
     def begin(folder: Path, done: int) -> None:
         said = {"sites": list(names), "began_with": began_with, "agreed": agreed, "schema": plain(schema)}
-        said |= {"reveal": reveal, "batch_size": batch_of(job.local)}
+        said |= {"reveal": reveal, "batch_size": batch_of(job.local), FOUND: applied}
         write_atomically(folder / AGREEMENT, json.dumps(said))
         if on_start is not None:
             on_start(folder, done)
@@ -215,13 +219,25 @@ def federate(
         )
 
 
-def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], int, str, int] | None:
-    """What the sites agreed on when the run began, without and with the preprocessing, how many they were, what they
-    reveal and in which batches they train: a site that is away now, or is new, does not change it. None if the run has
-    not begun.
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What was settled when a run began: a site that is away now, or is new, does not change it."""
 
-    ``FedtailError`` where the numbers are not those of the run, since its state is kept by them.
-    """
+    agreed: dict[str, Any]
+    """What the sites agreed on, without the preprocessing ..."""
+    schema: dict[str, Any]
+    """... and with it."""
+    began_with: int
+    """How many sites there were."""
+    reveal: str
+    batch_size: int
+    optimizer: str
+    """The server's, if it is ``auto``."""
+
+
+def read_agreement(folder: Path, names: Sequence[str]) -> Agreement | None:
+    """None if the run has not begun; ``FedtailError`` where the numbers are not those of the run, since its state is
+    kept by them."""
     if not (folder / AGREEMENT).is_file():
         return None
     about = json.loads((folder / AGREEMENT).read_text())
@@ -231,9 +247,14 @@ def read_agreement(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], 
             f"{str(folder)!r} has the sites {', '.join(before)}, in this order, and not {', '.join(names)}; "
             "new sites come after them, or start a new run"
         )
-    began_with = int(about.get("began_with", len(before)))
-    batch = int(about.get("batch_size", BATCHES[-1]))
-    return about["agreed"], about["schema"], began_with, str(about.get("reveal", "totals")), batch
+    return Agreement(
+        agreed=about["agreed"],
+        schema=about["schema"],
+        began_with=int(about.get("began_with", len(before))),
+        reveal=str(about.get("reveal", "totals")),
+        batch_size=int(about.get("batch_size", BATCHES[-1])),
+        optimizer=str(about.get(FOUND, "none")),
+    )
 
 
 def known_sizes(folder: Path) -> list[int]:

@@ -99,7 +99,7 @@ def verdicts(comparison: Comparison) -> str:
 
 
 def races(comparison: Comparison) -> str:
-    """What ``auto`` tried for learning rate and resampling rate, what won, and the batches it chose."""
+    """What ``auto`` tried for learning rate and resampling rate, what won, and what it chose from the sites' sizes."""
     colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
     metric = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))]
     for contender in comparison.contenders:
@@ -114,13 +114,9 @@ def races(comparison: Comparison) -> str:
                     row = [name, f"{value:g}", *shown, "kept" if kept else "", str(record["round"] + 1)]
                     rows.append([*([contender.label, str(run.seed)] if several else []), *row])
                     runs.append(colours[contender.label])
-    batches = sorted({int(n) for run in comparison.runs if (n := run.result.get("found", {}).get("batch_size"))})
-    followed = (
-        f"<p>Batch size {' or '.join(map(str, batches))}, chosen from the training samples of the median site "
-        "(<code>local.batch_size=auto</code>).</p>"
-    )
+    followed = settled(comparison)
     if not rows:
-        return followed if batches else ""
+        return followed
     smooth = [METRICS[name] for name in metric.smooth]
     words = " and ".join(one.words for one in smooth)
     by = f"{words} or, if sites do not reveal these, by {metric.words}" if smooth else metric.words
@@ -130,7 +126,22 @@ def races(comparison: Comparison) -> str:
     )
     shown = [metric.title, *(one.title for one in smooth)]
     head = [*(["Method", "Seed"] if several else []), "Setting", "Value", *shown, "", "Round"]
-    return (followed if batches else "") + text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
+    return followed + text + scroll(html_table(head, rows, runs=runs, look="fit"), "Race")
+
+
+def settled(comparison: Comparison) -> str:
+    """What ``auto`` chose from the number and the size of the sites."""
+    found = [run.result.get("found", {}) for run in comparison.runs]
+    batches = sorted({int(one["batch_size"]) for one in found if "batch_size" in one})
+    text = ""
+    if batches:
+        text += (
+            f"<p>Batch size {' or '.join(map(str, batches))}, chosen from the training samples of the median site "
+            "(<code>local.batch_size=auto</code>).</p>"
+        )
+    if any(one.get("server_optimizer", "none") != "none" for one in found):
+        text += "<p>Many small sites: Adam at the server (<code>server.optimizer=auto</code>).</p>"
+    return text
 
 
 def curves(comparison: Comparison) -> str:

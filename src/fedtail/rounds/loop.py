@@ -26,7 +26,7 @@ from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.rivals import Played, play_rivals
 from fedtail.rounds.search import RatesInForce, probes_of, race_values, reports_of, rewards_of
-from fedtail.rounds.server import server_step
+from fedtail.rounds.server import in_force, server_step
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
 from fedtail.settings import Local, Run, Settings
@@ -154,7 +154,8 @@ def play(
     aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
     history = state.history if spent is None else [spent]
     aggregate, cost = privatize(problem, settings.privacy, task, aggregate, weights, updates, history)
-    state.x, state.server = server_step(settings.server, state.x, aggregate, state.server, problem.model.n_params)
+    applied = in_force(settings.server, problem.found)
+    state.x, state.server = server_step(applied, state.x, aggregate, state.server, problem.model.n_params)
 
     state.method = method.after_round(server, updates, choice.tolist(), state.method)
     engine.commit(dict(zip(present.tolist(), rates.choice[present].tolist(), strict=True)))

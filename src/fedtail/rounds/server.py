@@ -9,15 +9,53 @@ The round's aggregate is turned into a pseudo-gradient g = x - aggregate, on whi
 
 with m = 0 and v = tau^2 at the start, and no bias correction, as in the paper's algorithm 2. Float buffers
 (BatchNorm statistics) are not optimized: they take the aggregate's values.
+
+``auto`` is Adam for many small sites. Each takes a dozen steps in a round, and the mean over fifty of them moves the
+model no farther than one does; a step that does not depend on the length of the mean gets on (docs/your-data.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors
+from fedtail.errors import FedtailError
+from fedtail.rounds.batches import median
 from fedtail.settings import Server
+
+MANY = 20
+"""Sites from which on ``auto`` is Adam, if they are small ..."""
+SMALL = 512
+"""... that is, if the median one has fewer training samples than this."""
+FOUND = "server_optimizer"
+"""What ``auto`` chose, among the settings that a run has found."""
+
+
+def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
+    """What ``server.optimizer = "auto"`` is for sites with so many training samples; 0 of one that is not there."""
+    return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
+
+
+def in_force(server: Server, found: Mapping[str, Any]) -> Server:
+    """The same with an optimizer in place of ``auto``."""
+    if server.optimizer != "auto":
+        return server
+    if FOUND not in found:
+        raise FedtailError("server.optimizer = 'auto' depends on the sites, which are not known here; name one")
+    return server.model_copy(update={"optimizer": found[FOUND]})
+
+
+def server_notes(server: Server, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+    """That ``auto`` chose an optimizer, for the run folder and the screen; nothing where it was said, or is none."""
+    if server.optimizer != "auto" or chosen == "none":
+        return ()
+    about = f"{np.count_nonzero(sizes)} sites, of which the median one has {median(sizes):,.0f} training samples"
+    return (f"the server applies updates with Adam (server.optimizer=auto): {about}",)
 
 
 def server_step(

@@ -96,7 +96,7 @@ class Problem:
     """Whether each client's influence on the model is recorded."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
-    found: Mapping[str, float] = field(default_factory=dict)
+    found: Mapping[str, float | str] = field(default_factory=dict)
     """Settings that were ``auto`` and were settled before round 0; what a race settles, its strategy knows."""
     undone: int = 0
     """Releases under privacy of rounds that a resumed run repeats: what has left has left."""

@@ -77,6 +77,8 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
             wanted["decision.goal"] = "balanced_accuracy"
     if not validates or not config.run.validate_every:
         wanted = {key: value for key, value in wanted.items() if key not in BY_VALIDATION}
+    if config.privacy.mode != "none":  # Adam gives coordinates that are mostly noise steps as long as the others
+        wanted.pop("server.optimizer", None)
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
         wanted.pop("local.lr", None)
     return {key: value for key, value in wanted.items() if key not in said}

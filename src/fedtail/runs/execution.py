@@ -112,7 +112,8 @@ def _suggested(
 ) -> tuple[nn.Module | str, Settings]:
     """Model and settings with what the user's own data suggests for what the user has not said."""
     keys = {f"{KEYWORDS[name]}.{name}" for name in said if name in KEYWORDS}
-    keys |= {f"decision.{name}" for name in chosen.decision.model_fields_set}
+    for section in ("server", "decision"):
+        keys |= {f"{section}.{name}" for name in getattr(chosen, section).model_fields_set}
     own = set() if model is None else {"model.name", "model.channels"}
     validates = any(len(rows) for rows in federation.validation)
     if model is not None:

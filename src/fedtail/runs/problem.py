@@ -28,6 +28,7 @@ from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.search import racing
+from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem
 from fedtail.runs.encoding import build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.settings import Settings
@@ -90,8 +91,11 @@ def prepare(
     images = is_images(federation.preprocessing)
     encoding = choose_encoding(settings.model, federation.input_shape, images=images)
     batch = batch_of(settled(settings, federation.sizes).local)
-    batches = batch_notes(settings.local, batch, federation.sizes)
-    notes = (*encoder_notes(encoding, settings.model, images=images), *batches)
+    notes = (
+        *encoder_notes(encoding, settings.model, images=images),
+        *batch_notes(settings.local, batch, federation.sizes),
+        *server_notes(settings.server, follow_sites(federation.sizes), federation.sizes),
+    )
     about = with_encoding(describe(federation), encoding, notes)
     if encoding is not None:
         cache = bool(settings.data.options.get("cache", True))
@@ -199,5 +203,8 @@ def assemble(
         labels=federation.clusters,
         monitors=monitors,
         noise_seed=seed,
-        found={"batch_size": batch_of(settings.local)} if asked.batch_size == "auto" else {},
+        found={
+            **({"batch_size": batch_of(settings.local)} if asked.batch_size == "auto" else {}),
+            **({FOUND: follow_sites(federation.sizes)} if settings.server.optimizer == "auto" else {}),
+        },
     )

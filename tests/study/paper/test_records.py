@@ -136,7 +136,12 @@ def test_a_table_has_seeds_spread_paired_test_and_rank_agreement() -> None:
 
 
 def test_single_runs_are_listed_with_what_was_changed_and_their_validation_where_it_is_known() -> None:
-    view = {"grid": "table-iid", "where": {"column": "Adult-10"}, "metrics": ["weighted_f1"], "validation": ["macro_f1"]}
+    view = {
+        "grid": "table-iid",
+        "where": {"column": "Adult-10"},
+        "metrics": ["weighted_f1"],
+        "validation": ["macro_f1"],
+    }
     runs = [
         run("FedAvg + U", 0, 0.9, overrides={"local.lr": 0.4}, validation={"macro_f1": 0.7}, seconds=2.0),
         run("FedAvg + U", 0, 0.8, overrides={"local.lr": 0.2}),
