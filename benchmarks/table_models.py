@@ -31,7 +31,9 @@ from fedtail.data.sets import adult, unsw
 from fedtail.data.sets.flights import CLASSES as OUTCOMES
 from fedtail.data.sets.flights import read_flights
 from fedtail.data.sources import data_root, locate
+from fedtail.methods import METHODS
 from fedtail.models import build_model
+from fedtail.runs.config import parse_value
 
 Frames = tuple[pd.DataFrame, pd.DataFrame, str]
 """Training rows, test rows, label column."""
@@ -215,7 +217,11 @@ def federated(
         sites = replace(sites, own="table")
         module = build_model(kind, sites.input_shape, sites.n_classes, seed=seed, **options) if kind else None
         strategy = "auto" if rate == "auto" else float(rate)
-        result = fit(sites, module, method, strategy, seed=seed, diagnostics=(), **settings)
+        name_of, *said = method.split()
+        options_of = {key: parse_value(value) for key, _, value in (one.partition("=") for one in said)}
+        result = fit(
+            sites, module, METHODS.build(name_of, **options_of), strategy, seed=seed, diagnostics=(), **settings
+        )
         told = {k: result.summary.get(k) for k in ("found", "rounds", "selected_round")}
         told |= {"likeliest": {k: result.before[k] for k in SHOWN}} if result.before is not None else {}
         return {**{k: result.test[k] for k in SHOWN}, "validation": result.validation.get("macro_f1"), **told}
