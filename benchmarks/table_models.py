@@ -159,7 +159,21 @@ def means(rows: Iterable[dict[str, Any]]) -> str:
             shown = " | ".join(f"{_mean(each, k):.3f} ± {spread[k]:.3f}" for k in SHOWN[:2])
             against = f"{_mean(each, 'macro_f1') - best:+.3f}"
             lines.append(f"| {name} | {title} | {shown} | {against} | {_mean(each, 'cpu'):.0f} | {len(each)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *against_first(found)])
+
+
+def against_first(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
+    """The first federated contender against each other one: mean difference over the tables that have both."""
+    titles = list(dict.fromkeys(t for each in found.values() for t in each if not t.startswith("pooled")))
+    lines = [""] if len(titles) > 1 and len(found) > 1 else []
+    for other in titles[1:] if lines else []:
+        both = [each for each in found.values() if titles[0] in each and other in each]
+        gaps = {k: [_mean(each[titles[0]], k) - _mean(each[other], k) for each in both] for k in SHOWN[:2]}
+        mean, tail = (float(np.mean(gap)) for gap in gaps.values())
+        ahead = sum(gap > 0 for gap in gaps["macro_f1"])
+        said = f"{titles[0]} - {other}: macro F1 {mean:+.3f}, tail recall {tail:+.3f}"
+        lines.append(f"{said}, ahead on {ahead} of {len(both)} tables")
+    return lines
 
 
 def _mean(rows: list[dict[str, Any]], key: str) -> float:
@@ -219,9 +233,8 @@ def federated(
         strategy = "auto" if rate == "auto" else float(rate)
         name_of, *said = method.split()
         options_of = {key: parse_value(value) for key, _, value in (one.partition("=") for one in said)}
-        result = fit(
-            sites, module, METHODS.build(name_of, **options_of), strategy, seed=seed, diagnostics=(), **settings
-        )
+        built = METHODS.build(name_of, **options_of)
+        result = fit(sites, module, built, strategy, seed=seed, diagnostics=(), **settings)
         told = {k: result.summary.get(k) for k in ("found", "rounds", "selected_round")}
         told |= {"likeliest": {k: result.before[k] for k in SHOWN}} if result.before is not None else {}
         return {**{k: result.test[k] for k in SHOWN}, "validation": result.validation.get("macro_f1"), **told}
