@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -140,6 +142,14 @@ def test_a_run_with_auto_has_the_bits_of_one_that_names_what_it_chose(n_sites: i
     auto, said = (ft.fit(federation, "mlp", rounds=3, server={"optimizer": name}) for name in ("auto", chosen))
     assert torch.equal(auto.x, said.x)
     assert auto.summary["found"] == {"server_optimizer": chosen} and "found" not in said.summary
+
+
+def test_a_users_own_table_has_auto_unless_the_user_says_otherwise() -> None:
+    table = replace(blob_federation(MANY), own="table")
+    found = ft.fit(table, "mlp", rounds=2, lr=0.1).summary["found"]
+    assert found["server_optimizer"] == "adam"
+    said = ft.fit(table, "mlp", rounds=2, lr=0.1, server={"optimizer": "none"}).summary["found"]
+    assert "server_optimizer" not in said
 
 
 def test_auto_needs_sites_to_follow() -> None:

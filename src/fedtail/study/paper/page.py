@@ -117,7 +117,7 @@ def listed(view: Mapping[str, Any], records: Sequence[Record]) -> str:
     for r in records:
         if r.overrides and all(getattr(r, k) == v for k, v in where.items()):
             told = [*((r.metrics, m) for m in metrics), *((r.validation, m) for m in chosen_by)]
-            scores = (number(scores[m]) if m in scores else "–" for scores, m in told)
+            scores = (number(split[m]) if m in split else "–" for split, m in told)
             rows.append([r.row, said(r.overrides), *scores, f"{r.seconds:.0f} s" if r.seconds == r.seconds else ""])
     titles = [METRICS[m].title for m in metrics] + [f"{METRICS[m].title}, validation" for m in chosen_by]
     return markdown_table(["", "changed", *titles, ""], rows)
