@@ -25,6 +25,7 @@ import pandas as pd
 from fedtail import fit
 from fedtail.core.metrics import summarize
 from fedtail.core.random import generator
+from fedtail.core.significance import paired
 from fedtail.data import DATASETS, Pooled, partition, table_from_frame
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.sets import adult, unsw
@@ -164,17 +165,22 @@ def means(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def against_first(found: dict[str, dict[str, list[dict[str, Any]]]]) -> list[str]:
-    """The first federated contender against each other one: mean difference over the tables that have both."""
+    """The first federated contender against each other one, over the tables that have both."""
     titles = list(dict.fromkeys(t for each in found.values() for t in each if not t.startswith("pooled")))
-    lines = [""] if len(titles) > 1 and len(found) > 1 else []
-    for other in titles[1:] if lines else []:
-        both = [each for each in found.values() if titles[0] in each and other in each]
-        gaps = {k: [_mean(each[titles[0]], k) - _mean(each[other], k) for each in both] for k in SHOWN[:2]}
-        mean, tail = (float(np.mean(gap)) for gap in gaps.values())
-        ahead = sum(gap > 0 for gap in gaps["macro_f1"])
-        said = f"{titles[0]} - {other}: macro F1 {mean:+.3f}, tail recall {tail:+.3f}"
-        lines.append(f"{said}, ahead on {ahead} of {len(both)} tables")
-    return lines
+    means_of = {
+        t: {k: {name: _mean(each[t], k) for name, each in found.items() if t in each} for k in SHOWN[:2]}
+        for t in titles
+    }
+    lines = []
+    for other in titles[1:]:
+        macro, tail = (paired(means_of[titles[0]][k], means_of[other][k]) for k in SHOWN[:2])
+        if macro is None or tail is None or macro.n < 2:
+            continue
+        lines.append(
+            f"{titles[0]} - {other}: macro F1 {macro.difference:+.3f} (paired t-test over {macro.n} tables: "
+            f"p {macro.p_t:.3f}), tail recall {tail.difference:+.3f}"
+        )
+    return ["", *lines] if lines else []
 
 
 def _mean(rows: list[dict[str, Any]], key: str) -> float:
