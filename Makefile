@@ -19,9 +19,9 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.core: $(BIN)/python pyproject.toml experiments/pyproject.toml constraints.txt
 	@echo "installing fedtail into $(VENV) (once) ..."
-	$(PIP) -e .
+	$(PIP) -e . -e experiments
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core

@@ -24,7 +24,6 @@ from fedtail.core.evidence import wilson
 from fedtail.core.scores import average_precision
 from fedtail.core.significance import paired
 from fedtail.data import Federation, partition, table_from_frame
-from fedtail.data.sets.flights import CATEGORIES, CLASSES, DESTINATIONS, NUMBERS, WEATHER, read_flights
 from fedtail.data.sources import locate
 from fedtail.data.tables.pooled import encode_table
 from fedtail.data.tables.read import Table
@@ -39,6 +38,7 @@ from fedtail.runs.decide import choose_decisions
 from fedtail.runs.problem import assemble
 from fedtail.runs.told import Splits, metrics_of_test, tell_splits, worst_of
 from fedtail.settings import Decision, Settings
+from fedtail_experiments.data.flights import CATEGORIES, CLASSES, DESTINATIONS, NUMBERS, WEATHER, read_flights
 
 ROUNDS = {"adult": 6, "unsw": 6, "flights": 2}
 """Fewer than a user would train: decisions come after, and ten seeds must fit."""

@@ -29,12 +29,12 @@ from fedtail.core.significance import paired
 from fedtail.data import DATASETS, Pooled, partition, table_from_frame
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.sets import adult, unsw
-from fedtail.data.sets.flights import CLASSES as OUTCOMES
-from fedtail.data.sets.flights import read_flights
 from fedtail.data.sources import data_root, locate
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.runs.config import parse_value
+from fedtail_experiments.data.flights import CLASSES as OUTCOMES
+from fedtail_experiments.data.flights import read_flights
 
 Frames = tuple[pd.DataFrame, pd.DataFrame, str]
 """Training rows, test rows, label column."""

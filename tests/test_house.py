@@ -84,6 +84,8 @@ def test_the_version_is_declared_once_and_is_the_changelogs() -> None:
     about = tomllib.loads((root / "pyproject.toml").read_text())
     assert about["project"]["dynamic"] == ["version"] and "version" not in about["project"]
     assert root / about["tool"]["hatch"]["version"]["path"] == Path(inspect.getfile(fedtail.version))
+    experiments = tomllib.loads((root / "experiments" / "pyproject.toml").read_text())
+    assert experiments["project"]["version"] == VERSION
     again = [f for f in SOURCE.rglob("*.py") if f'"{VERSION}"' in f.read_text() and f.name != "version.py"]
     asked = [f for f in SOURCE.rglob("*.py") if re.search(r"""version\(["']fedtail["']\)""", f.read_text())]
     assert not again and not asked, "fedtail.version.VERSION says it, whatever is installed"

@@ -83,7 +83,10 @@ class Registry(Generic[T]):
             return load_object(self.kind, name)
         for point in entry_points(group=self.group, name=name):
             return point.load()
-        raise one_of(self.kind, name, self)
+        error = one_of(self.kind, name, self)
+        if self.section in ("method", "data") and importlib.util.find_spec("fedtail_experiments") is None:
+            raise FedtailError(f"{error}. The package fedtail-experiments, which is not installed, has more")
+        raise error
 
     def __contains__(self, name: object) -> bool:
         """Whether a name is registered or points at the user's own, which is only looked at when it is used."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from fedtail.cli.progress import Stopped, console, progress_bar
 from fedtail.cores import usable_cores
 from fedtail.errors import FedtailError
-from fedtail.study.cells import Cell, Outcome, finished, on_gpu, run_cells
-from fedtail.study.launchers import Launcher
+from fedtail.study.cells import Cell, Launcher, Outcome, finished, on_gpu, run_cells
 
 
 def run_with_progress(

@@ -6,7 +6,10 @@ import ast
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,6 @@ ClickException: Any = UsageError.__mro__[1]
 COMMANDS = {
     "demo": "demo:demo",
     "run": "run:run_command",
-    "reproduce": "reproduce:reproduce",
     "report": "report:report",
     "deploy": "deploy:app",
     "site": "site:app",
@@ -31,21 +33,33 @@ COMMANDS = {
     "compare": "compare:compare_command",
     "methods": "methods:app",
     "tune": "tune:tune",
-    "bench": "bench:app",
 }
 """Command -> its module in this package, and there the function or the group of commands."""
+MISSING = (
+    "{!r} is a command of the package fedtail-experiments, which is not installed; in a checkout of fedtail: "
+    "pip install -e experiments"
+)
+EXPERIMENTS = ("reproduce", "bench")
+"""Commands of the package ``fedtail-experiments``."""
+
+
+@cache
+def all_commands() -> dict[str, str]:
+    """Every command with its full place: ``COMMANDS``, then the entry points ``fedtail.commands`` of other packages."""
+    ours = {name: f"{__package__}.{place}" for name, place in COMMANDS.items()}
+    return ours | {point.name: point.value for point in entry_points(group="fedtail.commands")}
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are in ``COMMANDS``. For a list of them only their docstrings are read."""
+    """A group whose commands are those of ``all_commands``. For a list of them only their docstrings are read."""
 
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(all_commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in all_commands():
             return None
         if self._listing:
             return TyperCommand(cmd_name, help=said_of(cmd_name))
@@ -56,8 +70,11 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
-        except UsageError as error:  # typer only guesses among commands that are loaded
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        except UsageError as error:
+            if args[0] in EXPERIMENTS:
+                raise UsageError(MISSING.format(args[0]), ctx) from None
+            # typer only guesses among commands that are loaded
+            close = difflib.get_close_matches(args[0], all_commands(), n=1)
             if not close or "Did you mean" in error.message:
                 raise
             raise UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
@@ -81,8 +98,8 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """Import a command."""
-    module, _, attribute = COMMANDS[name].partition(":")
-    found = getattr(import_module(f"{__package__}.{module}"), attribute)
+    module, _, attribute = all_commands()[name].partition(":")
+    found = getattr(import_module(module), attribute)
     parent = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
     parent.callback()(lambda: None)
     if isinstance(found, typer.Typer):
@@ -95,8 +112,10 @@ def load(name: str) -> Any:
 
 def said_of(name: str) -> str:
     """The help of a command as its source has it: its docstring, or that of a group."""
-    module, _, attribute = COMMANDS[name].partition(":")
-    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    module, _, attribute = all_commands()[name].partition(":")
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None, module
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if attribute != "app":
         return next(ast.get_docstring(f) or "" for f in functions if f.name == attribute)

@@ -12,7 +12,6 @@ from rich.text import Text
 from fedtail.cli.progress import terminal
 from fedtail.core.metrics import METRICS
 from fedtail.report.tables import Table, difference, footnote, mean_spread
-from fedtail.study.paper.tables import Entry, GridResult
 
 NARROW = (
     "balanced_accuracy",
@@ -79,31 +78,3 @@ def print_table(table: Table, console: Console | None = None) -> None:
         out.print(Text(footnote(table), style="dim"))
     elif seeds > 1:
         out.print(Text(f"mean ± standard deviation over {seeds} seeds; the report has the paired tests", style="dim"))
-
-
-def print_grid(result: GridResult) -> None:
-    """Print a table per block of a grid, the paper's numbers dimmed."""
-    out = terminal()
-    columns = result.used("column")
-    for block in result.used("block"):
-        title = result.grid.title if block == "all" else f"{result.grid.title}: {block}"
-        out.print(Text.assemble("\n", (title, "bold"), f" ({result.grid.metric.replace('_', ' ')})"), soft_wrap=True)
-        shown = bare_table()
-        shown.add_column("", no_wrap=True)
-        for column in columns:
-            shown.add_column(column, justify="right")
-        for row in result.used("row"):
-            entries = [result.entry(block, row, column) for column in columns]
-            if any(entries):
-                shown.add_row(row, *map(_beside_paper, entries))
-        out.print(shown)
-    if any(entry.paper is not None for entry in result.entries):
-        out.print("in parentheses: the paper's values", style="dim")
-    if result.grid.notes:
-        out.print(" ".join(result.grid.notes.split()), style="dim")
-
-
-def _beside_paper(entry: Entry | None) -> Text:
-    if entry is None or entry.paper is None:
-        return Text(entry.text() if entry else "")
-    return Text.assemble(entry.text(), (f" ({entry.paper:.4g})", "dim"))

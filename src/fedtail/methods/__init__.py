@@ -4,22 +4,18 @@ from fedtail.methods.base import Batch, LocalRun, Method, Server
 from fedtail.methods.ccvr import CCVR
 from fedtail.methods.class_balanced import ClassBalanced
 from fedtail.methods.climb import CLIMB
-from fedtail.methods.creff import CReFF
 from fedtail.methods.fedavg import FedAvg
 from fedtail.methods.fedcgn import FedCGN
 from fedtail.methods.fedcgnm import FedCGNM
 from fedtail.methods.fedetf import FedETF
-from fedtail.methods.fedgrab import FedGraB
 from fedtail.methods.fedlc import FedLC
 from fedtail.methods.fedloge import FedLoGe
-from fedtail.methods.fednoro import FedNoRo
 from fedtail.methods.fedprox import FedProx
 from fedtail.methods.fedyoyo import FedYoYo
 from fedtail.methods.focal import Focal
 from fedtail.methods.grw import GRW
 from fedtail.methods.logit_adjustment import LogitAdjustment
 from fedtail.methods.pcn import PCN, PCNO
-from fedtail.methods.ratio_loss import RatioLoss
 from fedtail.methods.registry import METHODS
 from fedtail.methods.scaffold import Scaffold
 from fedtail.methods.weighted_ce import WeightedCE
@@ -32,23 +28,19 @@ __all__ = [
     "PCN",
     "PCNO",
     "Batch",
-    "CReFF",
     "ClassBalanced",
     "FedAvg",
     "FedCGN",
     "FedCGNM",
     "FedETF",
-    "FedGraB",
     "FedLC",
     "FedLoGe",
-    "FedNoRo",
     "FedProx",
     "FedYoYo",
     "Focal",
     "LocalRun",
     "LogitAdjustment",
     "Method",
-    "RatioLoss",
     "Scaffold",
     "Server",
     "WeightedCE",

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fedtail.cores import grant_cores, usable_cores
-from fedtail.data.sources import SOURCES, locate
+from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
 from fedtail.rounds.loop import RoundHook
 from fedtail.runs.config import changed, check_config, result_keys
@@ -35,6 +35,8 @@ from fedtail.simulate.turns import Turns
 
 LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
+FORMER: dict[str, Any] = {}
+"""Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
 AT_ONCE = 4
 """Most runs at once on one GPU: it is full by then, and each takes memory."""
 
@@ -48,7 +50,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        text = json.dumps(result_keys(self.config), sort_keys=True, default=str)
+        text = json.dumps({**FORMER, **result_keys(self.config)}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def folder(self, base: Path) -> Path:
@@ -68,6 +70,10 @@ class Outcome:
     error: str | None = None
 
 
+Launcher = Callable[[Sequence[Cell], Path], Iterator[Outcome]]
+"""Runs the cells it is given and yields their outcomes, in any order."""
+
+
 def seeds_of(config: Settings, label: str, seeds: Iterable[int]) -> list[Cell]:
     """The same config under several seeds."""
     return [Cell(f"{label}-s{seed}", changed(config, {"run.seed": seed})) for seed in seeds]
@@ -84,13 +90,13 @@ def run_cells(
     *,
     workers: int = 1,
     on_done: Callable[[Outcome], None] | None = None,
-    launcher: Callable[[Sequence[Cell], Path], Iterator[Outcome]] | None = None,
+    launcher: Launcher | None = None,
 ) -> list[Outcome]:
     """Run what is not finished yet; outcomes come in the order of ``cells``.
 
     ``workers`` run at once, in processes of their own or, on a GPU, in this one. A cell that fails does not stop the
-    others: its outcome carries the error. ``launcher`` replaces all that (by a cluster, for instance): it yields the
-    outcome of every cell it is given, in any order.
+    others: its outcome carries the error. ``launcher`` replaces all that (by a cluster, for
+    instance).
     """
     with writing(base):
         base.mkdir(parents=True, exist_ok=True)
@@ -135,7 +141,7 @@ def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
     """
     missing = {}
     for name, folder in dict.fromkeys(data_of(cell) for cell in cells):
-        if name in SOURCES:
+        if is_public(name):
             try:
                 locate(name, folder)
             except FedtailError as error:
@@ -143,7 +149,7 @@ def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
     return missing
 
 
-def launcher_of(cells: Sequence[Cell], workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+def launcher_of(cells: Sequence[Cell], workers: int) -> Launcher:
     """How ``workers`` of these cells run at once."""
     if workers <= 1 or len(cells) <= 1:
         return one_by_one
@@ -160,7 +166,7 @@ def one_by_one(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
         yield run_cell(cell, base)
 
 
-def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+def in_processes(workers: int) -> Launcher:
     """A launcher with ``workers`` fresh processes; torch does not survive a fork."""
 
     def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
@@ -187,7 +193,7 @@ def in_processes(workers: int) -> Callable[[Sequence[Cell], Path], Iterator[Outc
     return launch
 
 
-def together(runs: int) -> Callable[[Sequence[Cell], Path], Iterator[Outcome]]:
+def together(runs: int) -> Launcher:
     """A launcher for a GPU: so many cells at once in this process, as further lanes of the device.
 
     Processes that share a GPU gain nothing, since it serves one of them at a time. Threads of one process that take

@@ -13,8 +13,8 @@ from fedtail.data.images import decode as decode_module
 from fedtail.data.images.decode import choose_size, read_image
 from fedtail.data.images.folders import images
 from fedtail.data.registry import DATASETS
-from fedtail.data.sets.elpv import elpv
 from fedtail.errors import FedtailError
+from fedtail_experiments.data.elpv import elpv
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,206 @@
+"""One method through the suite: a race for its settings on each set, then every seed, then a submission folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedtail.errors import FedtailError, writing
+from fedtail.files import write_atomically
+from fedtail.methods import METHODS
+from fedtail.registry import is_own
+from fedtail.rounds.history import plain
+from fedtail.runs.config import check_config, layered
+from fedtail.study.cells import Cell, Outcome
+from fedtail_experiments.bench.suite import Set, Suite, measured
+from fedtail_experiments.paper.grid import slug
+from fedtail_experiments.paper.search import Trial, draw_trials, race_trials, search_space
+
+Run = Callable[[str, Sequence[Cell]], list[Outcome]]
+"""(What for, cells) -> what became of them."""
+FILE = "submission.json"
+SHARED = ("local.batch_size",)
+"""Settings that the suite fixes and other searches vary."""
+CLOSE = 0.02
+"""How far macro F1 may be off on another machine, whose sums round differently."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One finished run: a set and a seed."""
+
+    set: str
+    seed: int
+    digest: str
+    """Of the model's weights."""
+    values: dict[str, float]
+    """By ``suite.MEASURES``."""
+
+
+@dataclass
+class Submission:
+    """What a method did on the suite: all that ``submission.json`` holds."""
+
+    method: str
+    title: str
+    version: int
+    """Of the suite."""
+    source: str = ""
+    """File of the method beside the submission, where it is the user's own."""
+    chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per set: the settings that its race found."""
+    trials: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    hardware: dict[str, Any] = field(default_factory=dict)
+
+    def values(self, measure: str) -> dict[tuple[str, int], float]:
+        """(set, seed) -> what was measured."""
+        return {(row.set, row.seed): row.values[measure] for row in self.rows}
+
+
+def bench_method(
+    suite: Suite, method: str, sets: Sequence[Set], seeds: int, out: Path, run: Run, device: str | None = None
+) -> Submission:
+    """Tune and run one method, and write its submission folder under ``out``, anew after every set."""
+    built = METHODS.build(method)
+    folder = out / "submissions" / slug(built.name if not is_own(method) else method.rpartition(":")[2])
+    done = Submission(method=method, title=built.title, version=suite.version)
+    take_over(done, folder)
+    file = Path(method.rpartition(":")[0]) if is_own(method) else Path()
+    if file.suffix == ".py":
+        done.source = file.name
+    for one in sets:
+        base = {**one.settings, **({"engine.device": device} if device else {})}
+        found = tune(suite, one, base, method, run)
+        best = max((t for t in found if t.rounds == found[-1].rounds), key=lambda t: t.score)
+        if not math.isfinite(best.score):
+            raise FedtailError(f"{built.title} failed in every trial on {one.name}; try: {shown(one, method)}")
+        cells = [final_cell(base, one, method, best.settings, seed) for seed in range(seeds)]
+        outcomes = run(f"{built.title} on {one.name}", cells)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise FedtailError(f"{outcome.cell.label} failed: {outcome.error}")
+        done.chosen[one.name] = best.settings
+        done.trials[one.name] = [asdict(t) for t in found]
+        done.rows = [row for row in done.rows if row.set != one.name] + [row_of(one, outcome) for outcome in outcomes]
+        last = outcomes[-1].folder / "result.json"
+        done.hardware = json.loads(last.read_text(encoding="utf-8")).get("hardware", {})
+        write_submission(folder, done, file)
+    return done
+
+
+def take_over(done: Submission, folder: Path) -> None:
+    """What the method's submission says already: the suite may be run set by set.
+
+    Nothing of another version, or of a method whose file has changed since."""
+    if not (folder / FILE).is_file():
+        return
+    before = read_submission(folder)
+    file = Path(done.method.rpartition(":")[0])
+    changed = before.source and file.read_bytes() != (folder / before.source).read_bytes()
+    if before.version != done.version or before.method != done.method or changed:
+        return
+    done.chosen, done.trials, done.rows = before.chosen, before.trials, before.rows
+
+
+def tune(suite: Suite, one: Set, base: Mapping[str, Any], method: str, run: Run) -> list[Trial]:
+    """The race for a method's settings on one set."""
+    field = draw_trials(f"bench/{one.name}", one.settings, method, search_space(method, SHARED), suite.trials)
+    return race_trials(
+        f"bench-{one.name}", base, method, field, [suite.tuning_seed], lambda cells: run(f"tune {one.name}", cells)
+    )
+
+
+def final_cell(base: Mapping[str, Any], one: Set, method: str, chosen: Mapping[str, Any], seed: int) -> Cell:
+    """A run that counts."""
+    config = check_config(layered([base, {"method.name": method}, chosen, {"run.seed": seed}]))
+    return Cell(slug(f"bench-{one.name}-{METHODS[method].__name__.lower()}-s{seed}"), config)
+
+
+def row_of(one: Set, outcome: Outcome) -> Row:
+    """What counts of a finished run."""
+    result = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8"))
+    about = json.loads((outcome.folder / "clients.json").read_text(encoding="utf-8"))
+    weights = (outcome.folder / "model.safetensors").read_bytes()
+    values = measured(result, about["train_counts"], len(weights))
+    digest = hashlib.sha256(weights).hexdigest()[:16]
+    return Row(set=one.name, seed=int(result["seed"]), digest=digest, values=values)
+
+
+def shown(one: Set, method: str) -> str:
+    """A command that shows what goes wrong."""
+    return f"fedtail run --dataset {one.settings['data.name']} --method {method}"
+
+
+def write_submission(folder: Path, done: Submission, file: Path) -> None:
+    """``file``: the method's own, which goes beside what it did."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if done.source:
+            shutil.copyfile(file, folder / done.source)
+        write_atomically(folder / FILE, json.dumps(plain(asdict(done)), indent=1))
+
+
+def read_submission(folder: Path) -> Submission:
+    """A submission from its folder; one line for what is not one."""
+    path = folder if folder.name == FILE else folder / FILE
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        rows = [Row(**{**row, "values": {k: nan(v) for k, v in row["values"].items()}}) for row in told.pop("rows")]
+        return Submission(**told, rows=rows)
+    except FileNotFoundError:
+        raise FedtailError(f"{folder} is not a submission: it has no {FILE}; `fedtail bench` writes one") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FedtailError(f"{path} is not a submission: {type(error).__name__} {error}") from None
+
+
+def nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One row computed anew."""
+
+    row: Row
+    again: Row
+
+    @property
+    def verdict(self) -> str:
+        """``same bits``, ``agrees`` (another machine rounds otherwise) or ``differs``."""
+        if self.row.digest == self.again.digest:
+            return "same bits" if self._off() < 1e-9 else "differs"
+        return "agrees" if self._off() <= CLOSE else "differs"
+
+    def _off(self) -> float:
+        return abs(self.row.values["macro_f1"] - self.again.values["macro_f1"])
+
+
+def verify(suite: Suite, folder: Path, run: Run, sample: int | None = None, device: str | None = None) -> list[Checked]:
+    """Compute a submission's rows anew, all or the first ``sample`` of each set, with the settings it says it found."""
+    given = read_submission(folder)
+    if given.version != suite.version:
+        raise FedtailError(
+            f"{folder} was made with version {given.version} of the suite, but this is version {suite.version}"
+        )
+    method = given.method
+    if given.source:
+        method = f"{folder / given.source}:{given.method.rpartition(':')[2]}"
+    known, checked = {s.name: s for s in suite.sets}, []
+    for name, chosen in given.chosen.items():
+        if name not in known:
+            raise FedtailError(f"{folder}: the suite has no data set {name!r}")
+        one, rows = known[name], [row for row in given.rows if row.set == name][:sample]
+        base = {**one.settings, **({"engine.device": device} if device else {})}
+        cells = [final_cell(base, one, method, chosen, row.seed) for row in rows]
+        for row, outcome in zip(rows, run(f"verify {name}", cells), strict=True):
+            if outcome.error is not None:
+                raise FedtailError(f"{outcome.cell.label} failed: {outcome.error}")
+            checked.append(Checked(row, row_of(one, outcome)))
+    return checked

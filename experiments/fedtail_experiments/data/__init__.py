@@ -1,0 +1,1 @@
+"""Data sets that only experiments need, one file each; entry points name them."""

@@ -1,0 +1,1 @@
+"""Methods that only experiments compare with, one file each; entry points name them."""

@@ -1,0 +1,106 @@
+"""The short tables of the page: what was reached of the paper's figures, and how each column compares with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtail_experiments.paper.declared import load_grid
+from fedtail_experiments.paper.records import Record
+from fedtail_experiments.paper.search import Found
+from fedtail_experiments.paper.summaries import agreement, difference, number, said, summaries
+from fedtail_experiments.paper.tables import markdown_table
+
+
+def raced(races: Iterable[Found]) -> str:
+    """What every recorded search found, method by method."""
+    rows = [
+        [f.key, f.method, str(f.tried), str(f.seeds), str(len(f.trials) * f.seeds), said(f.settings), number(f.score)]
+        for f in sorted(races, key=lambda f: (f.key, f.method, f.seeds))
+    ]
+    return markdown_table(["", "", "trials", "seeds", "runs", "the best", "validation"], rows)
+
+
+def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """The figures aimed at, each with the recipe's own over all its seeds and the best of all readings that were tried
+    under seed 0.
+
+    A target is a row's figure or, with ``against``, its lead over another row under the same settings and seed.
+    """
+    rows = []
+    for target in view["targets"]:
+        if tried := _readings(target, records):
+            show = difference if "against" in target else number
+            first = {how: values[0] for how, values in tried.items() if 0 in values}
+            best = max(first, key=lambda how: first[how], default=None)
+            reading = "–" if best is None else f"{show(first[best])} ({best or 'the recipe'}; {len(first)} tried)"
+            rows.append([target["name"], show(_paper(target)), _over_seeds(tried.get("", {}), show), reading])
+    return markdown_table(["", "the paper", "ours", "the best reading, seed 0"], rows)
+
+
+def _over_seeds(values: Mapping[int, float], show: Callable[[float], str]) -> str:
+    """Mean, spread and number of seeds."""
+    if not values:
+        return "–"
+    each = list(values.values())
+    spread = f" ± {number(float(np.std(each, ddof=1)))}" if len(each) > 1 else ""
+    return f"{show(float(np.mean(each)))}{spread} ×{len(each)}"
+
+
+def _paper(target: Mapping[str, Any]) -> float:
+    """The paper's figure, or its lead."""
+    of = [target["row"], *([target["against"]] if "against" in target else [])]
+    told = [load_grid(target["grid"]).reported(target["block"], row, target["column"]) for row in of]
+    one, *two = (math.nan if value is None else value for value in told)
+    return one - sum(two)
+
+
+def _readings(target: Mapping[str, Any], records: Iterable[Record]) -> dict[str, dict[int, float]]:
+    """changed settings, in words -> seed -> the figure."""
+    place, metric = (target["grid"], target["block"], target["column"]), target["metric"]
+    each: dict[str, dict[str, dict[int, float]]] = {target["row"]: {}, target.get("against", ""): {}}
+    for r in records:
+        if r.place[:3] == place and r.row in each and metric in r.metrics and r.seed is not None:
+            each[r.row].setdefault(said(r.overrides), {})[r.seed] = r.metrics[metric]
+    mine = each[target["row"]]
+    if "against" not in target:
+        return mine
+    base = each[target["against"]]
+    paired = {
+        how: {seed: value - base[how][seed] for seed, value in values.items() if seed in base[how]}
+        for how, values in mine.items()
+        if how in base
+    }
+    return {how: values for how, values in paired.items() if values}
+
+
+def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """Each column of some grids: how many cells and runs there are, rank agreement with the paper, and the lead of one
+    row over another beside the paper's."""
+    one, two = view["rows"]
+    rows = []
+    for part in view["parts"]:
+        grid = load_grid(part["grid"])
+        found = summaries(grid, records, part["metric"])
+        for place in [(b.name, c) for c in part["columns"] for b in grid.blocks]:
+            cells = [s for key, s in found.items() if key[:2] == place]
+            if not cells:
+                continue
+            tau, n = agreement(grid, found, place)
+            paper = [grid.reported(place[0], row, place[1]) for row in (one, two)]
+            ours = [found.get((*place, row)) for row in (one, two)]
+            lead = difference(ours[0].mean - ours[1].mean) if ours[0] and ours[1] else "–"
+            theirs = difference(paper[0] - paper[1]) if paper[0] is not None and paper[1] is not None else "–"
+            rows.append(
+                [
+                    f"{part['name']}, {place[1]}, {place[0]}",
+                    f"{len(cells)} / {sum(s.seeds for s in cells)}",
+                    "–" if math.isnan(tau) else f"{difference(tau, 2)} ({n} rows)",
+                    lead,
+                    theirs,
+                ]
+            )
+    return markdown_table(["", "cells / runs", "rank agreement", f"{one} − {two}", "the paper"], rows)

@@ -1,0 +1,240 @@
+"""The suite: as many trials for all, ranks with intervals, submissions that are computed anew."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedtail.cli import app
+from fedtail.core.significance import evidence
+from fedtail.errors import FedtailError
+from fedtail.methods import METHODS
+from fedtail.runs.config import check_config, layered
+from fedtail_experiments.bench.leaderboard import rank_submissions, to_markdown, write_board
+from fedtail_experiments.bench.running import Row, Submission, bench_method, read_submission, verify
+from fedtail_experiments.bench.suite import MEASURES, Set, Suite, load_suite, measured
+from fedtail_experiments.cli.bench import print_board, runner, submissions
+
+SMALL = Suite(
+    version=1,
+    seeds=2,
+    trials=4,
+    tuning_seed=1000,
+    sets=(
+        Set(
+            name="blobs",
+            title="Blobs",
+            kind="table",
+            settings={
+                "data.name": "blobs",
+                "data.n_max": 120,
+                "data.seed": 0,
+                "run.metric": "macro_f1",
+                "run.rounds": 4,
+                "local.lr": 0.1,
+            },
+        ),
+    ),
+)
+MINE = """
+from dataclasses import dataclass
+
+from fedtail.methods.base import LocalStep, Method
+
+
+@dataclass(frozen=True)
+class Mine(Method):
+    title = "Mine"
+    paper = "Me, 2026"
+
+    def direction(self, step: LocalStep):
+        return 0.05 * step.grads.sum(dim=-2).sign(), step.state
+"""
+
+
+def test_the_suite_is_declared_well() -> None:
+    suite = load_suite()
+    assert {s.kind for s in suite.sets} == {"table", "image"}
+    for one in suite.sets:
+        config = check_config(layered([one.settings, {"method.name": "fedavg"}, {"run.seed": 3}]))
+        assert config.data.seed == 0 and config.run.metric == "macro_f1"
+    assert [s.name for s in suite.only(["table"])] == ["adult", "unsw", "flights"]
+    by_name = {s.name for s in suite.sets if s.by_name}
+    assert by_name == {s.name for s in suite.sets if s.settings.get("engine.device") == "cuda"} == {"cifar10-lt100"}
+    assert not by_name & {s.name for s in (*suite.only([]), *suite.only(["image"]))}
+    assert [s.name for s in suite.only(["cifar10-lt100", "table"])][-1] == "cifar10-lt100"
+    with pytest.raises(FedtailError, match="--only"):
+        suite.only(["mnist"])
+
+
+def test_what_is_measured_of_a_run() -> None:
+    test = {"macro_f1": 0.5, "per_class_accuracy": [0.9, 0.2, 0.4], "per_class_pr_auc": [1.0, 0.3, None]}
+    result = {"test": test, "rates": [0.6] * 5, "rounds": 10, "seconds": 3.0, "worst": {"value": 0.25}}
+    values = measured(result, [100, 3, 20], 4000)
+    assert values["tail_recall"] == 0.2 and values["tail_pr_auc"] == 0.3 and values["worst_site"] == 0.25
+    assert values["megabytes"] == pytest.approx(2 * 5 * 10 * 4000 / 1e6)
+    assert np.isnan(values["calibration_error"]) and set(values) == set(MEASURES)
+
+
+def test_a_method_of_ones_own_enters_and_its_submission_is_verified(tmp_path: Path) -> None:
+    (tmp_path / "my_method.py").write_text(MINE)
+    run = runner(tmp_path / "bench", 1)
+    done = bench_method(SMALL, f"{tmp_path}/my_method.py:Mine", SMALL.sets, 2, tmp_path / "bench", run)
+    bench_method(SMALL, "fedavg", SMALL.sets, 2, tmp_path / "bench", run)
+    assert [r.seed for r in done.rows] == [0, 1]
+    finals = [t for t in done.trials["blobs"] if t["rounds"] == 4]
+    assert len(done.trials["blobs"]) == 4 + 2 + 1 and done.chosen["blobs"] == finals[0]["settings"]
+
+    folder = tmp_path / "bench" / "submissions" / "mine"
+    assert (folder / "my_method.py").is_file()
+    (tmp_path / "my_method.py").unlink()  # the submission has all it needs
+    checked = verify(SMALL, folder, runner(tmp_path / "anew", 1), sample=1)
+    assert [c.verdict for c in checked] == ["same bits"]
+
+    told = json.loads((folder / "submission.json").read_text())
+    told["rows"][0]["values"]["macro_f1"] += 0.05
+    (folder / "submission.json").write_text(json.dumps(told))
+    again = verify(SMALL, folder, runner(tmp_path / "anew", 1), sample=1)
+    assert [c.verdict for c in again] == ["differs"]
+
+
+def made(title: str, values: dict[str, list[float]]) -> Submission:
+    rows = [
+        Row(set=one, seed=i, digest="", values=dict.fromkeys(MEASURES, 1.0) | {"macro_f1": v})
+        for one, given in values.items()
+        for i, v in enumerate(given)
+    ]
+    return Submission(method=title.lower(), title=title, version=1, rows=rows)
+
+
+def test_ranks_have_intervals_and_say_who_is_alike(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = {s: rng.normal(0, 0.01, 10) for s in ("adult", "unsw")}
+    good = made("Good", {s: list(0.8 + e) for s, e in noise.items()})
+    twin = made("Twin", {s: list(0.8 + rng.permutation(e)) for s, e in noise.items()})
+    bad = made("Bad", {s: list(0.5 + e) for s, e in noise.items()})
+    board = rank_submissions([bad, good, twin])
+    assert [p.title for p in board.places][2] == "Bad" and board.places[2].rank == 3.0 and board.places[2].alike == ()
+    first = board.places[0]
+    assert first.low <= first.rank <= first.high and first.alike == (board.places[1].title,)
+    page = to_markdown(board, load_suite())
+    assert "| 3 | Bad | 3.00 | 3.00 to 3.00 | none |" in page
+    answer = write_board(tmp_path, board, load_suite())
+    assert answer["ranking"][0]["alike"] and (tmp_path / "ranks.svg").read_text().startswith("<?xml")
+    fewer = replace(good, rows=[r for r in good.rows if r.set == "adult"])
+    assert rank_submissions([fewer, bad]).sets == ("adult",)
+    with pytest.raises(FedtailError, match="in common"):
+        rank_submissions([fewer, replace(bad, rows=[r for r in bad.rows if r.set == "unsw"])])
+
+
+def test_bad_submissions_and_words_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match="it has no"):
+        read_submission(tmp_path)
+    (tmp_path / "submission.json").write_text('{"rows": 3}')
+    with pytest.raises(FedtailError, match="is not a submission"):
+        read_submission(tmp_path)
+    said = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "none")])
+    assert isinstance(said.exception, FedtailError) and "fedtail bench --method" in str(said.exception)
+    assert "flights" in CliRunner().invoke(app, ["bench", "--list"]).output
+
+
+def test_a_method_is_told_from_itself_in_at_most_5_percent_however_often_one_looks() -> None:
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for i in range(1000):
+        scale = 10.0 ** rng.uniform(-3, 0)
+        d = rng.standard_t(3, 60) * scale if i % 2 else rng.normal(0, scale, 60) * rng.uniform(0.1, 3, 60)
+        wrong += bool((evidence(d) >= 20).any())
+    assert wrong <= 50
+
+
+def test_a_clear_difference_is_decided_soon() -> None:
+    decided = [np.flatnonzero(evidence(d) >= 20) for d in np.random.default_rng(2).normal(0.03, 0.01, (200, 60))]
+    assert np.median([found[0] + 1 if found.size else 60 for found in decided]) <= 12
+
+
+def test_compare_goes_on_until_it_is_decided(tmp_path: Path) -> None:
+    problem = ["data.name=blobs", "data.n_max=120", "run.rounds=3", "--workers", "1", "--seeds", "2", "--json"]
+    words = ["compare", "--methods", "fedavg,fedprox", "fedprox.mu=200", "--until", "decided", "--budget", "8s"]
+    said = CliRunner().invoke(app, [*words, *problem, "--out", str(tmp_path)])
+    told: dict[str, Any] = json.loads(said.stdout.strip().splitlines()[-1])["until"]
+    assert told["first"] == "fedavg" and told["methods"]["fedprox"]["seeds"] > 2
+    refused = CliRunner().invoke(app, ["compare", "--methods", "fedavg", "--until", "decided"])
+    assert "give two or more" in str(refused.exception)
+
+
+def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    more = replace(SMALL.sets[0], name="more", settings={**SMALL.sets[0].settings, "data.n_max": 100})
+    suite, method = replace(SMALL, trials=2, sets=(SMALL.sets[0], more)), f"{file}:Mine"
+    run = runner(tmp_path, 1)
+    first = bench_method(suite, method, suite.sets[:1], 1, tmp_path, run)
+    both = bench_method(suite, method, suite.sets[1:], 1, tmp_path, run)
+    assert set(both.chosen) == {"blobs", "more"} and first.rows[0] in both.rows
+    assert read_submission(tmp_path / "submissions" / "mine").values("macro_f1") == both.values("macro_f1")
+    file.write_text(MINE.replace("0.05", "0.04"))
+    assert set(bench_method(suite, method, suite.sets[1:], 1, tmp_path, run).chosen) == {"more"}
+
+
+def test_a_set_that_fails_leaves_the_others_in_the_submission(tmp_path: Path) -> None:
+    bad = replace(SMALL.sets[0], name="bad", settings={**SMALL.sets[0].settings, "engine.device": "cuda:9"})
+    suite, run = replace(SMALL, trials=2, sets=(SMALL.sets[0], bad)), runner(tmp_path, 1)
+    with pytest.raises(FedtailError):
+        bench_method(suite, "fedavg", suite.sets, 1, tmp_path, run)
+    (kept,) = submissions(tmp_path)
+    assert list(kept.chosen) == list(kept.trials) == ["blobs"] and [row.set for row in kept.rows] == ["blobs"]
+    again = bench_method(suite, "fedavg", suite.sets[:1], 2, tmp_path, run)  # more seeds replace what there was
+    assert [(row.set, row.seed) for row in again.rows] == [("blobs", 0), ("blobs", 1)]
+
+
+def test_the_committed_leaderboard_is_that_of_the_committed_submissions() -> None:
+    folder = Path(__file__).parents[2] / "results" / "bench"
+    board = rank_submissions(submissions(folder))
+    assert {p.submission.method for p in board.places} == set(METHODS) and board.seeds == load_suite().seeds
+    assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())
+
+
+def test_a_narrow_terminal_has_ranks_alone_and_no_number_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"a-long-name-{i}" for i in range(6)]
+    rows = [Row(name, seed, "", dict.fromkeys(MEASURES, 0.1234)) for name in names for seed in range(2)]
+    done = Submission("fedavg", "FedAvg", 1, chosen={name: {} for name in names}, rows=rows)
+    board = rank_submissions([done, replace(done, method="fedprox", title="FedProx")])
+    for width, has in ((80, False), (160, True)):
+        console = Console(width=width, file=(file := io.StringIO()))
+        monkeypatch.setattr("fedtail_experiments.cli.bench.terminal", lambda c=console: c)
+        print_board(board)
+        assert ("0.123" in file.getvalue()) is has and "…" not in file.getvalue() and "FedProx" in file.getvalue()
+
+
+def test_a_method_is_ranked_among_those_that_have_its_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = replace(SMALL.sets[0], name="more", settings={**SMALL.sets[0].settings, "data.n_max": 100})
+    suite = replace(SMALL, trials=2, seeds=1, sets=(SMALL.sets[0], more))
+    monkeypatch.setattr("fedtail_experiments.cli.bench.load_suite", lambda: suite)
+    words = ["--workers", "1", "--out", str(tmp_path), "--json"]
+    assert CliRunner().invoke(app, ["bench", "--method", "fedavg", "--only", "more", *words]).exit_code == 0
+    said = CliRunner().invoke(app, ["bench", "--method", "fedprox", "--only", "blobs", *words])
+    assert said.exit_code == 0, said.exception
+    assert [p["method"] for p in json.loads(said.stdout.strip().splitlines()[-1])["ranking"]] == ["fedprox"]
+
+
+def test_a_part_of_the_sets_is_ranked_without_touching_the_leaderboard(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[2] / "results" / "bench"
+    shutil.copytree(committed / "submissions", tmp_path / "submissions")
+    words = ["bench", "--only", "image", "--only", "unsw", "--out", str(tmp_path), "--json"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 0, said.exception
+    answer = json.loads(said.stdout.strip().splitlines()[-1])
+    assert "unsw" in answer["sets"] and "elpv" in answer["sets"] and "adult" not in answer["sets"]
+    assert not (tmp_path / "leaderboard.md").exists()
+    whole = rank_submissions([read_submission(p) for p in sorted((tmp_path / "submissions").iterdir())])
+    assert [p["method"] for p in answer["ranking"]] != [p.submission.method for p in whole.places]
