@@ -20,9 +20,9 @@ from fedtail.core.metrics import summarize
 from fedtail.data.inputs import image_files, read_for
 from fedtail.data.tables.labels import class_places, name_codes, need_column
 from fedtail.data.tables.pooled import is_table, names_option
-from fedtail.data.tables.read import listing
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail.runs.saved import SavedModel, load_model, read_decision
+from fedtail.words import listing
 
 
 def predict(

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedtail.data.images.decode import EXTENSIONS, decode, read_image
 from fedtail.data.tables.encode import encode, frame_columns
-from fedtail.data.tables.layout import Layout
 from fedtail.data.tables.pooled import is_table
-from fedtail.data.tables.read import Table, from_frame, listing, read_table
+from fedtail.data.tables.published import from_layout
+from fedtail.data.tables.read import Table, from_frame, read_table
 from fedtail.data.tables.schema import TableSchema
 from fedtail.errors import FedtailError
+from fedtail.words import listing
 
 Preprocessing = dict[str, Any]
 
@@ -57,14 +58,18 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
 
 def read_for(path: Path, preprocessing: Preprocessing) -> Table:
     """A table file, with the columns that are names read as text."""
+    schema = saved_schema(preprocessing)
+    if schema is None:
+        return read_table(path)
+    return read_table(path, text={c.name for c in schema.columns if c.kind != "numeric"}, plain={schema.label})
+
+
+def saved_schema(preprocessing: Preprocessing) -> TableSchema | None:
+    """The schema that a model was saved with, by any version; None where it was trained on something else."""
     kind = preprocessing.get("kind")
-    if kind == "table":
-        schema = TableSchema.from_dict(preprocessing, "the model's preprocessing")
-        text = {c.name for c in schema.columns if c.kind != "numeric"}
-        return read_table(path, text=text, plain={schema.label})
     if kind == "layout":
-        return read_table(path, text=set(preprocessing["vocabulary"]))
-    return read_table(path)
+        return from_layout(preprocessing)
+    return TableSchema.from_dict(preprocessing, "the model's preprocessing") if kind == "table" else None
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -100,12 +105,9 @@ def _from_frame(
     kind = preprocessing.get("kind")
     if not len(frame):
         raise FedtailError("the table has no rows to predict")
-    if kind == "table":
-        schema = TableSchema.from_dict(preprocessing, "the model's preprocessing")
-        named = from_frame(frame).frame
+    if (schema := saved_schema(preprocessing)) is not None:
+        named = frame if schema.strict else from_frame(frame).frame
         return torch.from_numpy(encode(schema, frame_columns(schema, named, "the table"), notes=notes))
-    if kind == "layout":
-        return _from_layout(frame, preprocessing)
     if kind == "images":
         raise FedtailError("this model takes images, not a table")
     try:
@@ -113,15 +115,6 @@ def _from_frame(
     except (ValueError, TypeError) as error:
         raise FedtailError(f"this model was trained on arrays; its table may contain only numbers ({error})") from error
     return _from_array(values, preprocessing, input_shape)
-
-
-def _from_layout(frame: pd.DataFrame, preprocessing: Preprocessing) -> Tensor:
-    vocabulary = {name: tuple(values) for name, values in preprocessing["vocabulary"].items()}
-    x = Layout(tuple(preprocessing["numeric"]), vocabulary).encode(frame, "the table")
-    n = len(preprocessing["numeric"])
-    shift, scale = np.array(preprocessing["shift"]), np.array(preprocessing["scale"])
-    x[:, :n] = (x[:, :n] - shift) / scale
-    return torch.from_numpy(x)
 
 
 def _from_images(
@@ -178,7 +171,7 @@ def _from_array(data: Any, preprocessing: Preprocessing, input_shape: tuple[int,
     if x.is_floating_point():
         rows = (~torch.isfinite(x)).flatten(1).any(1).nonzero().flatten().tolist()
         if rows:
-            raise FedtailError(f"samples must be finite; row(s) {listing(map(str, rows), 5)} are not")
+            raise FedtailError(f"samples must be finite; these rows are not: {listing(rows, 5)}")
         if preprocessing.get("kind") == "images" and float(x.max()) <= 1.0:
             raise FedtailError("pixels must be 0 to 255, as in the files trained on, not 0 to 1; multiply by 255")
         x = x.float()

@@ -183,7 +183,7 @@ def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[s
 def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:
     """A table or a folder without sites gets made-up ones; a reader of its results should know."""
     kind = pooled.preprocessing.get("kind")
-    if pooled.sites is not None or kind not in ("table", "images"):
+    if pooled.sites is not None or kind not in ("table", "images") or pooled.preprocessing.get("strict"):
         return []
     drawn = f"{how} split" + (f", alpha {data.alpha:g}" if how in ("dirichlet", "per_client") else "")
     if kind == "images":

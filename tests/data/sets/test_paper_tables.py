@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtail.data.sets.adult import LAYOUT as ADULT
+from fedtail.data.sets.adult import SCHEMA as ADULT
 from fedtail.data.sets.adult import adult, thin_minority
-from fedtail.data.sets.unsw import LAYOUT as UNSW
+from fedtail.data.sets.unsw import SCHEMA as UNSW
 from fedtail.data.sets.unsw import unsw
-from fedtail.data.tables.layout import scale_columns
+from fedtail.data.tables.columns import Numbers
+from fedtail.data.tables.encode import encode
+from fedtail.data.tables.published import published, scaled
 from fedtail.errors import FedtailError
 
 ROW = (
@@ -34,7 +36,7 @@ def write_adult(root: Path, majority: int = 400, minority: int = 100) -> Path:
 def write_unsw(root: Path, name: str, rows: list[tuple[str, str, str, str]], repeat: int = 20) -> None:
     folder = root / "unsw-nb15"
     folder.mkdir(exist_ok=True)
-    names = ["id", "dur", "proto", "service", "state", *UNSW.numeric[1:], "attack_cat", "label"]
+    names = ["id", "dur", "proto", "service", "state", *(c.name for c in UNSW.numeric[1:]), "attack_cat", "label"]
     lines = [",".join(names)]
     for i, (proto, service, state, label) in enumerate(rows * repeat):
         numbers = [str((i * (j + 1)) % 17) for j in range(38)]
@@ -43,10 +45,10 @@ def write_unsw(root: Path, name: str, rows: list[tuple[str, str, str, str]], rep
 
 
 def test_layouts_have_the_published_widths() -> None:
-    assert len(ADULT.features) == len(set(ADULT.features)) == 104
-    assert [len(v) for v in ADULT.vocabulary.values()] == [7, 16, 7, 14, 6, 5, 2, 41]
-    assert len(UNSW.features) == len(set(UNSW.features)) == 196
-    assert [len(v) for v in UNSW.vocabulary.values()] == [133, 13, 11]
+    assert len(ADULT.features()) == len(set(ADULT.features())) == ADULT.width == 104
+    assert [len(c.levels) for c in ADULT.columns if c.levels] == [7, 16, 7, 14, 6, 5, 2, 41]
+    assert len(UNSW.features()) == len(set(UNSW.features())) == UNSW.width == 196
+    assert [len(c.levels) for c in UNSW.columns if c.levels] == [133, 13, 11]
     assert len(UNSW.numeric) == 39
 
 
@@ -111,7 +113,7 @@ def test_unsw_says_which_file_is_missing_and_which_labels_are_wrong(tmp_path: Pa
     with pytest.raises(FedtailError, match=r"data.part 'train' is unknown"):
         unsw(part="train", data_dir=str(tmp_path))
     write_unsw(tmp_path, "UNSW_NB15_testing-set.csv", [("udp", "-", "INT", "Nonsense")])
-    with pytest.raises(FedtailError, match="label 'Nonsense' is not one of"):
+    with pytest.raises(FedtailError, match="label 'Nonsense' is not among the schema's classes"):
         unsw(data_dir=str(tmp_path))
     (tmp_path / "unsw-nb15" / "UNSW_NB15_testing-set.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FedtailError, match="no column 'attack_cat'"):
@@ -119,6 +121,7 @@ def test_unsw_says_which_file_is_missing_and_which_labels_are_wrong(tmp_path: Pa
 
 
 def test_scaling_uses_only_the_rows_it_is_given() -> None:
-    x = np.array([[0.0, 5.0], [10.0, 5.0], [1000.0, 6.0]], dtype=np.float32)
-    stats = scale_columns(x, 2, np.array([0, 1]), "minmax")
-    assert x.tolist() == [[0, 0], [1, 0], [100, 1]] and stats == {"shift": [0, 5], "scale": [10, 1]}
+    columns = {"a": Numbers(np.array([0.0, 10.0, 1000.0]), True), "b": Numbers(np.array([5.0, 5.0, 6.0]), True)}
+    schema = scaled(published("y", ("0", "1"), ("a", "b"), {}), columns, np.array([0, 1]), "minmax")
+    assert encode(schema, columns).tolist() == [[0, 0], [1, 0], [100, 1]], "far beyond ten deviations, and kept"
+    assert [(c.mean, c.std) for c in schema.numeric] == [(0, 10), (5, 1)]

@@ -56,7 +56,7 @@ def test_a_csv_becomes_samples_sites_and_a_description(csv: Path) -> None:
     assert columns == {"speed": "numeric", "road": "category", "part": "hashed"}
     assert pool.train.x.shape[1] == 2 + 16 + 3 + 64 == pool.test.x.shape[1]
     text = " | ".join(pool.notes)
-    assert "600 rows; 85 features from 1 numeric, 1 category, 1 hashed column(s)" in text
+    assert "600 rows; 85 features from 1 numeric, 1 category, 1 hashed columns" in text
     assert "'case' (an ID" in text and "'when' (dates)" in text and "'note' (free text)" in text
     assert "'part' (100 levels)" in text
 

@@ -143,7 +143,7 @@ def test_each_row_is_encoded_by_itself(rows: list[tuple[Any, Any, Any]]) -> None
 
 
 def test_a_table_that_does_not_fit_the_schema_is_refused() -> None:
-    with pytest.raises(FedtailError, match=r"lacks column\(s\) 'road', 'part' \(it has 'speed'\)"):
+    with pytest.raises(FedtailError, match=r"lacks columns 'road', 'part' \(it has 'speed'\)"):
         frame_columns(SCHEMA, pd.DataFrame({"speed": [1.0]}), "site 'a'")
     frame = pd.DataFrame({"speed": ["fast", "slow", "3"], "road": ["urban"] * 3, "part": ["x"] * 3})
     with pytest.raises(FedtailError, match=r"'speed' should be numbers, but 2 of 3 fields are not \(first: 'fast'\)"):

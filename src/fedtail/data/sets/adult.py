@@ -17,7 +17,9 @@ from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import locate
-from fedtail.data.tables.layout import Layout, describe, label_codes, scale_columns
+from fedtail.data.tables.encode import encode
+from fedtail.data.tables.labels import label_codes
+from fedtail.data.tables.published import published, scaled, strict_columns
 from fedtail.errors import FedtailError
 
 COLUMNS = (
@@ -25,7 +27,9 @@ COLUMNS = (
     "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
 )  # fmt: skip
 CLASSES = ("<=50K", ">50K")
-LAYOUT = Layout(
+SCHEMA = published(
+    "income",
+    CLASSES,
     ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"),
     {
         "workclass": ("Private", "Self-emp-not-inc", "Self-emp-inc", "Federal-gov", "Local-gov", "State-gov",
@@ -56,13 +60,13 @@ def adult(imbalance: float = 3.17, test_fraction: float = 0.15, seed: int = 0, d
     folder = locate("adult", data_dir)
     frame = pd.concat([_read(folder / "adult.data", 0), _read(folder / "adult.test", 1)], ignore_index=True)
     frame = frame[~(frame == "?").any(axis=1)].reset_index(drop=True)
-    y = label_codes(frame["income"].str.rstrip(".").tolist(), CLASSES, str(folder))
+    y, _ = label_codes(frame["income"].str.rstrip("."), "income", str(folder), CLASSES)
     keep = thin_minority(y, imbalance, seed)
     frame, y = frame.iloc[keep], y[keep]
-    x = LAYOUT.encode(frame, str(folder))
+    columns = strict_columns(SCHEMA, frame, str(folder))
     train, test = stratified_holdout(y, np.arange(len(y)), test_fraction, generator(seed, "adult/test"))
-    scaling = scale_columns(x, len(LAYOUT.numeric), train, "standard")
-    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    schema = scaled(SCHEMA, columns, train, "standard")
+    inputs, labels = torch.from_numpy(encode(schema, columns)), torch.from_numpy(y)
     return Pooled(
         Samples(inputs[train], labels[train]),
         Samples(inputs[test], labels[test]),
@@ -71,7 +75,7 @@ def adult(imbalance: float = 3.17, test_fraction: float = 0.15, seed: int = 0, d
         model="mlp",
         model_options={"hidden": (32, 16, 8)},
         validation=3 / 17,
-        preprocessing=describe(LAYOUT, scaling),
+        preprocessing=schema.to_dict(),
         notes=("numeric columns are standardised with statistics of all rows outside the test set",),
     )
 

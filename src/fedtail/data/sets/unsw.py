@@ -17,7 +17,9 @@ from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import SOURCES, locate
-from fedtail.data.tables.layout import Layout, describe, label_codes, scale_columns
+from fedtail.data.tables.encode import encode
+from fedtail.data.tables.labels import label_codes
+from fedtail.data.tables.published import published, scaled, strict_columns
 from fedtail.errors import FedtailError, one_of
 
 PARTS = ("auto", "training", "testing", "both")
@@ -42,10 +44,8 @@ xnet xns-idp xtp zero
 """
 SERVICE = "- dhcp dns ftp ftp-data http irc pop3 radius smtp snmp ssh ssl"
 STATE = "ACC CLO CON ECO FIN INT PAR REQ RST URN no"
-LAYOUT = Layout(
-    tuple(NUMERIC.split()),
-    {"proto": tuple(PROTO.split()), "service": tuple(SERVICE.split()), "state": tuple(STATE.split())},
-)
+CATEGORIES = {"proto": PROTO.split(), "service": SERVICE.split(), "state": STATE.split()}
+SCHEMA = published("attack_cat", CLASSES, NUMERIC.split(), CATEGORIES)
 
 
 @DATASETS.add("unsw")
@@ -69,11 +69,11 @@ def unsw(part: str = "auto", test_fraction: float = 0.15, seed: int = 0, data_di
             f"get it from {SOURCES['unsw'].page} or use data.part={next(iter(frames))}"
         )
     frame = pd.concat([frames[name] for name in wanted], ignore_index=True)
-    y = label_codes(frame["attack_cat"].str.strip().tolist(), CLASSES, str(folder))
-    x = LAYOUT.encode(frame, str(folder))
+    y, _ = label_codes(frame["attack_cat"].str.strip(), "attack_cat", str(folder), CLASSES)
+    columns = strict_columns(SCHEMA, frame, str(folder))
     train, test = stratified_holdout(y, np.arange(len(y)), test_fraction, generator(seed, "unsw/test"))
-    scaling = scale_columns(x, len(LAYOUT.numeric), train, "minmax")
-    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    schema = scaled(SCHEMA, columns, train, "minmax")
+    inputs, labels = torch.from_numpy(encode(schema, columns)), torch.from_numpy(y)
     counts = np.bincount(y)
     ratio = counts.max() / counts[counts > 0].min()
     return Pooled(
@@ -83,8 +83,8 @@ def unsw(part: str = "auto", test_fraction: float = 0.15, seed: int = 0, data_di
         name="unsw",
         model="cnn_lstm",
         validation=3 / 17,
-        preprocessing=describe(LAYOUT, scaling),
-        notes=(f"official file(s): {' + '.join(wanted)}, {len(y):,} rows, imbalance {ratio:.0f}",),
+        preprocessing=schema.to_dict(),
+        notes=(f"official files: {' + '.join(wanted)}, {len(y):,} rows, imbalance {ratio:.0f}",),
     )
 
 
@@ -99,7 +99,7 @@ def _frames(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    text = dict.fromkeys((*LAYOUT.vocabulary, "attack_cat"), str)
+    text = dict.fromkeys((*CATEGORIES, "attack_cat"), str)
     try:
         frame = pd.read_csv(path, encoding="utf-8-sig", dtype=text, keep_default_na=False, low_memory=False)
     except (ValueError, UnicodeDecodeError) as error:

@@ -19,9 +19,10 @@ from fedtail.data.tables.columns import (
     without_marks,
 )
 from fedtail.data.tables.kinds import MOSTLY
-from fedtail.data.tables.read import listing
+from fedtail.data.tables.published import strict_columns
 from fedtail.data.tables.schema import Column, TableSchema
 from fedtail.errors import FedtailError
+from fedtail.words import listing
 
 ROWS = 8192
 """Rows encoded at a time: the block of the matrix stays in cache while column after column is written to it."""
@@ -67,10 +68,13 @@ def encode(
 
 def frame_columns(schema: TableSchema, frame: pd.DataFrame, where: str = "the table") -> dict[str, Numbers | Levels]:
     """The schema's columns of a DataFrame, as arrays of the declared kind; extra columns are ignored."""
+    if schema.strict:
+        return strict_columns(schema, frame, where)
     absent = [c.name for c in schema.columns if c.name not in frame.columns]
     if absent:
         has = listing(repr(str(c)) for c in frame.columns)
-        raise FedtailError(f"{where} lacks column(s) {listing(map(repr, absent))} (it has {has})")
+        what = "column" if len(absent) == 1 else "columns"
+        raise FedtailError(f"{where} lacks {what} {listing(map(repr, absent))} (it has {has})")
     return {c.name: coerce(c, parse_column(frame[c.name]), where) for c in schema.columns}
 
 
@@ -99,7 +103,9 @@ def hash_bucket(level: str, buckets: int) -> int:
     return zlib.crc32(level.encode("utf-8")) % buckets
 
 
-def _writer(column: Column, data: Numbers | Levels, clip: float, index: np.ndarray | None, notes: list[str]) -> Writer:
+def _writer(
+    column: Column, data: Numbers | Levels, clip: float | None, index: np.ndarray | None, notes: list[str]
+) -> Writer:
     if isinstance(data, Numbers):
         return _number_writer(data.values, column, clip)
     codes = data.codes
@@ -114,7 +120,7 @@ def _writer(column: Column, data: Numbers | Levels, clip: float, index: np.ndarr
     return write
 
 
-def _number_writer(values: np.ndarray, column: Column, clip: float) -> Writer:
+def _number_writer(values: np.ndarray, column: Column, clip: float | None) -> Writer:
     assert column.mean is not None and column.std is not None
     mean, std, missing, end = column.mean, column.std, column.missing, 1 + column.pieces
     low = np.array(column.cuts[:-1])
@@ -125,7 +131,7 @@ def _number_writer(values: np.ndarray, column: Column, clip: float) -> Writer:
         part = (given - mean) / std
         gone = np.isnan(part)
         part[gone] = 0.0
-        block[:, at] = np.clip(part, -clip, clip)
+        block[:, at] = part if clip is None else np.clip(part, -clip, clip)
         if end > 1:
             along = (np.where(gone, low[0], given)[:, None] - low) / length
             block[:, at + 1 : at + end] = np.clip(along, 0.0, 1.0, out=along)

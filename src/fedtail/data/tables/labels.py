@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from fedtail.data.tables.columns import DATE, level_name, level_numbers
-from fedtail.data.tables.read import listing
 from fedtail.errors import FedtailError
+from fedtail.words import listing
 
 MAX_CLASSES = 1000
 FEW_FRACTIONS = 20
@@ -75,8 +75,10 @@ def label_codes(
         places = class_places(names, classes)
         strange = [v for v, c in zip(names, places, strict=True) if c < 0]
         if strange:
+            named = listing(map(repr, strange), 5)
+            who = f"label {named} is" if len(strange) == 1 else f"labels {named} are"
             raise FedtailError(
-                f"{where}: label(s) {listing(map(repr, strange), 5)} are not among the schema's classes "
+                f"{where}: {who} not among the schema's classes "
                 f"({listing(classes, 12)}); add them to the schema or fix the rows"
             )
         table = np.array([*places, -1], dtype=np.int64)

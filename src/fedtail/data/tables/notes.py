@@ -11,8 +11,8 @@ import numpy as np
 from fedtail.data.federation import Samples
 from fedtail.data.tables.columns import Levels
 from fedtail.data.tables.kinds import Kind
-from fedtail.data.tables.read import listing
 from fedtail.data.tables.schema import KINDS, Column, TableSchema
+from fedtail.words import listing, plural
 
 NAMED = 40
 """Most columns that a note names."""
@@ -30,7 +30,7 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
     """What was used and as what, and what was not: column by column, by name."""
     count = Counter(c.kind for c in schema.columns)
     parts = ", ".join(f"{count[kind]} {kind}" for kind in KINDS if count[kind])
-    notes = [f"{rows:,} rows; {schema.width:,} features from {parts} column(s)"]
+    notes = [f"{rows:,} rows; {schema.width:,} features from {parts} columns"]
     numeric = [repr(c.name) + _marks(c) for c in schema.numeric]
     names = [f"{c.name!r} ({_levels(c)})" for c in schema.columns if c.kind == "category"]
     codes = [f"{n!r} ({k.code})" for n, k in kinds.items() if k.code]
@@ -50,7 +50,7 @@ def describe(schema: TableSchema, rows: int, kinds: dict[str, Kind]) -> list[str
 
 def _levels(column: Column) -> str:
     """``2 levels``, ``1 level and missing``."""
-    count = f"{len(column.levels)} level{'' if len(column.levels) == 1 else 's'}"
+    count = plural(len(column.levels), "level")
     return f"{count} and missing" if column.missing else count
 
 

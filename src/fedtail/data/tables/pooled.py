@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from fedtail.data.tables.labels import label_codes, label_notes, name_codes, nat
 from fedtail.data.tables.leaks import leaking_columns
 from fedtail.data.tables.moments import column_moments, fit_schema
 from fedtail.data.tables.notes import class_notes, describe, leak_note, left_out_words
-from fedtail.data.tables.read import Table, from_frame, listing, read_table
+from fedtail.data.tables.read import Table, from_frame, read_table
 from fedtail.data.tables.schema import NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid
 from fedtail.errors import FedtailError, check_range
+from fedtail.words import listing
 
 MANY_SITES = 100
 """From this many sites on, a column that gives half of them one row is refused."""
@@ -141,15 +142,7 @@ def table_from_frame(
     train, held = keep, np.empty(0, dtype=np.int64)
     if tested is None:
         train, held = _split(y, sites, keep, test_fraction, seed)
-    kinds = {}
-    for name in list(data.columns):
-        column = parse_column(data[name])
-        if name in exclude:
-            kinds[name] = Kind("excluded", column)
-            continue
-        kinds[name] = infer_kind(
-            name, column, max_levels=max_levels, category=name in categories, number=name in numbers
-        )
+    kinds = kinds_of(data, categories, numbers, max_levels, exclude)
     notes += [k.note for k in kinds.values() if k.note]
     if schema is None:
         schema = infer_schema(kinds, train, label, classes, site, max_levels, hash_buckets, where)
@@ -183,6 +176,24 @@ def table_from_frame(
         preprocessing=schema.to_dict(),
         notes=tuple(notes),
     )
+
+
+def kinds_of(
+    frame: pd.DataFrame,
+    categories: Collection[str],
+    numbers: Collection[str],
+    max_levels: int,
+    exclude: Collection[str] = (),
+) -> dict[str, Kind]:
+    """Return what each column of a frame is taken for."""
+
+    def kind(name: str) -> Kind:
+        column = parse_column(frame[name])
+        if name in exclude:
+            return Kind("excluded", column)
+        return infer_kind(name, column, max_levels=max_levels, category=name in categories, number=name in numbers)
+
+    return {str(name): kind(name) for name in frame.columns}
 
 
 def infer_schema(
@@ -221,18 +232,35 @@ def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels
 
 def fit(schema: TableSchema, columns: dict[str, Numbers | Levels], train: np.ndarray) -> TableSchema:
     """Means, deviations and cuts of training rows only."""
-    values = [numbers_of(columns, column)[train] for column in schema.numeric]
-    scaled = fit_schema(schema, np.array([column_moments(v) for v in values]).reshape(-1, 4))
+    scaled = fit_schema(schema, moments_of(schema, columns, train))
+    return fit_cuts(scaled, sketch_of(scaled, columns, train))
+
+
+def moments_of(
+    schema: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None, min_count: int = 1
+) -> np.ndarray:
+    """Return the (numeric columns, 4) moments of some rows, all rows without ``index``."""
+    rows = [column_moments(v, min_count=min_count) for v in _numbers_of(schema, columns, index)]
+    return np.array(rows).reshape(-1, 4)
+
+
+def sketch_of(
+    scaled: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None, min_count: int = 1
+) -> np.ndarray:
+    """Return the (numeric columns, BINS) counts of some rows in the bins of a scaled schema."""
     edges = [grid(c.mean or 0.0, c.std or 1.0) for c in scaled.numeric]
-    counts = np.array([column_sketch(v, e) for v, e in zip(values, edges, strict=True)]).reshape(-1, BINS)
-    return fit_cuts(scaled, counts)
+    values = _numbers_of(scaled, columns, index)
+    counts = [column_sketch(v, e, min_count=min_count) for v, e in zip(values, edges, strict=True)]
+    return np.array(counts, dtype=np.int64).reshape(-1, BINS)
 
 
-def numbers_of(columns: dict[str, Numbers | Levels], column: Column) -> np.ndarray:
-    """(N,) the values of a numeric column."""
-    data = columns[column.name]
-    assert isinstance(data, Numbers)
-    return data.values
+def _numbers_of(
+    schema: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None
+) -> Iterator[np.ndarray]:
+    for column in schema.numeric:
+        data = columns[column.name]
+        assert isinstance(data, Numbers)
+        yield data.values if index is None else data.values[index]
 
 
 def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Samples:

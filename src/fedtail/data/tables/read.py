@@ -15,6 +15,7 @@ import pandas as pd
 
 from fedtail.data.tables.source import Source, broken, has_padded_fields, inspect_source, open_bytes, records
 from fedtail.errors import FedtailError, one_of
+from fedtail.words import listing
 
 MISSING = (
     "", "?", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "-NaN", "1.#QNAN", "-1.#IND",
@@ -156,13 +157,6 @@ def unique_names(header: Sequence[str]) -> tuple[list[str], list[tuple[str, str]
             changed.append((name, new))
         out.append(new)
     return out, changed
-
-
-def listing(items: Any, most: int = 8) -> str:
-    """``a, b and 3 more``."""
-    items = list(items)
-    more = len(items) - most
-    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _last_field_empty(source: Source) -> bool:

@@ -74,10 +74,12 @@ class TableSchema:
     site: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     """Columns not used, and why: ``date``, ``text``, ``id``, ``constant``, ``empty``, ``excluded``."""
-    clip: float = 10.0
-    """Standardized numbers are limited to +- this many deviations."""
+    clip: float | None = 10.0
+    """Standardized numbers are limited to +- this many deviations; None for no limit."""
     pieces: int | None = None
     """Pieces between the cuts of a numeric column, 0 for none; None leaves it to the number of columns."""
+    strict: bool = False
+    """A table that others published: what is no number, or outside the levels, is an error."""
 
     @property
     def width(self) -> int:
@@ -99,7 +101,10 @@ class TableSchema:
         out: dict[str, Any] = {"kind": "table", "format": FORMAT, "label": self.label, "classes": list(self.classes)}
         if self.site is not None:
             out["site"] = self.site
-        out["clip"] = self.clip
+        if self.clip is not None:
+            out["clip"] = self.clip
+        if self.strict:
+            out["strict"] = True
         if self.pieces is not None:
             out["pieces"] = self.pieces
         if self.left_out:
@@ -136,8 +141,9 @@ class TableSchema:
         for name in (label, raw.get("site")):
             if name in names:
                 raise FedtailError(f"{where}: {name!r} cannot be an input column, it is the label or the site")
-        clip = raw.get("clip", 10.0)
-        if isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0:
+        strict = bool(raw.get("strict"))
+        clip = raw.get("clip", None if strict else 10.0)
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
             raise FedtailError(f"{where}: clip = {clip!r} must be a number above 0")
         pieces = raw.get("pieces")
         if pieces is not None and (isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 0):
@@ -148,8 +154,9 @@ class TableSchema:
             columns=parsed,
             site=raw.get("site"),
             left_out=dict(raw.get("left_out", {})),
-            clip=float(clip),
+            clip=None if clip is None else float(clip),
             pieces=pieces,
+            strict=strict,
         )
 
     def unfitted(self) -> TableSchema:

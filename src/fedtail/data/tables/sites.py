@@ -20,17 +20,17 @@ import torch
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Levels, Numbers, parse_column
+from fedtail.data.tables.columns import Levels, Numbers
 from fedtail.data.tables.encode import encode, frame_columns
-from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, need_column
-from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
+from fedtail.data.tables.moments import fit_schema, merge_moments
 from fedtail.data.tables.notes import describe
-from fedtail.data.tables.pooled import infer_schema, is_table, names_option, numbers_of
-from fedtail.data.tables.read import Table, listing, read_table, table_name
+from fedtail.data.tables.pooled import infer_schema, is_table, kinds_of, moments_of, names_option, sketch_of
+from fedtail.data.tables.read import read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
-from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid, merge_sketches
+from fedtail.data.tables.sketch import fit_cuts, merge_sketches
 from fedtail.errors import FedtailError, check_range
+from fedtail.words import listing
 
 MIN_COUNT = 5
 """A site tells no mean of fewer values than this."""
@@ -68,23 +68,14 @@ def site_moments(
     site: SiteTable, schema: TableSchema, index: np.ndarray | None = None, *, min_count: int = MIN_COUNT
 ) -> np.ndarray:
     """(numeric columns, 4): all that a site tells of its training rows (``index``) before training."""
-    rows = []
-    for column in schema.numeric:
-        values = numbers_of(site.columns, column)
-        rows.append(column_moments(values if index is None else values[index], min_count=min_count))
-    return np.array(rows).reshape(-1, 4)
+    return moments_of(schema, site.columns, index, min_count)
 
 
 def site_sketch(
     site: SiteTable, scaled: TableSchema, index: np.ndarray | None = None, *, min_count: int = MIN_COUNT
 ) -> np.ndarray:
     """(numeric columns, BINS): counts of a site's training rows (``index``) in the bins of the merged scaling."""
-    rows = []
-    for column in scaled.numeric:
-        values = numbers_of(site.columns, column)
-        edges = grid(column.mean or 0.0, column.std or 1.0)
-        rows.append(column_sketch(values if index is None else values[index], edges, min_count=min_count))
-    return np.array(rows, dtype=np.int64).reshape(-1, BINS)
+    return sketch_of(scaled, site.columns, index, min_count)
 
 
 def encode_site(site: SiteTable, fitted: TableSchema, index: np.ndarray | None = None) -> Samples:
@@ -117,7 +108,8 @@ def propose_schema(
     for role, name in named:
         need_column(role, str(name), source.columns, where)
     y, classes = label_codes(source.frame[label], label, where)
-    kinds = _kinds(source, {label, site}, categories, numbers, max_levels)
+    inputs = source.frame.drop(columns=[name for name in (label, site) if name])
+    kinds = kinds_of(inputs, categories, numbers, max_levels)
     schema = infer_schema(kinds, np.flatnonzero(y >= 0), label, classes, site, max_levels, hash_buckets, where)
     columns = tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
     schema = replace(schema, columns=columns)
@@ -220,22 +212,6 @@ def _first_site_schema(files: dict[str, Path], label: str, **options: Any) -> tu
         first,
         *(n for n in notes if n.startswith(("left out", "hashed", "numbers", "categories", "codes"))),
     ]
-
-
-def _kinds(
-    source: Table, skip: set[Any], categories: Sequence[str], numbers: Sequence[str], max_levels: int
-) -> dict[str, Kind]:
-    return {
-        name: infer_kind(
-            name,
-            parse_column(source.frame[name]),
-            max_levels=max_levels,
-            category=name in categories,
-            number=name in numbers,
-        )
-        for name in source.frame.columns
-        if name not in skip
-    }
 
 
 def _concat(parts: Sequence[Samples]) -> Samples:
