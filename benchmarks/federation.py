@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.ports import free_port
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site

@@ -37,8 +37,9 @@ def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     if importlib.util.find_spec("flwr") is None:
         pytest.skip("flwr is not installed (pip install 'fedtail[flower]')")
     from fedtail.federate.operate import local, processes
+    from fedtail.federate.operate.commands import free_port
     from fedtail.federate.operate.create import create_deployment
-    from fedtail.federate.operate.ports import find_nginx, free_port
+    from fedtail.federate.operate.local import find_nginx
 
     folder: Path = tmp_path_factory.mktemp("flower") / "fed"
     deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=free_port())

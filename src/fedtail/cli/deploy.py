@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtail.cli import deploy_keep, deploy_members, deploy_view
+from fedtail.cli import deploy_members, deploy_view
 from fedtail.cli.deploy_view import Folder, load, need_flower
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import Stopped, console
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run a federation across machines, over TLS, with Flower.", no_args_is_help=True)
 
 PORT = 9092
-for command in (*deploy_members.COMMANDS, *deploy_keep.COMMANDS):
+for command in deploy_members.COMMANDS:
     app.command()(command)
 
 
@@ -34,28 +34,25 @@ def init(
     local: Annotated[int, typer.Option(help="Instead of names: this many sites, named site-1 to site-N.")] = 0,
     public: Annotated[str, typer.Option(help="host:port that sites connect to (the proxy's).")] = "",
     port: Annotated[int, typer.Option(help="Port of the SuperLink, on the loopback interface.")] = PORT,
-    own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring their own tables or images.")] = False,
+    own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring their own tables.")] = False,
+    images: Annotated[bool, typer.Option("--images", help="Sites bring their own images.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="Also write a Dockerfile and compose files.")] = False,
 ) -> None:
     """Write a deployment folder: CA, keys, site folders, systemd units, proxy configuration, instructions.
 
-    Without `--own-data` it is a rehearsal: sites act as the clients of the config's data set.
+    With `--own-data` or `--images`, settings default to what `fedtail run` uses for one's own tables or images; without
+    them it is a rehearsal, in which sites act as the clients of the config's data set.
     """
-    made = make(folder, arguments, sites, local, public, port, own_data)
-    if docker:
-        from fedtail.federate.operate.docker import write_docker
-
-        write_docker(made)
+    own = "images" if images else "table" if own_data else ""
+    made = make(folder, arguments, sites, local, public, port, own, docker)
     typer.echo(f"{len(made.sites)} sites in {made.folder}; next: read {made.folder / 'README.md'}")
 
 
 @app.command()
 def up(
-    folder: Annotated[Path, typer.Argument(help="The deployment folder; created if it does not exist.")] = Path(
-        "deployment"
-    ),
+    folder: Folder,
     arguments: Arguments = None,
-    local: Annotated[int, typer.Option(help="Number of sites to start on this machine.")] = 0,
+    local: Annotated[int, typer.Option(help="Create the folder first, with this many sites that play clients.")] = 0,
     port: Annotated[int, typer.Option(help="Port of the SuperLink; an existing folder switches to it.")] = 0,
     proxy: Annotated[bool, typer.Option("--proxy", help="Connect sites through nginx, as remote sites would.")] = False,
 ) -> None:
@@ -64,12 +61,17 @@ def up(
     from fedtail.federate.deployment import load_deployment
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.create import move_port
+    from fedtail.federate.operate.local import check_free
     from fedtail.federate.operate.local import up as start
-    from fedtail.federate.operate.ports import check_free
 
     if not (folder / "deployment.toml").is_file():
+        if not local:
+            raise FedtailError(
+                f"{str(folder)!r} is not a deployment folder; create one with `fedtail deploy init`, or a rehearsal of "
+                f"three sites with: fedtail deploy up {folder} --local 3"
+            )
         check_free("127.0.0.1", port or PORT)
-        make(folder, arguments, "", local or 3, "", port or PORT, False)
+        make(folder, arguments, "", local, "", port or PORT, "", False)
     elif arguments:
         raise FedtailError(
             f"{str(folder)!r} already exists; edit {folder}/config.toml or pass {arguments[0]!r} to `fedtail "
@@ -111,20 +113,12 @@ def run(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the last run from its checkpoint.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start the run and return immediately.")] = False,
-    queue: Annotated[bool, typer.Option("--queue", help="Add the run to the queue; see `queue`.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train across the sites that are online and write a run folder with a report. Ctrl-C stops the run."""
     deployment = load(folder)
-    from fedtail.federate.operate import queue as waiting
     from fedtail.federate.operate import runs
 
-    if queue:
-        if resume:
-            raise FedtailError("--resume continues at once and cannot be queued; leave out --queue")
-        number = waiting.put(deployment, load_config(deployment.config, overrides or []))
-        typer.echo(f"run {number} queued; start the queue with: fedtail deploy queue {folder} --work")
-        return
     last = runs.last_config(deployment) if resume and not overrides else None
     run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
     if detach:
@@ -154,9 +148,8 @@ def status(folder: Folder, as_json: Json = False) -> None:
     """Show sites, the run's progress, recent errors and what to do next."""
     deployment = load(folder)
     from fedtail.federate.operate import processes, runs
-    from fedtail.federate.operate import queue as waiting
-    from fedtail.federate.operate.advice import advice
     from fedtail.federate.operate.control import Control, is_healthy
+    from fedtail.federate.operate.doctor import advice
 
     healthy = is_healthy(deployment)
     sites = {}
@@ -169,7 +162,6 @@ def status(folder: Folder, as_json: Json = False) -> None:
         "sites": sites,
         "processes": [{"pid": p.pid, "role": p.role, "program": p.program} for p in running],
         "run": runs.where(deployment),
-        "waiting": [number for number, _ in waiting.waiting(deployment)],
     }
     about["advice"] = advice(deployment, about)
     if as_json:
@@ -203,7 +195,7 @@ def doctor(
 
 
 @app.command()
-def down(folder: Annotated[Path, typer.Argument(help="The deployment folder.")] = Path("deployment")) -> None:
+def down(folder: Folder) -> None:
     """Stop everything that `up` started, including child processes."""
     deployment = load(folder)
     from fedtail.federate.operate import runs
@@ -230,11 +222,12 @@ def on_nvflare(
         raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in a separate environment")
     from fedtail.federate.deployment import load_deployment
     from fedtail.federate.nvflare.app import make_job
+    from fedtail.federate.operate.create import write_config
     from fedtail.federate.operate.nvflare_poc import rehearse
 
     deployment = load_deployment(folder)
     if job is not None:
-        made = make_job(deployment.name, deployment.config, list(deployment.sites), site_file, resume=resume)
+        made = make_job(deployment.name, write_config(deployment), list(deployment.sites), site_file, resume=resume)
         made.export_job(str(job))
         typer.echo(f"{job / deployment.name}; submit it with: nvflare job submit -j {job / deployment.name}")
         return
@@ -256,20 +249,32 @@ def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Fl
 
 
 def make(
-    folder: Path, arguments: list[str] | None, sites: str, local: int, public: str, port: int, own_data: bool
+    folder: Path,
+    arguments: list[str] | None,
+    sites: str,
+    local: int,
+    public: str,
+    port: int,
+    own: str,
+    docker: bool,
 ) -> Deployment:
-    """Names and config from the command line -> a new deployment folder."""
+    """A new deployment folder, by names and config from the command line. own: ``table`` or ``images``
+    that sites bring, for the same defaults as those of ``fedtail run``; empty for a rehearsal."""
     if importlib.util.find_spec("cryptography") is None:
         raise FedtailError("fedtail deploy needs an engine; pip install 'fedtail[flower]' or 'fedtail[nvflare]'")
     from fedtail.federate.operate.create import create_deployment
+    from fedtail.federate.sums import LEAST
 
     if sites and local:
         raise FedtailError(f"--sites {sites} already names the sites; leave out --local {local}")
     names = tuple(s.strip() for s in sites.split(",") if s.strip()) or tuple(f"site-{k + 1}" for k in range(local))
     path, overrides = split_arguments(arguments)
-    flags = {} if own_data else {"data.clients": len(names) or None}
-    config = load_config(path, overrides, flags)
-    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own_data)
+    flags: dict[str, Any] = {"data.name": own} if own else {"data.clients": len(names) or None}
+    config = load_config(path, overrides, flags, suggest=bool(own))
+    if own and (len(names) < LEAST or config.run.quorum < 1):  # counts per class stay at the sites
+        flags |= {"run.metric": "accuracy", "decision.goal": "argmax"}
+        config = load_config(path, overrides, flags, suggest=True)
+    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own, docker=docker)
 
 
 __all__ = ["app"]

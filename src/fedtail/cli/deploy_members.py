@@ -1,12 +1,13 @@
-"""``fedtail deploy add | remove | revoke | renew``: who belongs to a deployment."""
+"""``fedtail deploy add | remove | revoke | renew``, and ``backup | restore``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedtail.cli.deploy_view import Folder, load
+from fedtail.cli.deploy_view import Folder, load, need_flower
 
 if TYPE_CHECKING:
     from fedtail.federate.deployment import Deployment
@@ -74,4 +75,31 @@ def _later(deployment: Deployment) -> str:
     return "" if is_healthy(deployment) else f"; once the SuperLink is up: fedtail deploy register {deployment.shown}"
 
 
-COMMANDS = (add, remove, revoke, renew)
+def backup(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(help="The .tar.gz to write.")],
+    runs: Annotated[bool, typer.Option("--runs/--no-runs", help="Include the run folders.")] = True,
+) -> None:
+    """Back up the deployment to one file: keys, certificates, Flower's database, configuration and runs; no data."""
+    deployment = load(folder)
+    from fedtail.federate.operate.backup import backup as write
+
+    count = write(deployment, file, with_runs=runs)
+    typer.echo(f"{file}: {count} files, including private keys; keep it where only you can read it")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="The backup file.")],
+    folder: Annotated[Path, typer.Argument(help="The new deployment folder.")],
+) -> None:
+    """Restore a deployment folder from a backup, on this machine or another."""
+    need_flower()
+    from fedtail.federate.operate.backup import restore as read
+
+    made = read(file, folder)
+    typer.echo(
+        f"{len(made.sites)} sites in {made.folder}; start the systemd unit, then: fedtail deploy status {folder}"
+    )
+
+
+COMMANDS = (add, remove, revoke, renew, backup, restore)

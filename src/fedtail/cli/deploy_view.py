@@ -90,8 +90,6 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
         table.add_row(name, state, str(len(here)))
     terminal().print(table)
     _show_run(deployment, about["run"])
-    if about["waiting"]:
-        typer.echo(f"queued runs: {len(about['waiting'])}")
     for line in about["advice"]:
         typer.echo(f"to do: {line}")
 

@@ -6,6 +6,8 @@ app/                the Flower app bundle
 server/             CA, server key, SuperLink's database and log, proxy configuration, systemd units
 sites/<name>/       all that one site needs; hand over this folder and nothing else
 runs/               run folders
+
+Nothing in it names the folder itself but ``server/fedtail-superlink.service`` and the instructions, so it can be moved.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import tomli_w
 from fedtail.errors import FedtailError
 
 FORMAT = 1
+FORBIDDEN = set('"`$%\\')
+HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,17 @@ class Deployment:
     def site(self, name: str) -> Path:
         return self.folder / "sites" / name
 
+    def check(self) -> Deployment:
+        """The same deployment, if its names can stand in paths, units, certificates and proxy configuration."""
+        for path in (self.folder, Path(self.name)):
+            if not str(path).isprintable() or FORBIDDEN & set(str(path)):
+                raise FedtailError(f"folder {str(path)!r} has quotes, '$', '%', a backslash or a line break; rename it")
+        check_site_names(self.sites)
+        check_port("server.port", self.port)
+        split_address("server.public", self.public)
+        split_address("server.host", f"{self.host}:{self.port}")
+        return self
+
     def save(self) -> None:
         about: dict[str, Any] = {
             "format": FORMAT,
@@ -100,15 +115,15 @@ def load_deployment(folder: str | Path) -> Deployment:
             host=server["host"],
             port=int(server["port"]),
             public=server["public"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        ).check()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FedtailError(f"{str(file)!r} cannot be read: {type(error).__name__} {error}") from None
 
 
 def split_address(key: str, address: str) -> tuple[str, int]:
     """``host:port`` -> (host, port); one clear line for anything else. ``key``: where it came from."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not HOST.fullmatch(host) or not re.fullmatch("[0-9]{1,5}", port):
         raise FedtailError(f"{key} {address!r} is not of the form host:port")
     return host, check_port(key, int(port))
 
@@ -125,7 +140,7 @@ def check_site_names(names: tuple[str, ...]) -> None:
     if not names:
         raise FedtailError("a deployment needs at least one site, e.g. --sites north,south")
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
             raise FedtailError(f"site name {name!r} is not allowed; use letters, digits, '.', '_' and '-'")
     if len(set(names)) < len(names):
         raise FedtailError(f"site names must be unique, got {', '.join(names)}")

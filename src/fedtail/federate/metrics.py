@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import importlib.util
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fedtail.errors import FedtailError
@@ -26,60 +25,46 @@ class Metrics:
         self.bytes: Counter[str] = Counter()
 
     def round(self, state: State, record: dict[str, Any], seconds: float) -> None:
-        """Called after every round."""
+        """Count a round; called after every one."""
         self.last, self.done, self.seconds = record, state.round, seconds
         self.total_seconds += seconds
         self.refused.update(fault["client"] for fault in [*record["refused"], *record.get("faults", [])])
         self.bytes.update({way: record.get("traffic", {}).get(way, 0) for way in ("down", "up")})
 
-    def text(self) -> str:
-        """Prometheus' exposition format."""
-        lines: list[str] = []
+    def collect(self) -> Iterator[Any]:
+        """Prometheus' metrics, whenever it asks."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        def say(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> None:
-            lines.append(f"# HELP fedtail_{name} {meaning}\n# TYPE fedtail_{name} {kind}")
-            lines.extend(
-                f"fedtail_{name}{{{_labels(labels, self.run)}}} {value:.17g}" for labels, value in values.items()
-            )
+        def family(kind: Any, name: str, meaning: str, values: Mapping[str, float], label: str = "") -> Any:
+            found = kind(f"fedtail_{name}", meaning, labels=["run", *([label] if label else [])])
+            for of, value in values.items():
+                found.add_metric([self.run, *([of] if label else [])], value)
+            return found
 
-        def by_site(values: Mapping[int, float]) -> dict[str, float]:
-            return {f'site="{_escaped(self.sites[k])}"': v for k, v in sorted(values.items())}
-
-        say("rounds_done", "gauge", "Completed rounds.", {"": self.done})
-        say("rounds_planned", "gauge", "Total rounds of the run.", {"": self.rounds})
-        say("round_seconds", "gauge", "Duration of the last round in seconds.", {"": self.seconds})
-        say(
-            "seconds_total",
-            "counter",
-            "Total duration of the rounds run by this process, in seconds.",
-            {"": self.total_seconds},
-        )
-        say(
-            "bytes_total",
-            "counter",
-            "Bytes sent to (down) and received from (up) the sites.",
-            {f'direction="{way}"': self.bytes[way] for way in ("down", "up")},
-        )
-        say(
-            "refusals_total",
-            "counter",
-            "Messages to a site without a usable reply.",
-            by_site({k: self.refused[k] for k in range(len(self.sites))}),
-        )
-        say("site_last_seen_timestamp_seconds", "gauge", "When a site last answered.", by_site(dict(self.seen)))
+        gauges: dict[str, tuple[str, float]] = {
+            "rounds_done": ("Completed rounds.", self.done),
+            "rounds_planned": ("Total rounds of the run.", self.rounds),
+            "round_seconds": ("Duration of the last round in seconds.", self.seconds),
+            "start_timestamp_seconds": ("When this process started.", self.began),
+        }
         if self.last:
-            present = set(self.last["clients"])
-            say(
-                "site_in_last_round",
-                "gauge",
-                "Whether a site's update was in the last round.",
-                by_site({k: float(k in present) for k in range(len(self.sites))}),
-            )
-            say("train_loss", "gauge", "Mean training loss of the last round.", {"": self.last["train_loss"]})
+            gauges["train_loss"] = ("Mean training loss of the last round.", self.last["train_loss"])
         if "privacy" in self.last:
-            say("epsilon", "gauge", "Privacy spent so far.", {"": self.last["privacy"]["epsilon"]})
-        say("start_timestamp_seconds", "gauge", "When this process started.", {"": self.began})
-        return "\n".join(lines) + "\n"
+            gauges["epsilon"] = ("Privacy spent so far.", self.last["privacy"]["epsilon"])
+        for name, (meaning, value) in gauges.items():
+            yield family(GaugeMetricFamily, name, meaning, {"": value})
+        meaning = "Total duration of the rounds run by this process, in seconds."
+        yield family(CounterMetricFamily, "seconds", meaning, {"": self.total_seconds})
+        meaning, ways = "Bytes sent to (down) and received from (up) the sites.", ("down", "up")
+        yield family(CounterMetricFamily, "bytes", meaning, {w: self.bytes[w] for w in ways}, "direction")
+        refusals = {site: self.refused[k] for k, site in enumerate(self.sites)}
+        yield family(CounterMetricFamily, "refusals", "Messages to a site without a usable reply.", refusals, "site")
+        seen = {self.sites[k]: when for k, when in sorted(self.seen.items())}
+        yield family(GaugeMetricFamily, "site_last_seen_timestamp_seconds", "When a site last answered.", seen, "site")
+        if self.last:
+            present = {site: float(k in self.last["clients"]) for k, site in enumerate(self.sites)}
+            meaning = "Whether a site's update was in the last round."
+            yield family(GaugeMetricFamily, "site_in_last_round", meaning, present, "site")
 
 
 @contextmanager
@@ -88,36 +73,18 @@ def served(metrics: Metrics, port: int, host: str = "127.0.0.1") -> Iterator[Non
     if not port:
         yield
         return
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise FedtailError(f"deploy.metrics_port = {port} needs prometheus_client; pip install 'fedtail[metrics]'")
+    from prometheus_client import CollectorRegistry, start_http_server
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body, known = metrics.text().encode(), self.path.partition("?")[0] in ("/", "/metrics")
-            self.send_response(200 if known else 404)
-            self.send_header("content-type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("content-length", str(len(body) if known else 0))
-            self.end_headers()
-            if known:
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *values: Any) -> None:
-            """Not a line per scrape."""
-
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)  # type: ignore[arg-type]
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server, _ = start_http_server(port, host, registry)
     except OSError as error:
         raise FedtailError(f"deploy.metrics_port = {port}: {error.strerror or error}; choose another port") from None
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     try:
         yield
     finally:
         server.shutdown()
         server.server_close()
-
-
-def _labels(own: str, run: str) -> str:
-    return ",".join(filter(None, [f'run="{_escaped(run)}"', own]))
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

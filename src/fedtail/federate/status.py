@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
@@ -18,6 +19,8 @@ from fedtail.rounds.loop import State
 from fedtail.settings import Settings
 
 LAST_ERRORS = 20
+RUN_LOCK = "run.lock"
+"""Locked by the process that trains for as long as it lives, beside ``run.json``."""
 
 
 def headline(record: dict[str, Any]) -> dict[str, float]:
@@ -32,6 +35,18 @@ def has_finished(now: Mapping[str, Any]) -> bool:
     if now.get("state") == "failed":
         raise FedtailError(str(now["error"]))
     return now.get("state") == "finished"
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a process that lives holds the lock: the kernel lets go of it with the process, however that ends."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 class Status:

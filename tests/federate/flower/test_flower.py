@@ -31,10 +31,10 @@ from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower import guard
 from fedtail.federate.operate import local, membership, processes, runs
 from fedtail.federate.operate.certificates import make_ca, make_site_key
-from fedtail.federate.operate.commands import flower_environment, supernode_command
+from fedtail.federate.operate.commands import flower_environment, free_port, supernode_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.ports import find_nginx, free_port
+from fedtail.federate.operate.local import find_nginx
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import socket
 import stat
@@ -25,14 +26,14 @@ from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import processes, runs
 from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
-from fedtail.federate.operate.commands import superlink_command
-from fedtail.federate.operate.create import create_deployment, move_port
+from fedtail.federate.operate.commands import free_port, superlink_command
+from fedtail.federate.operate.create import create_deployment, move_port, with_the_sites_data
 from fedtail.federate.operate.doctor import examine_site
-from fedtail.federate.operate.ports import find_nginx, free_port, is_free
+from fedtail.federate.operate.local import find_nginx, is_free
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker_client
-from fedtail.federate.status import Status
+from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.runs.config import load_config
 from tests.federate.conftest import settings
 
@@ -81,14 +82,14 @@ def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_
     assert 'server = "fed.example.org:443"' in (deployment.site("north") / "site.toml").read_text()
     assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
     served = (deployment.server / "fedtail-superlink.service").read_text()
-    assert f"deploy serve {deployment.folder}" in served
+    assert f'deploy serve "{deployment.folder}"' in served
     assert "--host 127.0.0.1 --port 9300" in " ".join(superlink_command("python", deployment))
 
 
 def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
     made = create_deployment(tmp_path / "fed", SITES, settings(), public="h.example:8443", port=9300)
     assert load_deployment(tmp_path / "fed") == made
-    assert tomllib.loads(made.config.read_text())["run"]["folder"] == str(made.runs)
+    assert tomllib.loads(made.config.read_text())["run"]["folder"] == "runs", "the folder can be moved"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,8 @@ def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
         (["doctor", "--site", "{new}/site.toml"], "does not exist"),
         (["status", "{new}"], "is not a deployment folder"),
         (["doctor"], "give the deployment folder"),
+        (["up", "{new}"], "is not a deployment folder; create one with `fedtail deploy init`"),
+        (["init", "{new}$", "--sites", "a,b"], "rename it"),
         (["init", "{new}", "--sites", "a,b", "--local", "3"], "leave out --local 3"),
     ],
 )
@@ -156,12 +159,35 @@ def test_a_sites_doctor_says_what_is_wrong_with_data_and_address(tmp_path: Path)
     assert "ca.crt is missing" in examine_site(site, "127.0.0.1:1")[-1].message
 
 
+@pytest.mark.parametrize(("flag", "kind"), [("--own-data", "table"), ("--images", "images")])
+def test_sites_with_data_of_their_own_get_the_defaults_of_a_run_on_ones_own_data(
+    tmp_path: Path, flag: str, kind: str
+) -> None:
+    sites = ("--sites", "a,b,c")
+    assert (
+        CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fed"), *sites, flag, "local.epochs=2"]).exit_code
+        == 0
+    )
+    made = load_config(tmp_path / "fed" / "config.toml")
+    same = load_config(None, ["local.epochs=2"], {"data.name": kind}, suggest=True)
+    for section in ("method", "rates", "local", "server", "decision", "model"):
+        assert getattr(made, section) == getattr(same, section), section
+    assert made.run == same.run and made.local.epochs == 2 and made.data.name == "sites"
+
+
+@pytest.mark.parametrize("words", [("--sites", "a,b"), ("--sites", "a,b,c", "run.quorum=0.5")])
+def test_where_no_counts_per_class_can_be_summed_the_defaults_need_none(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fed"), "--own-data", *words]).exit_code == 0
+    made = load_config(tmp_path / "fed" / "config.toml")
+    assert (made.run.metric, made.decision.goal, made.local.lr) == ("accuracy", "argmax", "auto")
+
+
 def test_a_taken_port_leaves_no_folder_behind_and_another_can_be_chosen_later(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "new"), "--port", str(port)])
+        result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "new"), "--local", "3", "--port", str(port)])
         assert isinstance(result.exception, FedtailError) and "choose another with --port" in str(result.exception)
         assert not (tmp_path / "new").exists()
     made = create_deployment(tmp_path / "fed", SITES, settings(), port=9300)
@@ -198,6 +224,9 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
     status = Status(deployment.server / "run.json", settings(), 7)
     status.write(state="training", round=2, errors=[fault])
     (deployment.server / "run.id").write_text("7\n")
+    with (deployment.server / RUN_LOCK).open("w") as lock:  # held by the process that trains, as long as it lives
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert runs.where(deployment)["state"] == "training"
     shown = CliRunner().invoke(app, ["deploy", "status", str(deployment.folder)]).output
     assert "run: stopped, round 2 of 3" in shown and "--resume" in shown
     assert "round 2, east: no reply within 20 s" in shown
@@ -299,10 +328,10 @@ def test_overrides_of_the_data_are_refused_and_another_seed_keeps_the_sites_spli
     deployment = create_deployment(tmp_path / "fed", SITES, settings())
     theirs = load_config(deployment.config)
     with pytest.raises(FedtailError, match=r"data.\* is set at the sites"):
-        runs.with_the_sites_data(deployment, load_config(deployment.config, ["data.n_max=50"]))
-    other = runs.with_the_sites_data(deployment, load_config(deployment.config, ["run.seed=9"]))
+        with_the_sites_data(deployment, load_config(deployment.config, ["data.n_max=50"]))
+    other = with_the_sites_data(deployment, load_config(deployment.config, ["run.seed=9"]))
     assert other.run.seed == 9 and other.data_seed == theirs.data_seed
-    assert runs.with_the_sites_data(deployment, theirs) == theirs
+    assert with_the_sites_data(deployment, theirs) == theirs
 
 
 def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import local, processes
-from fedtail.federate.operate.ports import free_port
+from fedtail.federate.operate.commands import free_port
 
 GUIDE = Path(__file__).parents[3] / "docs" / "deploy.md"
 

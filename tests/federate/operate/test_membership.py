@@ -15,8 +15,8 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, load_deployment
 from fedtail.federate.operate import membership
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
+from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.ports import free_port
 from fedtail.federate.site.config import load_site
 from tests.federate.conftest import settings
 

@@ -1,12 +1,14 @@
-"""What keeps a deployment going: advice, a queue, backup and restore, containers."""
+"""What keeps a deployment going: advice, backup and restore, containers."""
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sqlite3
 import stat
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,21 +17,18 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
-from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, load_deployment
-from fedtail.federate.operate import backup, queue, runs
-from fedtail.federate.operate.advice import advice
+from fedtail.federate.operate import backup
 from fedtail.federate.operate.certificates import key_matches
-from fedtail.federate.operate.commands import serve_command
-from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.docker import write_docker
-from fedtail.federate.operate.ports import free_port
-from fedtail.runs.config import changed, load_config
+from fedtail.federate.operate.commands import free_port
+from fedtail.federate.operate.create import create_deployment, write_config, write_docker
+from fedtail.federate.operate.doctor import advice
+from fedtail.runs.config import load_config
 from tests.federate.conftest import settings
 from tests.federate.operate.test_membership import call
 
 SITES = ("north", "east", "south")
-WELL: dict[str, Any] = {"superlink": "up", "sites": dict.fromkeys(SITES, "online"), "run": {}, "waiting": []}
+WELL: dict[str, Any] = {"superlink": "up", "sites": dict.fromkeys(SITES, "online"), "run": {}}
 
 
 @pytest.fixture
@@ -69,40 +68,6 @@ def test_status_names_what_an_operator_should_do(deployment: Deployment, change:
     assert re.search(said, line), line
 
 
-def test_runs_wait_in_the_order_in_which_they_were_put(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call("run", deployment.folder, "--queue", "local.lr=0.05")[0] == 0
-    assert call("run", deployment.folder, "--queue", "method.name=fedavg")[0] == 0
-    assert queue.put(deployment, load_config(deployment.config, ["run.rounds=7"])) == 3
-    assert call("queue", deployment.folder, "--drop", 2) == (0, "run 2 removed from the queue")
-    code, said = call("queue", deployment.folder, "--drop", 2)
-    assert code == 2 and "no run 2 in the queue" in said and "queued: 1, 3" in said
-    code, said = call("queue", deployment.folder)
-    assert code == 0 and said.splitlines()[0].startswith("1: fedcgnm") and "7 rounds" in said.splitlines()[1]
-    started: list[float] = []
-
-    def start(deployment: Deployment, config: Any) -> int:
-        started.append(config.local.lr)
-        return len(started)
-
-    def wait(deployment: Deployment, run_id: int, on_change: Any) -> dict[str, Any]:
-        if run_id == 1:
-            raise FedtailError("diverged")
-        return {"folder": "runs/x"}
-
-    monkeypatch.setattr(runs, "start", start)
-    monkeypatch.setattr(runs, "wait", wait)
-    code, said = call("queue", deployment.folder, "--work")
-    assert code == 1 and "run 1: failed: diverged\nrun 3: runs/x" in said and started[0] == 0.05
-    assert queue.waiting(deployment) == []
-    assert queue.put(deployment, load_config(deployment.config)) == 4, "numbers are not used again"
-
-
-def test_a_queue_waits_where_no_server_answers(deployment: Deployment) -> None:
-    queue.put(deployment, load_config(deployment.config))
-    code, said = call("queue", deployment.folder, "--work")
-    assert code == 2 and "no SuperLink answers" in said and len(queue.waiting(deployment)) == 1
-
-
 def test_a_deployment_comes_back_from_its_backup_elsewhere(deployment: Deployment, tmp_path: Path) -> None:
     database = sqlite3.connect(deployment.server / "superlink.db")
     database.execute("create table nodes (name text)")
@@ -121,15 +86,79 @@ def test_a_deployment_comes_back_from_its_backup_elsewhere(deployment: Deploymen
     assert back.sites == SITES and all(key_matches(back.site(name)) for name in SITES)
     assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in back.folder.rglob("*.key"))
     assert stat.S_IMODE(back.folder.stat().st_mode) == stat.S_IMODE(back.server.stat().st_mode) == 0o700
-    assert load_config(back.config).run.folder == str(back.runs)
-    assert changed(load_config(back.config), {"run.folder": "x"}) == changed(
-        load_config(deployment.config), {"run.folder": "x"}
-    )
+    assert load_config(back.config) == load_config(deployment.config)
+    assert load_config(write_config(back)).run.folder == str(back.runs)
     assert str(back.server) in (back.server / "fedtail-superlink.service").read_text()
     assert str(deployment.folder) not in (back.server / "nginx.conf").read_text()
     assert (back.runs / "one" / "history.jsonl").is_file() and not (back.server / "superlink.log").exists()
     found = sqlite3.connect(back.server / "superlink.db").execute("select name from nodes").fetchall()
     assert found == [("north",)]
+
+
+def test_a_backup_holds_no_sites_data_secret_ledger_or_state(deployment: Deployment, tmp_path: Path) -> None:
+    site = deployment.site("north")
+    (site / "state").mkdir()
+    for name in ("data.csv", "secret", "ledger.jsonl", "sums.json", "audit.jsonl", "state/start-000001.safetensors"):
+        (site / name).write_text("the site's own")
+    backup.backup(deployment, tmp_path / "fed.tar.gz")
+    with tarfile.open(tmp_path / "fed.tar.gz") as archive:
+        names = {name for name in archive.getnames() if name.startswith("sites/north/")}
+    here = {"site.toml", "site.key", "site.pub", "sites.pub", "ca.crt", "fedtail-site.service", "README.md"}
+    assert names == {f"sites/north/{name}" for name in here}
+
+
+def packed(deployment: Deployment, file: Path, *more: tuple[str, bytes], **changes: str) -> Path:
+    """A backup with further files, and with words of deployment.toml replaced."""
+    backup.backup(deployment, file.with_suffix(".whole"))
+    with tarfile.open(file.with_suffix(".whole")) as whole, tarfile.open(file, "w:gz") as archive:
+        for entry in whole:
+            content = whole.extractfile(entry)
+            assert content is not None
+            data = content.read()
+            for old, new in changes.items() if entry.name == "deployment.toml" else ():
+                assert old.encode() in data
+                data = data.replace(old.encode(), new.encode())
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+        for name, data in more:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("../../elsewhere", "site name '../../elsewhere' is not allowed"),
+        (r"south\nExecStartPre=/bin/x", "is not allowed"),
+        ('south";x{}', "cannot be read"),
+        ("$(id)", "site name '$(id)' is not allowed"),
+    ],
+)
+def test_a_backup_with_other_names_is_refused_and_leaves_nothing(
+    deployment: Deployment, tmp_path: Path, name: str, said: str
+) -> None:
+    """Names are parts of paths, units, certificates and proxy configuration."""
+    file = packed(deployment, tmp_path / "fed.tar.gz", south=name)
+    code, output = call("restore", file, tmp_path / "new")
+    assert code == 2 and said in output and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "server/nginx.conf", "runs/../../x", "sites/../x", ".bashrc"])
+def test_a_backup_with_other_files_is_refused_before_anything_is_written(
+    deployment: Deployment, tmp_path: Path, name: str
+) -> None:
+    file = packed(deployment, tmp_path / "fed.tar.gz", (name, b"x"))
+    code, output = call("restore", file, tmp_path / "new")
+    assert code == 2 and f"it has {name!r}" in output and not (tmp_path / "new").exists()
+
+
+def test_a_backup_that_would_fill_the_disk_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+    file = packed(deployment, tmp_path / "fed.tar.gz", ("runs/one/model.safetensors", bytes(50_000_000)))
+    assert file.stat().st_size < 200_000
+    code, output = call("restore", file, tmp_path / "new")
+    assert code == 2 and "more than 100 times its size" in output and not (tmp_path / "new").exists()
 
 
 def test_backups_and_folders_that_exist_are_not_overwritten(deployment: Deployment, tmp_path: Path) -> None:
@@ -146,18 +175,16 @@ def test_backups_and_folders_that_exist_are_not_overwritten(deployment: Deployme
     assert backup.backup(deployment, tmp_path / "y.tar.gz", with_runs=False) > 10
 
 
-def test_compose_files_start_what_the_units_start(tmp_path: Path) -> None:
+def test_compose_files_start_the_server_behind_its_proxy_and_the_site(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     made = create_deployment(
-        tmp_path / "a $1 fed", ("north",), settings(data={"clients": 1}), public="fed.example.org:8443", port=9300
+        tmp_path / "fed", ("north",), settings(data={"clients": 1}), public="fed.example.org:8443", docker=True
     )
-    write_docker(made)
     about = yaml.safe_load((made.folder / "compose.yaml").read_text())
     link, proxy = about["services"]["superlink"], about["services"]["proxy"]
-    assert ["fedtail", *(word.replace("$$", "$") for word in link["command"])] == serve_command("", made)
+    assert link["command"] == ["deploy", "serve", "/fed"] and link["volumes"] == proxy["volumes"] == [".:/fed"]
     assert link["ports"] == ["8443:8443"] and proxy["network_mode"] == "service:superlink" and "ports" not in proxy
-    assert proxy["entrypoint"][0] == "nginx" and proxy["depends_on"] == ["superlink"]
-    assert [v.replace("$$", "$") for v in link["volumes"]] == [f"{made.folder}:{made.folder}"]
+    assert proxy["entrypoint"][:5] == ["nginx", "-p", "/fed/server", "-c", "nginx.conf"]
     site = yaml.safe_load((made.site("north") / "compose.yaml").read_text())["services"]["site"]
     assert site["command"] == ["site", "run", "/site"] and site["volumes"] == [".:/site"] and "ports" not in site
     for folder in (made.folder, made.site("north")):
@@ -168,7 +195,7 @@ def test_compose_files_start_what_the_units_start(tmp_path: Path) -> None:
 
 
 COMPOSE = {
-    "image", "build", "user", "working_dir", "command", "entrypoint", "volumes", "ports", "restart", "init",
+    "image", "build", "user", "command", "entrypoint", "volumes", "ports", "restart", "init",
     "network_mode", "depends_on", "healthcheck",
 }  # fmt: skip
 """Keys of the compose specification that are used."""

@@ -24,9 +24,9 @@ from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.flower import supernode
 from fedtail.federate.operate import certificates, local, membership, processes, site_service
+from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.ports import free_port
 from fedtail.federate.operate.site_service import SiteService, Watchdog
 from tests.federate.conftest import settings
 

@@ -19,7 +19,7 @@ from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.flower.transport import FlowerTransport, by_key, wait_for_nodes
 from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
 from fedtail.federate.server import SitesJoined, federate, roster
-from fedtail.federate.status import Status
+from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.files import write_atomically
 from fedtail.runs.config import load_config
 from fedtail.runs.result import Result
@@ -96,7 +96,7 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
     if deployment is None:
         yield
         return
-    with (deployment.server / "run.lock").open("w") as lock:
+    with (deployment.server / RUN_LOCK).open("w") as lock:
         deadline = time.monotonic() + seconds
         while True:
             try:

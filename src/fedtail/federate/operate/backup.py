@@ -1,12 +1,15 @@
-"""``fedtail deploy backup | restore``: a deployment as one file, and a deployment from it, wherever it is put.
+"""``fedtail deploy backup | restore``: a deployment as one ``.tar.gz``, and a deployment from it, wherever it is put.
 
-The file holds private keys: it is readable by its owner only, and belongs where such things are kept.
+The file holds private keys: it is readable by its owner only, and belongs where such things are kept. A site's data,
+ledger and secret are the site's own and have no place in it.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import os
+import re
+import shutil
 import sqlite3
 import tarfile
 import tempfile
@@ -17,34 +20,41 @@ from fedtail.federate.deployment import Deployment, load_deployment
 from fedtail.federate.operate.create import write_server
 from fedtail.runs.config import changed, load_config
 
-LEFT_OUT = (".log", ".log.1", ".pid", ".lock", ".sock", ".partial", ".db-wal", ".db-shm", ".db-journal")
-"""Ends of names of what only a running process needs."""
-FOLDERS_LEFT_OUT = ("flwr", "nginx-body", "nginx-proxy", "nginx-unused")
+KEPT = re.compile(
+    r"deployment\.toml|config\.toml|server/((ca|server)\.(key|crt)|superlink\.db|run\.(toml|json|id))"
+    r"|sites/[\w-][\w.-]*/(site\.(toml|key|pub)|sites\.pub|ca\.crt|fedtail-site\.service|README\.md)"
+    r"|runs/(?!.*\.(partial|lock)$)\w[^/]*(/[\w.][^/]*)*"
+)
+"""Files of a deployment that cannot be made again; a backup holds no others."""
+MOST_TIMES, MOST_BYTES = 100, 1 << 24
+"""A backup may unpack to so many times its size, and so many bytes more."""
 
 
 def backup(deployment: Deployment, file: Path, *, with_runs: bool = True) -> int:
-    """Write everything that cannot be made again into a ``.tar.gz``; returns how many files. Safe while a run goes on:
-    checkpoints appear whole, and Flower's database is copied by SQLite."""
+    """Write all that cannot be made again; returns how many files. Safe while a run goes on: checkpoints appear whole,
+    and SQLite copies Flower's database."""
     if file.exists():
         raise FedtailError(f"{str(file)!r} already exists; choose another name")
-    files = [p for p in sorted(deployment.folder.rglob("*")) if p.is_file() and not p.is_symlink()]
+    names = [str(p.relative_to(deployment.folder)) for p in sorted(deployment.folder.rglob("*")) if p.is_file()]
     count = 0
     with writing(file):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with writing(file), os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
-            for path in files:
-                name = path.relative_to(deployment.folder)
-                if _is_left_out(name, with_runs):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            writing(file),
+            os.fdopen(descriptor, "wb") as out,
+            tarfile.open(fileobj=out, mode="w:gz") as archive,
+        ):
+            for name in names:
+                path = deployment.folder / name
+                if not KEPT.fullmatch(name) or path.is_symlink() or (name.startswith("runs/") and not with_runs):
                     continue
-                try:
-                    data = _database(path) if path.suffix == ".db" else path.read_bytes()
-                except FileNotFoundError:  # an older checkpoint that a run has just dropped
-                    continue
-                about = tarfile.TarInfo(str(name))
-                about.size, about.mode, about.mtime = len(data), path.stat().st_mode & 0o777, int(path.stat().st_mtime)
-                archive.addfile(about, io.BytesIO(data))
-                count += 1
+                if path.suffix == ".db":
+                    path = copy_database(path, Path(folder) / path.name)
+                with contextlib.suppress(FileNotFoundError):  # an older checkpoint that a run has just dropped
+                    archive.add(path, name)
+                    count += 1
     except BaseException:
         file.unlink(missing_ok=True)
         raise
@@ -52,23 +62,51 @@ def backup(deployment: Deployment, file: Path, *, with_runs: bool = True) -> int
 
 
 def restore(file: Path, folder: Path) -> Deployment:
-    """The deployment in a backup, in a folder that is new; what names the old place is written anew."""
+    """The deployment in a backup, in a folder that is new. A backup with anything but files of a deployment is refused
+    before anything is written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FedtailError(f"{str(folder)!r} already exists and is not empty; choose another folder")
     if not file.is_file():
         raise FedtailError(f"backup {str(file)!r} does not exist")
+    new = not folder.exists()
     try:
+        check_archive(file)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
         with tarfile.open(file, "r:gz") as archive:
-            if "deployment.toml" not in archive.getnames():
-                raise FedtailError(f"{str(file)!r} is not a backup of a deployment: it has no deployment.toml")
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                folder.chmod(0o700)
-                archive.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+            archive.extractall(folder, filter="data")
+        return settled(load_deployment(folder))
+    except (tarfile.TarError, EOFError, OSError, FedtailError) as error:
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if new and folder.is_dir():
+            folder.rmdir()
+        if isinstance(error, FedtailError):
+            raise
         raise FedtailError(f"{str(file)!r} cannot be read as a backup: {error}") from None
-    deployment = load_deployment(folder)
-    for key in (*folder.rglob("*.key"), *folder.rglob("superlink.db")):
+
+
+def check_archive(file: Path) -> None:
+    """Raise unless an archive has files of a deployment only, of a plausible size."""
+    left, found = MOST_TIMES * file.stat().st_size + MOST_BYTES, set()
+    with tarfile.open(file, "r:gz") as archive:
+        for entry in archive:
+            if not entry.isreg() or not KEPT.fullmatch(entry.name) or ".." in Path(entry.name).parts:
+                raise FedtailError(f"{str(file)!r} is not a backup of a deployment: it has {entry.name!r}")
+            left -= entry.size
+            if left < 0:
+                raise FedtailError(
+                    f"{str(file)!r} unpacks to more than {MOST_TIMES} times its size; nothing was written"
+                )
+            found.add(entry.name)
+    if "deployment.toml" not in found:
+        raise FedtailError(f"{str(file)!r} is not a backup of a deployment: it has no deployment.toml")
+
+
+def settled(deployment: Deployment) -> Deployment:
+    """A deployment that was unpacked here: modes, folders that were empty, and what names the old place."""
+    for key in (*deployment.folder.rglob("*.key"), *deployment.folder.rglob("superlink.db")):
         key.chmod(0o600)
     for path in (deployment.server, deployment.flwr_home, deployment.runs, *map(deployment.site, deployment.sites)):
         path.mkdir(parents=True, exist_ok=True)
@@ -77,29 +115,20 @@ def restore(file: Path, folder: Path) -> Deployment:
         (deployment.site(site) / "flwr").mkdir(exist_ok=True)
     for config in (deployment.config, deployment.server / "run.toml"):
         if config.is_file():
-            moved = changed(load_config(config), {"run.folder": str(deployment.runs)})
+            moved = changed(load_config(config), {"run.folder": deployment.runs.name})
             config.write_text(moved.to_toml())
     write_server(deployment)
     return deployment
 
 
-def _is_left_out(name: Path, with_runs: bool) -> bool:
-    if name.parts[0] == "app" or (name.parts[0] == "runs" and not with_runs):
-        return True
-    inside = name.parts[:-1]
-    return name.name.endswith(LEFT_OUT) or (name.parts[0] != "runs" and any(f in inside for f in FOLDERS_LEFT_OUT))
-
-
-def _database(path: Path) -> bytes:
+def copy_database(path: Path, copy: Path) -> Path:
     """A database as it is at one moment, also while it is written."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        source, target = sqlite3.connect(f"file:{path}?mode=ro", uri=True), sqlite3.connect(copy)
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
         try:
             source.backup(target)
         except sqlite3.DatabaseError as error:
             raise FedtailError(f"{str(path)!r} cannot be copied: {error}") from None
-        finally:
-            source.close()
-            target.close()
-        return copy.read_bytes()
+    return copy

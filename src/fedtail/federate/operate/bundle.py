@@ -18,40 +18,14 @@ from fedtail import federate
 from fedtail.federate import flower, site
 from fedtail.federate.flower import client_app, content, server_app
 from fedtail.federate.flower.guard import app_hash
+from fedtail.federate.operate.create import filled
 from fedtail.federate.site import frames, worker_client
+from fedtail.federate.site.config import load_site
 from fedtail.version import VERSION
 
 PACKAGE = "fedtail_app"
 LIGHT = (flower, client_app, content, site, frames, worker_client)
 """What runs at a site for every message: the standard library and Flower only."""
-PYPROJECT = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "fedtail-app"
-version = "{version}"
-description = "fedtail on Flower"
-license = "MIT"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["{package}"]
-
-[tool.flwr.app]
-publisher = "fedtail"
-
-[tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{client_app}:app"
-
-[tool.flwr.app.config]
-config = ""
-deployment = ""
-sites = 0
-resume = false
-mode = "train"
-"""
 SERVER_APP = f'''"""The ServerApp: fedtail's round loop over Flower's grid."""
 
 from {server_app.__name__} import app
@@ -71,9 +45,8 @@ def write_bundle(folder: Path) -> None:
         shutil.copy(source, copy)
     (target / "__init__.py").write_text('"""fedtail on Flower."""\n')
     (target / "server_app.py").write_text(SERVER_APP)
-    (folder / "pyproject.toml").write_text(
-        PYPROJECT.format(version=VERSION, package=PACKAGE, client_app=name_in_bundle(client_app))
-    )
+    about = filled("app.toml", version=VERSION, client_app=name_in_bundle(client_app))
+    (folder / "pyproject.toml").write_text(about)
 
 
 @cache
@@ -82,6 +55,12 @@ def own_hash() -> str:
     with tempfile.TemporaryDirectory() as folder:
         write_bundle(Path(folder))
         return app_hash(build_fab_from_disk(Path(folder)))
+
+
+def site_apps(folder: Path) -> str:
+    """The hashes of the apps that a site runs, as its SuperNode is told them: fedtail's own and those that its file
+    lists. A ``site.toml`` that the worker would refuse is refused here."""
+    return ",".join([own_hash(), *load_site(folder / "site.toml").apps])
 
 
 def name_in_bundle(module: ModuleType) -> str:

@@ -1,10 +1,9 @@
-"""The commands that start Flower's programs; the same for a rehearsal and for systemd."""
+"""The commands that start Flower's programs, and the environment they start in."""
 
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
+import socket
 from pathlib import Path
 
 from fedtail.errors import FedtailError
@@ -36,24 +35,10 @@ def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
     ]  # fmt: skip
 
 
-def serve_command(programs: str | Path, deployment: Deployment) -> list[str]:
-    """The same as a unit or a container starts it."""
-    return [str(Path(programs) / "fedtail"), "deploy", "serve", str(deployment.folder)]
-
-
-def site_service_command(python: str | Path, site: Path, address: str) -> list[str]:
-    """A site's service in a rehearsal."""
-    return [str(python), "-m", "fedtail", "site", "run", str(site), "--server", address]
-
-
 def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
-    """Flower's client at a site."""
-    return [str(python), "-P", str(supernode.__file__), *supernode_arguments(site, superlink, port)]
-
-
-def supernode_arguments(site: Path, superlink: str, port: int) -> list[str]:
-    """What it needs to know; ``port`` is on loopback, for its own processes."""
+    """Flower's client at a site; ``port`` is on loopback, for its own processes."""
     return [
+        str(python), "-P", str(supernode.__file__),
         "--superlink", superlink,
         "--root-certificates", str(site / "ca.crt"),
         "--auth-supernode-private-key", str(site / "site.key"),
@@ -71,28 +56,14 @@ def node_config(site_file: Path) -> str:
     return f"site={quote}{path}{quote}"
 
 
-def shell_line(command: Sequence[str]) -> str:
-    """The command as one types it."""
-    return shlex.join(command)
-
-
-def systemd_line(command: Sequence[str]) -> str:
-    """The command as ``ExecStart=`` takes it: words in double quotes where needed, ``%`` and ``$`` doubled."""
-    return " ".join(_systemd_word(word).replace("$", "$$") for word in command)
-
-
-def systemd_path(path: str | Path) -> str:
-    """One path of a list such as ``ReadWritePaths=``."""
-    return _systemd_word(str(path))
-
-
-def _systemd_word(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    plain = escaped == word and not any(c in word for c in " \t';") and word
-    return word if plain else f'"{escaped}"'
-
-
 def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:
     """The environment Flower's programs start in."""
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "/usr/bin:/bin")])
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    """A port on loopback nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
+import contextlib
+import pwd
 import shutil
 import sys
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 
 from fedtail.errors import FedtailError, writing
 from fedtail.federate.deployment import Deployment, check_port, check_site_names, split_address
-from fedtail.federate.operate import templates
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
-from fedtail.federate.operate.commands import serve_command, shell_line, systemd_line, systemd_path
+from fedtail.files import write_atomically
+from fedtail.runs.config import changed, load_config
 from fedtail.settings import Data, Settings
 from fedtail.version import VERSION
 
 INSTALLED = Path("/opt/fedtail")
 """Where a site's operator is told to put the folder and the virtual environment."""
+LAST_CONFIG = "run.toml"
+"""In ``server/``: the config of the last run."""
 
 
 def create_deployment(
@@ -28,12 +33,14 @@ def create_deployment(
     public: str = "",
     port: int = 9092,
     rehearsal: bool = True,
+    docker: bool = False,
 ) -> Deployment:
     """Write keys, certificates, configuration, units, proxy and instructions. An existing folder is never touched.
 
     Args:
         public: ``host:port`` sites connect to (the proxy); by default the SuperLink itself, on loopback.
         rehearsal: sites play the clients of the config's data set instead of bringing data.
+        docker: also write a Dockerfile and compose files.
     """
     check_site_names(sites)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -45,7 +52,7 @@ def create_deployment(
     address = public or f"127.0.0.1:{check_port('--port', port)}"
     host, _ = split_address("--public", address)
     home = folder.resolve()
-    deployment = Deployment(folder=home, name=home.name, sites=sites, port=port, public=address)
+    deployment = Deployment(folder=home, name=home.name, sites=sites, port=port, public=address).check()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -54,7 +61,7 @@ def create_deployment(
     deployment.save()
     if not rehearsal:
         config = config.model_copy(update={"data": Data(name="sites", clients=len(sites))})
-    config = config.model_copy(update={"run": config.run.model_copy(update={"folder": str(deployment.runs)})})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"folder": deployment.runs.name})})
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
@@ -62,6 +69,8 @@ def create_deployment(
         write_site(deployment, name, client if rehearsal else None)
     write_rosters(deployment)
     write_server(deployment)
+    if docker:
+        write_docker(deployment)
     return deployment
 
 
@@ -73,93 +82,99 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
     for name in moved.sites:
         site = moved.site(name) / "site.toml"
         site.write_text(site.read_text().replace(f'server = "{deployment.public}"', f'server = "{moved.public}"'))
-        _write_unit(moved, name)
+        _write_instructions(moved, name)
     write_server(moved)
     return moved
 
 
 def write_site(deployment: Deployment, name: str, client: int | None = None) -> None:
-    """All that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
+    """Write all that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
     folder = deployment.site(name)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "flwr").mkdir()
     make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
-    data = templates.TABLE_DATA
-    if client is not None:
-        data = templates.SLICE_DATA.format(client=client, config="../../config.toml")
-    text = templates.SITE_TOML.format(name=name, data=data, server=deployment.public)
+    data = filled("data-table.toml") if client is None else filled("data-slice.toml", client=client)
+    text = filled("site.toml", name=name, server=deployment.public).replace("@data@", data.strip())
     (folder / "site.toml").write_text(text)
-    _write_unit(deployment, name)
+    _write_instructions(deployment, name)
 
 
 def write_rosters(deployment: Deployment) -> None:
     """``sites.pub`` in every site's folder: whose keys may be behind masked sums. What a site does not have on its own
     list, no server can add."""
-    files = [deployment.site(name) / "site.pub" for name in deployment.sites]
-    listed = "".join(file.read_text() for file in files if file.is_file())
+    listed = [deployment.site(name) / "site.pub" for name in deployment.sites]
+    text = "".join(file.read_text() for file in listed if file.is_file())
     for name in deployment.sites:
         if deployment.site(name).is_dir():
-            (deployment.site(name) / "sites.pub").write_text(listed)
+            (deployment.site(name) / "sites.pub").write_text(text)
 
 
-def _write_unit(deployment: Deployment, name: str) -> None:
-    """How a site is started, and the words for its operator."""
-    folder = deployment.site(name)
-    (folder / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
-    (folder / "README.md").write_text(
-        templates.SITE_README.format(
-            name=name,
-            deployment=deployment.name,
-            version=VERSION,
-            command=shell_line(site_command("run", name, INSTALLED)),
-            health=shell_line(site_command("health", name, INSTALLED)),
-            public=deployment.public,
-        )
-    )
-
-
-def site_command(action: str, name: str, root: Path) -> list[str]:
-    """``fedtail site run`` and so on, for a site whose folder is in ``root``, beside the virtual environment."""
-    return [str(root / "venv" / "bin" / "fedtail"), "site", action, str(root / name)]
+def _write_instructions(deployment: Deployment, name: str) -> None:
+    """Write a site's systemd unit, and the words for its operator."""
+    words = {"name": name, "root": INSTALLED, "version": VERSION}
+    (deployment.site(name) / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
+    text = filled("site-README.md", **words, deployment=deployment.name, public=deployment.public)
+    (deployment.site(name) / "README.md").write_text(text)
 
 
 def site_unit(name: str, root: Path) -> str:
-    """The systemd unit of such a site."""
-    home, venv = root / name, root / "venv"
-    return templates.SUPERNODE_UNIT.format(
-        name=name,
-        home=str(home).replace("%", "%%"),
-        venv=venv,
-        command=systemd_line(site_command("run", name, root)),
-        writable=systemd_path(home),
-    )
+    """The systemd unit of a site whose folder is in ``root``, beside the virtual environment."""
+    return filled("fedtail-site.service", name=name, root=root)
 
 
 def superlink_unit(deployment: Deployment, programs: Path) -> str:
-    """The systemd unit of the server."""
-    return templates.SUPERLINK_UNIT.format(
-        name=deployment.name,
-        server=str(deployment.server).replace("%", "%%"),
-        command=systemd_line(serve_command(programs, deployment)),
-        writable=systemd_path(deployment.folder),
-    )
+    """The systemd unit of the server, which runs as the owner of the folder."""
+    owner: int | str = deployment.folder.stat().st_uid
+    with contextlib.suppress(KeyError):  # a number without a name, as in containers
+        owner = pwd.getpwuid(deployment.folder.stat().st_uid).pw_name
+    words = {"name": deployment.name, "folder": deployment.folder, "programs": programs, "user": owner}
+    return filled("fedtail-superlink.service", **words)
 
 
 def write_server(deployment: Deployment) -> None:
-    """Unit, proxy and instructions of the server, for the place where its folder is."""
-    unit = superlink_unit(deployment, Path(sys.executable).parent)
-    (deployment.server / "fedtail-superlink.service").write_text(unit)
-    listen = str(deployment.proxy_port)
-    (deployment.server / "nginx.conf").write_text(
-        templates.NGINX.format(host=deployment.host, port=deployment.port, listen=listen, server=deployment.server)
-    )
-    (deployment.folder / "README.md").write_text(
-        templates.SERVER_README.format(
-            name=deployment.name,
-            server=shlex.quote(str(deployment.server)),
-            folder=shlex.quote(str(deployment.folder)),
-            listen=f"port {listen}",
-            port=deployment.port,
-        )
-    )
+    """Write unit, proxy and instructions of the server, for the place where its folder is."""
+    programs = Path(sys.executable).parent
+    words = {"host": deployment.host, "port": deployment.port, "listen": deployment.proxy_port}
+    about = {"name": deployment.name, "folder": deployment.folder, "fedtail": programs / "fedtail"}
+    (deployment.server / "fedtail-superlink.service").write_text(superlink_unit(deployment, programs))
+    (deployment.server / "nginx.conf").write_text(filled("nginx.conf", **words))
+    del words["host"]
+    (deployment.folder / "README.md").write_text(filled("server-README.md", **words, **about))
+
+
+def write_docker(deployment: Deployment) -> None:
+    """Write a Dockerfile and compose files, beside the units."""
+    dockerfile = filled("Dockerfile", version=VERSION, torch=version("torch").partition("+")[0])
+    server = filled("server-compose.yaml", version=VERSION, listen=deployment.proxy_port)
+    site = filled("site-compose.yaml", version=VERSION)
+    for folder, compose in [(deployment.folder, server), *((deployment.site(s), site) for s in deployment.sites)]:
+        (folder / "Dockerfile").write_text(dockerfile)
+        (folder / ".dockerignore").write_text("*\n")  # keys and data have no place in an image
+        (folder / "compose.yaml").write_text(compose)
+
+
+def write_config(deployment: Deployment, config: Settings | None = None) -> Path:
+    """Write the config of a run, with its folder as this machine finds it; by default the deployment's own config."""
+    settled = with_the_sites_data(deployment, config or load_config(deployment.config))
+    path = deployment.server / LAST_CONFIG
+    write_atomically(path, changed(settled, {"run.folder": str(deployment.folder / settled.run.folder)}).to_toml())
+    return path
+
+
+def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
+    """The config of a run, on the data the sites know: overrides of it would reach the server only."""
+    theirs = load_config(deployment.config)
+    if config.data != theirs.data:
+        raise FedtailError(f"data.* is set at the sites; change it in {deployment.shown}/config.toml, not for one run")
+    if config.data.name == "sites" or config.data_seed == theirs.data_seed:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"seed": theirs.data_seed})})
+
+
+def filled(file: str, /, **words: object) -> str:
+    """The text in ``files/`` with its ``@words@`` replaced."""
+    text = (files(__package__) / "files" / file).read_text()
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", str(value))
+    return text

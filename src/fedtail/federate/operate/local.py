@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
 import sys
 import time
 from pathlib import Path
@@ -13,10 +15,9 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate import processes
-from fedtail.federate.operate.apps import site_apps
-from fedtail.federate.operate.commands import flower_environment, site_service_command, superlink_command
+from fedtail.federate.operate.bundle import site_apps
+from fedtail.federate.operate.commands import flower_environment, superlink_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
-from fedtail.federate.operate.ports import check_free, find_nginx, is_free
 from fedtail.federate.operate.site_service import read_health
 from fedtail.federate.site import frames
 
@@ -86,7 +87,7 @@ def start_site(deployment: Deployment, site: str, superlink: str = "") -> int:
     """Start one site's service; its worker starts with the first message."""
     folder = deployment.site(site)
     address = superlink or f"{deployment.host}:{deployment.port}"
-    command = site_service_command(sys.executable, folder, address)
+    command = [sys.executable, "-m", "fedtail", "site", "run", str(folder), "--server", address]
     environment = {**os.environ, APPS: site_apps(folder)}
     return processes.start(deployment.folder, f"site:{site}", command, folder / "service.log", environment)
 
@@ -135,3 +136,24 @@ def down(deployment: Deployment) -> int:
     for site in deployment.sites:  # a worker that had to be killed left its socket
         frames.socket_path(deployment.site(site) / "site.toml").unlink(missing_ok=True)
     return ended
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise if another program listens there."""
+    if not is_free(host, port):
+        raise FedtailError(f"port {port} is already in use; choose another with --port")
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def find_nginx() -> str | None:
+    """Debian keeps it in a folder that is not on every user's path."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

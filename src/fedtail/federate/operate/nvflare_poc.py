@@ -17,6 +17,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.nvflare.app import make_job
 from fedtail.federate.operate import processes
+from fedtail.federate.operate.create import write_config
 from fedtail.federate.status import has_finished
 
 WAIT_SECONDS = 120.0
@@ -38,7 +39,7 @@ def rehearse(
     status = home / "run.json"
     site_file = str(deployment.folder / "sites" / "{name}" / "site.toml")
     tell = on_change or (lambda now: None)
-    job = make_job("fedtail", deployment.config, list(deployment.sites), site_file, status, resume=resume)
+    job = make_job("fedtail", write_config(deployment), list(deployment.sites), site_file, status, resume=resume)
     job.export_job(str(home / "jobs"))
     try:
         tell({"state": f"starting NVFlare's server and {len(deployment.sites)} clients"})

@@ -11,11 +11,10 @@ from typing import Any
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy
-from fedtail.federate.status import has_finished
-from fedtail.runs.config import load_config
+from fedtail.federate.operate.create import LAST_CONFIG, write_config
+from fedtail.federate.status import RUN_LOCK, has_finished, is_locked
 from fedtail.settings import Settings
 
-LAST_CONFIG = "run.toml"
 ENDED = ("finished", "failed", "stopped")
 OVER = ("finished", "unknown")
 """How Flower's word for a run that is over begins; it forgets runs with its database."""
@@ -23,27 +22,14 @@ OVER = ("finished", "unknown")
 
 def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
     """Start a run over the sites that are online; returns Flower's run id. By default the deployment's own config."""
-    path = deployment.config
     with connect(deployment) as control:
         _end_previous(deployment, control, resume)
-        if config is not None:
-            path = deployment.server / LAST_CONFIG
-            path.write_text(with_the_sites_data(deployment, config).to_toml())
+        path = write_config(deployment, config)
         run_id = control.start_run(
             config=str(path), deployment=str(deployment.folder), sites=len(deployment.sites), resume=resume
         )
     (deployment.server / "run.id").write_text(f"{run_id}\n")
     return run_id
-
-
-def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
-    """The config of a run, on the data the sites know: overrides of it would reach the server only."""
-    theirs = load_config(deployment.config)
-    if config.data != theirs.data:
-        raise FedtailError(f"data.* is set at the sites; change it in {deployment.shown}/config.toml, not for one run")
-    if config.data.name == "sites" or config.data_seed == theirs.data_seed:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"seed": theirs.data_seed})})
 
 
 def start_handshake(deployment: Deployment) -> int:
@@ -104,18 +90,9 @@ def wait(
 def where(deployment: Deployment) -> dict[str, Any]:
     """The running or last run's status; one that neither goes on nor ended by itself is ``stopped``."""
     now = read_status(deployment)
-    if now and now["state"] not in ENDED and not is_going_on(deployment):
+    if now and now["state"] not in ENDED and not is_locked(deployment.server / RUN_LOCK):
         return {**now, "state": "stopped"}
     return now
-
-
-def is_going_on(deployment: Deployment) -> bool:
-    """Whether Flower still works on the last run."""
-    run_id = last_run(deployment)
-    if run_id is None or not is_healthy(deployment):
-        return False
-    with Control(deployment) as control:
-        return not control.run_status(run_id)[0].startswith(OVER)
 
 
 def read_status(deployment: Deployment, run_id: int | None = None) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import supernode
 from fedtail.federate.flower.guard import APPS
-from fedtail.federate.operate.commands import flower_environment, supernode_command
-from fedtail.federate.operate.ports import free_port
+from fedtail.federate.operate.commands import flower_environment, free_port, supernode_command
 
 ESTABLISHED = "01"
 """The state of a connection that is open, in ``/proc/net/tcp``."""
@@ -70,7 +69,7 @@ def apps_of(folder: Path) -> str:
 
 
 def _apps_of(folder: Path) -> str:
-    from fedtail.federate.operate.apps import site_apps
+    from fedtail.federate.operate.bundle import site_apps
 
     return site_apps(folder)
 
