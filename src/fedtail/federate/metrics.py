@@ -78,7 +78,8 @@ def served(metrics: Metrics, port: int, host: str = "127.0.0.1") -> Iterator[Non
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics)  # type: ignore[arg-type]
+    collector: Any = metrics  # all that a collector needs
+    registry.register(collector)
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
