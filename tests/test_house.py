@@ -79,7 +79,7 @@ def test_no_run_folder_and_no_model_is_in_the_tree() -> None:
 
 def test_the_version_is_declared_once_and_is_the_changelogs() -> None:
     root = Path(__file__).parents[1]
-    newest = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.M)
+    newest = re.search(r"^## (\d\S*)", (root / "CHANGELOG.md").read_text(), re.M)
     assert newest is not None and newest[1] == VERSION == fedtail.__version__
     about = tomllib.loads((root / "pyproject.toml").read_text())
     assert about["project"]["dynamic"] == ["version"] and "version" not in about["project"]

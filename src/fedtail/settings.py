@@ -7,7 +7,7 @@ uses a setting reads. The ``[policy]`` and ``[worker]`` sections of a site's fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 import tomli_w
@@ -47,7 +47,7 @@ class Data(Named):
 
     name: str = "digits"
     """Data set; see `fedtail data list`."""
-    clients: int = Field(5, ge=1)
+    clients: int = Field(5, ge=1, le=10_000_000)
     """Number of clients, for data without sites of its own."""
     partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
     """How samples are split across clients. ``column`` uses the data's own sites; ``auto`` is ``column`` if the data
@@ -114,16 +114,16 @@ class Rates(Named):
     ``uniform``; with ``auto``, a race on the clients' private validation splits finds it."""
 
 
-ADAM_LR = 1e-3
-"""Learning rate under ``local.optimizer = "adam"`` where none is set."""
+LOCAL_LR = {"sgd": 0.1, "momentum": 0.1, "adam": 1e-3}
+"""Learning rate of ``local.optimizer`` where none is set."""
 
 
 class Local(Section):
     """Local training."""
 
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=1, le=10_000)
     """Passes over a client's resampled data in each round."""
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"] = 64
     """Samples per local step. ``auto`` depends on the size of the sites: 16 if the median site is small, 64 if it has
     500 training samples or more."""
     optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
@@ -151,7 +151,8 @@ class Local(Section):
     @classmethod
     def _usual(cls, raw: Any) -> Any:
         """The learning rate that goes with an optimizer, where none is set."""
-        return {"lr": ADAM_LR, **raw} if isinstance(raw, Mapping) and raw.get("optimizer") == "adam" else raw
+        usual = LOCAL_LR.get(str(raw.get("optimizer"))) if isinstance(raw, Mapping) else None
+        return raw if usual is None else {"lr": usual, **raw}
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
@@ -245,9 +246,9 @@ class Run(Section):
     """Name of the run folder."""
     folder: str = Field("runs", json_schema_extra=FREE)
     """Folder for run folders."""
-    rounds: int = Field(50, ge=1)
+    rounds: int = Field(50, ge=1, le=1_000_000)
     """Number of rounds."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Random seed."""
     participation: float = Field(1.0, gt=0, le=1)
     """Fraction of clients sampled each round."""
@@ -404,6 +405,43 @@ class Settings(Section):
                 raise one_of("setting", name, [*KEYWORDS, *WHOLE_SECTIONS])
         whole = {name: name for name in WHOLE_SECTIONS}
         return checked(cls, raw, lambda *path: whole.get(path[0], "") + ("." if path[0] in whole else "") + path[-1])
+
+
+Effect = tuple[tuple[str, ...], str, tuple[Any, ...]]
+EFFECTS: tuple[Effect, ...] = (
+    (("data.labels_per_client",), "data.partition", ("labels",)),
+    (("data.template",), "data.partition", ("template",)),
+    (("data.alpha",), "data.partition", ("auto", "dirichlet", "per_client")),
+    (("data.min_samples",), "data.partition", ("auto", "dirichlet")),
+    (("data.holdout",), "run.validate_on", ("server",)),
+    (("local.lr_min",), "local.schedule", ("cosine",)),
+    (("server.lr", "server.beta1"), "server.optimizer", ("momentum", "adam", "yogi", "adagrad", "auto")),
+    (("server.beta2",), "server.optimizer", ("adam", "yogi", "auto")),
+    (("server.tau",), "server.optimizer", ("adam", "yogi", "adagrad", "auto")),
+    (("server.reach",), "server.aggregate", ("bounded", "auto")),
+    (("server.suspects",), "server.aggregate", ("trimmed", "krum")),
+    (("privacy.noise", "privacy.delta"), "privacy.mode", ("central", "local", "shares")),
+    (("privacy.clip", "privacy.dropouts"), "privacy.mode", ("shares",)),
+    (("decision.find", "decision.recall"), "decision.goal", ("recall",)),
+    (("decision.costs",), "decision.goal", ("cost",)),
+)
+"""Settings that have an effect only where another setting has one of these values."""
+
+
+def check_effects(settings: Settings, said: Container[str], decided: Container[str] = ()) -> None:
+    """Refuse a setting that was given and has no effect beside the others.
+
+    ``said``: the dotted keys given. ``decided``: keys given after them, whose value may take effect away.
+    """
+    for keys, other, values in EFFECTS:
+        section, name = other.split(".")
+        value = getattr(getattr(settings, section), name)
+        for key in keys if value not in values and other not in decided else ():
+            if key in said:
+                allowed = " or ".join(repr(v) for v in values if v != "auto")
+                raise FedtailError(
+                    f"{key} has no effect with {other} = {value!r}; leave it out, or set {other} to {allowed}"
+                )
 
 
 BOUNDS = ("ge", "gt", "le", "lt")

@@ -166,6 +166,27 @@ def test_a_method_that_fails_is_named_and_the_rest_is_ranked(capsys, monkeypatch
     assert "FedAvg" in out and "data.auxiliary" in err
 
 
+def test_a_method_of_the_users_own_file_is_compared(capsys, monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("from fedtail.methods import FedProx\nclass Mine(FedProx):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["compare", *FAST, "--methods", "fedavg,my.py:Mine", "--seeds", "1", "--out", "c", "--json"]
+    code, out, err = call(capsys, monkeypatch, *arguments)
+    assert code == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    assert {row["method"] for row in answer["problems"][0]["ranking"]} >= {"FedAvg", "Mine"}
+    assert set(answer["learning_rates"]) == {"fedavg", "my.py:Mine"}
+
+
+def test_no_learning_rate_is_named_for_a_method_whose_runs_all_failed(capsys, monkeypatch, tmp_path: Path) -> None:
+    faulty = "class Broken(FedProx):\n    def direction(self, step):\n        raise KeyError"
+    (tmp_path / "broken.py").write_text(f"from fedtail.methods import FedProx\n{faulty}")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--methods", "fedavg,broken.py:Broken", "--seeds", "1", "--lrs", "0.4,0.1", "--out", "c"]
+    code, out, err = call(capsys, monkeypatch, "compare", *FAST, *arguments)
+    assert code == 1 and "failed: " in err
+    assert "chosen on validation splits: fedavg 0." in out and "Broken 0." not in out
+
+
 def test_all_means_all() -> None:
     assert chosen_methods("all") == list(METHODS)
     assert chosen_methods("fedavg, fedprox,fedavg") == ["fedavg", "fedprox"]

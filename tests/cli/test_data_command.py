@@ -68,9 +68,7 @@ def test_inspect_takes_an_image_folder_and_draws(tmp_path: Path, monkeypatch: py
 
 
 def test_inspect_shows_thousands_of_sites_in_one_screen() -> None:
-    text = invoke(
-        "inspect", "blobs", "data.n_max=4000", "data.min_samples=1", "--clients", "1000", "--partition", "iid"
-    )
+    text = invoke("inspect", "blobs", "data.n_max=4000", "--clients", "1000", "--partition", "iid")
     assert "…" in text and "client 999" in text and len(text.splitlines()) < 50
 
 

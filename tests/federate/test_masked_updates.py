@@ -236,7 +236,6 @@ def test_an_altered_message_makes_the_sum_refused(federation, tmp_path: Path) ->
 
 def test_shares_of_noise_make_the_noise_of_the_sum_whoever_vanishes(federation, tmp_path: Path) -> None:
     """Two of six may vanish: four shares have the deviation that epsilon counts on, six have more."""
-    pytest.importorskip("opacus", reason="pip install 'fedtail[privacy]'")
     job = {**MASKED_JOB, "shares": 1.0, "clip": 0.5, "dropouts": 0.34}
     noise, plain = [], plain_engine(federation)
     for i in range(12):
@@ -254,14 +253,13 @@ def test_shares_of_noise_make_the_noise_of_the_sum_whoever_vanishes(federation, 
 
 
 def test_epsilon_of_shares_is_that_of_central_noise(tmp_path: Path) -> None:
-    pytest.importorskip("opacus", reason="pip install 'fedtail[privacy]'")
     names = ["north", "east", "south", "west"]
     sections = {"deploy": {"updates": "masked"}, "privacy": {"mode": "shares", "noise": 2.0}, "run": {"rounds": 2}}
     config, transport = rehearsal(tmp_path, names, **sections)
     result = federate(config, transport, names)
-    from fedtail.core.privacy import epsilon
+    from fedtail.core.privacy import gaussian_epsilon
 
-    assert result.history[-1]["privacy"]["epsilon"] == epsilon(2.0, 2, 1e-5)
+    assert result.history[-1]["privacy"]["epsilon"] == gaussian_epsilon({2.0: 2}, 1e-5)
     assert torch.isfinite(result.x).all() and "alignment" not in result.history[0]
 
 

@@ -59,6 +59,13 @@ def test_runs_on_different_data_are_not_compared(run_folder: Writer) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", ["plants/sites", "plants/sites/*.csv"])
+def test_tables_of_several_sites_are_called_by_their_folder(run_folder: Writer, path: str) -> None:
+    folder = run_folder("a", more={"data": {"name": "site_tables", "path": path}})
+    (found,) = comparisons(load_runs([folder]))
+    assert found.title.startswith("sites · ")
+
+
 def test_data_of_ones_own_are_called_by_their_file_or_folder(run_folder: Writer) -> None:
     folder = run_folder("a", more={"data": {"name": "table", "path": "here/crashes.csv"}})
     assert comparisons(load_runs([folder]))[0].title.startswith("crashes · 4 clients")

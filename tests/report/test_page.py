@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from fedtail.errors import FedtailError
-from fedtail.report import load_runs, write_report
+from fedtail.report import load_run, load_runs, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.figures import write_figures
 from fedtail.report.heatmap import heatmap
+from fedtail.report.influence import influences
 from fedtail.report.page import PARTS
 from fedtail.report.tables import headline, to_csv, to_latex
+from fedtail.rounds.history import influence_of
 from fedtail.runs.yardstick import FOLDER, Yardstick
 
 Writer = Callable[..., Path]
@@ -115,6 +117,15 @@ def test_over_several_seeds_the_worst_site_is_a_mean_and_single_figures_name_the
     )
     assert tile in html
     assert "In seed 3, the worst site is " in html and f"with macro F1 {worst[0]:.3f}" in html
+
+
+def test_the_page_and_the_status_call_the_same_sites_outliers(run_folder: Writer) -> None:
+    for outlier in (None, 2):
+        run = load_run(run_folder(f"o{outlier}", outlier=outlier))
+        often = [{"client": 1, "reason": "late", "code": "timeout"}] * 1
+        run.history[:] = [{**r, "refused": often} if r["round"] % 2 else r for r in run.history]
+        told = influence_of(run.history, 4)
+        assert [row.client for row in influences(run) if row.stands_out] == told.get("outliers", [])
 
 
 def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import fedtail as ft
+from fedtail import fit, partition
+from fedtail.data import DATASETS
 from fedtail.errors import FedtailError
+from fedtail.models.classifiers import SimplexETF
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.runs.folder import choose_folder, claimed
@@ -133,7 +138,7 @@ def test_a_config_edited_in_the_run_folder_is_refused(tmp_path: Path) -> None:
         ("checkpoint/round-000006/state.json", "[]", "cannot be read .*; delete it to start over"),
         ("checkpoint/round-000006/state.json", '{"format": 1}', "it lacks 'round'"),
         ("checkpoint/round-000006/state.json", '{"format": 9}', "has format 9, this version reads 1"),
-        ("checkpoint/round-000006/tensors.safetensors", "x", "cannot be read .*; delete it to start over"),
+        ("checkpoint/round-000006/tensors.safetensors", "x", "is damaged: its checksum does not match; delete it"),
     ],
 )
 def test_a_damaged_run_folder_is_one_clear_line(tmp_path: Path, file: str, content: str, words: str) -> None:
@@ -142,6 +147,55 @@ def test_a_damaged_run_folder_is_one_clear_line(tmp_path: Path, file: str, conte
     (tmp_path / "x" / file).write_text(content)
     with pytest.raises(FedtailError, match=words):
         run(config, resume=True)
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json"])
+def test_a_checkpoint_with_a_flipped_bit_is_refused_and_one_without_checksums_is_read(
+    tmp_path: Path, file: str
+) -> None:
+    config = small(tmp_path, "run.name=x")
+    run(config)
+    path = tmp_path / "x" / "checkpoint" / "round-000006" / file
+    before = path.read_bytes()
+    flipped = before[:-9] + bytes([before[-9] ^ 1]) + before[-8:]
+    path.write_bytes(flipped if file == "tensors.safetensors" else before.replace(b'"format": 1', b'"format": 1.0', 1))
+    with pytest.raises(FedtailError, match=r"round-000006' is damaged: its checksum does not match"):
+        run(config, resume=True)
+    path.write_bytes(before)
+    state = json.loads((path.parent / "state.json").read_text())
+    state = {key: value for key, value in state.items() if not key.startswith("sha256")}
+    (path.parent / "state.json").write_text(json.dumps(state))
+    assert len(run(config, resume=True).history) == 6
+
+
+def test_fit_takes_the_classifier_that_it_is_given_and_saves_it(tmp_path: Path) -> None:
+    pooled = DATASETS.build("blobs", n_max=40, n_classes=3, n_features=4)
+    rows = pooled.test.x.numpy()
+    for model in ("mlp", nn.Sequential(nn.Flatten(), nn.Linear(4, 3))):
+        result = fit(partition(pooled, clients=2), model, rounds=1, classifier="etf")
+        assert any(isinstance(m, SimplexETF) for m in result.module.modules())
+    named = fit(partition(pooled, clients=2), "mlp", rounds=1, classifier="etf")
+    again = ft.load_model(named.save(tmp_path / "named"))
+    assert np.array_equal(again.predict_proba(rows), named.model().predict_proba(rows))
+
+
+def test_fit_refuses_a_setting_that_has_no_effect() -> None:
+    pooled = DATASETS.build("blobs", n_max=40, n_classes=3, n_features=4)
+    federation = partition(pooled, clients=2)
+    with pytest.raises(FedtailError, match=r"server\.lr has no effect with server\.optimizer = 'none'"):
+        fit(federation, rounds=1, server={"lr": 0.1})
+    with pytest.raises(FedtailError, match=r"local\.lr_min has no effect with local\.schedule = 'constant'"):
+        fit(federation, rounds=1, schedule="constant", lr_min=0.01)
+
+
+def test_another_optimizer_brings_its_learning_rate_in_a_fresh_run_and_on_a_run_folder(tmp_path: Path) -> None:
+    run(small(tmp_path, "run.name=x", "run.rounds=1", "local.lr=0.2"))
+    assert load_config(tmp_path / "x", ["local.optimizer=adam"]).local.lr == 0.2, "the one that was set"
+    (tmp_path / "usual").mkdir()
+    (tmp_path / "usual" / "config.toml").write_text(load_config(tmp_path / "x", ["local.lr=0.1"]).to_toml())
+    for base in (None, tmp_path / "usual", tmp_path / "usual" / "config.toml"):
+        assert load_config(base, ["local.optimizer=adam"]).local.lr == 0.001
+        assert load_config(base, ["local.optimizer=adam", "local.lr=0.1"]).local.lr == 0.1
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

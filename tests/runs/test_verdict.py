@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,23 @@ def judge(
         for t, loss in enumerate(losses)
     ]
     return verdict({"macro_f1": macro_f1}, counts, FLOOR, history, CLASSES, Settings.of(**settings), n_validation)
+
+
+@pytest.mark.parametrize(
+    ("change", "keywords"),
+    [
+        ("local.lr=auto", {"lr": "auto"}),
+        ("local.lr=0.01", {"lr": 0.01}),
+        ("run.rounds=150", {"rounds": 150}),
+        ("method.name=fedcgnm", {"method": "fedcgnm"}),
+    ],
+)
+def test_advice_can_be_run_as_it_is_printed(change: str, keywords: dict[str, Any]) -> None:
+    found = Verdict("still", "", change)
+    assert eval(found.command(), {"fit": lambda *_, **given: given}) == keywords
+    words = shlex.split(found.command(Path("my runs/x")))
+    assert words == ["fedtail", "run", "my runs/x", change, "--name", "x-again"]
+    assert load_config(None, words[3:4])
 
 
 def test_a_good_run_has_no_verdict() -> None:

@@ -136,7 +136,7 @@ def compare_command(
         out,
         compared,
         rankings,
-        learning_rates={pair_name(o.cell.config, configs): o.cell.config.local.lr for o in kept},
+        learning_rates={pair_name(o.cell.config, configs): o.cell.config.local.lr for o in kept if not o.error},
         federating=[verdict_of_federating(comparison, metric) or None for comparison in compared],
         failed=[{"run": o.cell.label, "error": o.error} for o in failed],
         **({"until": decided} if until else {}),

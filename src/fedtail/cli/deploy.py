@@ -119,7 +119,7 @@ def run(
     deployment = load(folder)
     from fedtail.federate.operate import runs
 
-    last = runs.last_config(deployment) if resume and not overrides else None
+    last = runs.last_config(deployment) if resume else None
     run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
     if detach:
         typer.echo(f"started; follow it with: fedtail deploy status {folder}")

@@ -20,7 +20,6 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -28,7 +27,6 @@ import torch
 from torch import Tensor
 
 from fedtail.core.random import generator
-from fedtail.errors import FedtailError
 
 CHUNK = 1 << 18
 
@@ -71,20 +69,6 @@ def noisy_limit(bound: float, noise: float, n: int) -> float:
 def sensitivity(weights: Sequence[float] | np.ndarray, bounds: Sequence[float] | np.ndarray) -> float:
     """How far one site can move the aggregate sum_k a_k delta_k: max_k a_k B_k."""
     return float(np.max(np.abs(np.asarray(weights)) * [limit(b) for b in bounds]))
-
-
-@lru_cache(maxsize=4096)
-def epsilon(noise: float, releases: int, delta: float) -> float:
-    """(epsilon, delta) of ``releases`` Gaussian mechanisms with multiplier ``noise``, by Renyi accounting."""
-    try:
-        from opacus.accountants import RDPAccountant
-    except ImportError:
-        raise FedtailError("privacy needs an accountant; pip install 'fedtail[privacy]'") from None
-    if releases == 0:
-        return 0.0
-    accountant = RDPAccountant()
-    accountant.history = [(noise, 1.0, releases)]
-    return float(accountant.get_epsilon(delta))
 
 
 def gaussian_epsilon(releases: Mapping[float, int], delta: float) -> float:

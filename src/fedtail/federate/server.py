@@ -290,7 +290,10 @@ def make_job(
     beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
-    name, options = config.model.name, {**config.model.options, **classifier_option(config)}
+    name, options = (
+        config.model.name,
+        {**config.model.options, **classifier_option(config, METHODS[config.method.name])},
+    )
     encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
     if encoding is not None:
         name = config.model.head if name == "auto" else name

@@ -179,9 +179,13 @@ class RateStrategy:
         """Inverse of ``state``."""
 
 
+HIGHEST = 2.0
+"""Resampling rates above 1 make rare classes the common ones; beyond this, an epoch becomes endless."""
+
+
 def check_rate(name: str, rate: float) -> None:
-    """Raise for a negative resampling rate; warn of one above 1, which makes rare classes the common ones."""
-    check_range(name, rate, 0.0)
+    """Raise for a resampling rate outside [0, 2]; warn of one above 1."""
+    check_range(name, rate, 0.0, HIGHEST)
     if rate > 1:
         warnings.warn(
             f"{name} = {rate:g} is above 1 (fully balanced), so rare classes become the most frequent ones",
@@ -207,5 +211,5 @@ def few_rates(key: str, rates: Sequence[float]) -> np.ndarray:
     if values.size == 0:
         raise FedtailError(f"{key} is empty; give at least one rate, e.g. [0.4, 0.6, 0.8]")
     for value in values:
-        check_range(key, float(value), 0.0)
+        check_range(key, float(value), 0.0, HIGHEST)
     return np.asarray(values)

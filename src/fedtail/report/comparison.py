@@ -143,7 +143,9 @@ def _rates(run: RunRecord) -> str:
 
 def _data_title(run: RunRecord, common: set[str]) -> str:
     name, path = str(run.setting("data", "name", "data")), run.setting("data", "path")
-    parts = [Path(str(path)).absolute().stem if path and name in ("table", "tables", "images") else name]
+    files = Path(str(path)).absolute()
+    files = files.parent if "*" in files.name else files
+    parts = [files.stem if path and name in ("table", "site_tables", "images") else name]
     n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
     parts.append(f"{n_clients} client{'s' if n_clients != 1 else ''}")
     split, alpha = run.setting("data", "partition"), run.setting("data", "alpha")

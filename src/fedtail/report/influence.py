@@ -16,6 +16,7 @@ from fedtail.report.heatmap import heatmap
 from fedtail.report.lines import line_chart
 from fedtail.report.rows import row_chart
 from fedtail.report.series import contender_line, palette
+from fedtail.rounds.history import influence_of
 from fedtail.runs.record import RunRecord
 
 MOST_ROWS = 60
@@ -46,11 +47,8 @@ class Influence:
     claimed: float
     share: float
     distance: float
-
-    @property
-    def stands_out(self) -> bool:
-        """Flagged in half of its rounds (three at least), or refused in a third."""
-        return self.flagged >= max(3, self.rounds / 2) or self.refused * 3 >= max(self.rounds + self.refused, 3)
+    stands_out: bool
+    """Whether it is one of the run's outliers; see ``rounds.history.influence_of``."""
 
 
 def influence(comparison: Comparison) -> str:
@@ -103,15 +101,18 @@ def influences(run: RunRecord) -> list[Influence]:
         for refusal in record.get("refused", []):
             if isinstance(k := refusal.get("client"), int):
                 refused[k] = refused.get(k, 0) + 1
+    seen = sorted({*rounds, *refused})
+    outliers = influence_of(run.history, max(seen, default=-1) + 1).get("outliers", [])
     return [
         Influence(
             client=k,
             rounds=rounds.get(k, 0),
             refused=refused.get(k, 0),
             flagged=flagged.get(k, 0),
+            stands_out=k in outliers,
             **{key: float(np.mean(v)) if (v := sums.get(k, {}).get(key)) else math.nan for key in LISTS},
         )
-        for k in sorted({*rounds, *refused})
+        for k in seen
     ]
 
 

@@ -6,6 +6,7 @@ at any moment leaves the newest complete one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from fedtail.rounds.history import plain
 from fedtail.rounds.state import Best, Rival, State
 
 FORMAT = 1
+TENSORS = "tensors.safetensors"
 
 
 def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | None = None) -> None:
@@ -40,7 +42,9 @@ def save_checkpoint(folder: Path, state: State, settings: Mapping[str, Any] | No
     partial = folder / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file({k: _owned(v) for k, v in tensors.items()}, partial / "tensors.safetensors")
+    save_file({k: _owned(v) for k, v in tensors.items()}, partial / TENSORS)
+    about["sha256"] = _sha256(partial / TENSORS)
+    about["sha256_state"] = _sha256_state(about)
     (partial / "state.json").write_text(json.dumps(about))
     history = folder.parent / "history.jsonl"  # a checkpoint must not be ahead of it after a power cut
     for file in (*partial.iterdir(), *([history] if history.is_file() else [])):
@@ -68,6 +72,9 @@ def load_checkpoint(
         about = json.loads((found[-1] / "state.json").read_text())
         if about.get("format") != FORMAT:
             raise FedtailError(f"{where} has format {about.get('format')!r}, this version reads {FORMAT}")
+        for name, found_now in (("sha256_state", _sha256_state(about)), ("sha256", _sha256(found[-1] / TENSORS))):
+            if about.get(name, found_now) != found_now:  # checkpoints of before 0.3 have no checksums
+                raise FedtailError(f"{where} is damaged: its checksum does not match; delete it to start over")
         if settings is not None and (other := _difference(about.get("settings", {}), plain(settings))):
             raise FedtailError(
                 f"{where} was made with a different config: {other}; revert that, or choose another name "
@@ -76,12 +83,23 @@ def load_checkpoint(
         if len(history) < about["round"]:
             said = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
             raise FedtailError(f"{said}; restore the complete file, or delete the checkpoint to start over")
-        return _state(about, load_file(found[-1] / "tensors.safetensors"), like, history, where)
+        return _state(about, load_file(found[-1] / TENSORS), like, history, where)
     except FedtailError:
         raise
     except Exception as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise FedtailError(f"{where} cannot be read ({said}); delete it to start over") from None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _sha256_state(about: Mapping[str, Any]) -> str:
+    """The checksum of everything in ``state.json`` but itself."""
+    text = json.dumps({key: value for key, value in json.loads(json.dumps(about)).items() if key != "sha256_state"})
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

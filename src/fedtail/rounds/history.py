@@ -89,7 +89,7 @@ def influence_of(history: Sequence[dict[str, Any]], n_clients: int) -> dict[str,
         rounds[there] += 1
         flagged[told["flagged"]] += 1
         for name, total in sums.items():
-            total[there] += [0.0 if v is None else v for v in told[name]]
+            total[there] += [v or 0.0 for v in told.get(name) or np.zeros(len(there))]
     for record in history:
         for fault in record.get("refused", []):
             refused[fault["client"]] += 1

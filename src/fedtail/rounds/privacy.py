@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.privacy import draw_noise, epsilon, sensitivity
+from fedtail.core.privacy import draw_noise, gaussian_epsilon, sensitivity
 from fedtail.core.records import Refusal, Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
@@ -41,7 +41,6 @@ def check_privacy(problem: Problem, privacy: Privacy) -> None:
             f"{where} covers one aggregate per round, but rates {rates.name!r} release more; use rates 'uniform' or "
             "'fixed', or privacy.mode = 'local'"
         )
-    epsilon(privacy.noise, 1, privacy.delta)
 
 
 def privatize(
@@ -71,7 +70,7 @@ def privatize(
     again = problem.undone if problem.noise_seed is None else 0  # seeded noise repeats itself, and tells nothing new
     problem.undone = 0
     record["releases"] = before + again + task.n_probes
-    record["epsilon"] = epsilon(privacy.noise, record["releases"], privacy.delta)
+    record["epsilon"] = gaussian_epsilon({privacy.noise: record["releases"]}, privacy.delta)
     return aggregate, {"privacy": record}
 
 

@@ -16,7 +16,7 @@ from fedtail.models import MODELS
 from fedtail.models.encoders import default_encoder
 from fedtail.rates import RATES
 from fedtail.registry import Registry
-from fedtail.settings import Model, Named, Settings, checked, flatten, is_free
+from fedtail.settings import LOCAL_LR, Model, Named, Settings, check_effects, checked, flatten, is_free
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
 MOVED = {
@@ -45,13 +45,27 @@ def load_config(
     """
     raw: dict[str, Any] = read_config(Path(path)) if path is not None else {}
     complete = path is not None and Path(path, "config.toml").is_file()
-    for key, value in (flags or {}).items():
-        if value is not None:
-            set_key(raw, key, value)
-    for key, value in parse_overrides(overrides).items():
+    everything = complete or Settings.model_fields.keys() <= raw.keys()  # written by ``to_toml``, not by a person
+    written = () if everything else frozenset(flatten(raw))
+    given = {key: value for key, value in (flags or {}).items() if value is not None} | parse_overrides(overrides)
+    if everything:
+        _follow_optimizer(raw, given)
+    for key, value in given.items():
         set_key(raw, key, value)
     config = check_config(raw)
-    return with_suggestions(config, raw) if suggest and not complete else config
+    config = with_suggestions(config, raw) if suggest and not complete else config
+    check_effects(config, given)
+    check_effects(config, written, given)
+    return config
+
+
+def _follow_optimizer(raw: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Drop the usual learning rate of another optimizer from a complete config: nobody asked for it."""
+    local = raw.get("local")
+    if "local.optimizer" in given and "local.lr" not in given and isinstance(local, dict):
+        before = str(local.get("optimizer", "sgd"))
+        if given["local.optimizer"] != before and local.get("lr") == LOCAL_LR.get(before):
+            del local["lr"]
 
 
 def with_suggestions(config: Settings, raw: Mapping[str, Any]) -> Settings:
@@ -116,6 +130,7 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
 def changed(config: Settings, values: Mapping[str, Any]) -> Settings:
     """The same config with other values, by dotted key."""
     raw = config.model_dump()
+    _follow_optimizer(raw, values)
     for key, value in values.items():
         set_key(raw, key, value)
     return check_config(raw)

@@ -29,10 +29,10 @@ from fedtail.runs.config import changed, result_keys, suggestions
 from fedtail.runs.decide import check_decision
 from fedtail.runs.encoding import build_encoded
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
+from fedtail.runs.problem import assemble, build_federation, build_module, classifier_option, load_pooled, prepare
 from fedtail.runs.result import Result, conclude, titles_of
 from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
-from fedtail.settings import KEYWORDS, WHOLE_SECTIONS, Data, Rates, Settings
+from fedtail.settings import KEYWORDS, WHOLE_SECTIONS, Data, Rates, Settings, check_effects
 from fedtail.settings import Method as MethodSection
 from fedtail.simulate.sharded import rank
 
@@ -74,13 +74,14 @@ def fit(
     chosen = Settings.of(**settings)
     if federation.own:
         model, chosen = _suggested(federation, model, rates, settings, chosen)
+    check_effects(chosen, said_keys(settings))
     name = model if isinstance(model, str) else "auto" if model is None else "own"
     chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": name})})
     federation, about, encoding = prepare(federation, chosen)
-    module, named = _module(model, federation, chosen, encoding)
     built = METHODS.build(method) if isinstance(method, str) else method
     if not isinstance(built, Method):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
+    module, named = _module(model, federation, chosen, encoding, type(built))
     strategy = _strategy(rates, federation.n_clients)
     chosen = chosen.model_copy(
         update={
@@ -107,13 +108,20 @@ def fit(
     return result
 
 
+def said_keys(keywords: Mapping[str, Any]) -> set[str]:
+    """The dotted keys of settings given to ``fit``; a whole section given as settings says nothing of single keys."""
+    keys = {f"{KEYWORDS[name]}.{name}" for name in keywords if name in KEYWORDS}
+    whole = {name: value for name, value in keywords.items() if name in WHOLE_SECTIONS}
+    for section, value in whole.items():
+        keys |= {f"{section}.{name}" for name in (value if isinstance(value, Mapping) else value.model_fields_set)}
+    return keys
+
+
 def _suggested(
     federation: Federation, model: nn.Module | str | None, rates: Any, said: Mapping[str, Any], chosen: Settings
 ) -> tuple[nn.Module | str, Settings]:
     """Model and settings with what the user's own data suggests for what the user has not said."""
-    keys = {f"{KEYWORDS[name]}.{name}" for name in said if name in KEYWORDS}
-    for section in ("server", "decision"):
-        keys |= {f"{section}.{name}" for name in getattr(chosen, section).model_fields_set}
+    keys = said_keys(said)
     own = set() if model is None else {"model.name", "model.channels"}
     validates = any(len(rows) for rows in federation.validation)
     if model is not None:
@@ -151,7 +159,11 @@ fit.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _module(
-    model: nn.Module | str | None, federation: Federation, settings: Settings, encoding: Encoding | None
+    model: nn.Module | str | None,
+    federation: Federation,
+    settings: Settings,
+    encoding: Encoding | None,
+    method: type[Method],
 ) -> tuple[nn.Module, dict[str, Any]]:
     if encoding is not None and model in (None, "auto"):
         model = settings.model.head
@@ -163,8 +175,9 @@ def _module(
     if isinstance(model, str):
         shape, n_classes, seed = federation.input_shape, federation.n_classes, settings.run.seed
         if encoding is not None:
-            return build_encoded(encoding, model, n_classes, seed=seed), {"name": model, "options": {}}
-        options = settings.model.options
+            options = classifier_option(settings, method)
+            return build_encoded(encoding, model, n_classes, seed=seed, **options), {"name": model, "options": options}
+        options = {**settings.model.options, **classifier_option(settings, method)}
         return build_model(model, shape, n_classes, seed=seed, **options), {"name": model, "options": options}
     raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
 

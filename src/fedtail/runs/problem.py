@@ -114,7 +114,10 @@ def build_module(
     settings: Settings, federation: Federation, pooled: Pooled, encoding: Encoding | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model that the settings name, freshly initialised, and its description (name and options)."""
-    name, options = settings.model.name, {**settings.model.options, **classifier_option(settings)}
+    name, options = (
+        settings.model.name,
+        {**settings.model.options, **classifier_option(settings, METHODS[settings.method.name])},
+    )
     if encoding is not None:
         name = settings.model.head if name == "auto" else name
         module = build_encoded(encoding, name, federation.n_classes, seed=settings.run.seed, **options)
@@ -128,12 +131,12 @@ def build_module(
     return module, {"name": name, "options": options}
 
 
-def classifier_option(settings: Settings) -> dict[str, str]:
+def classifier_option(settings: Settings, method: type[Method]) -> dict[str, str]:
     """The output layer as an option of ``build_model``; empty for the model's own."""
-    asked, needed = settings.model.classifier, METHODS[settings.method.name].classifier
+    asked, needed = settings.model.classifier, method.classifier
     if needed == "sparse_etf" and asked != "auto":
         raise FedtailError(
-            f"model.classifier = {asked!r}: method {settings.method.name!r} needs its own output layer; use 'auto'"
+            f"model.classifier = {asked!r}: method {method.name!r} needs its own output layer; use 'auto'"
         )
     kind = needed if asked == "auto" else asked
     return {} if kind == "linear" else {"classifier": kind}
@@ -172,8 +175,7 @@ def assemble(
             f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
             f"{AUXILIARY}"
         )
-    if settings.model.classifier == "auto":
-        module = with_classifier(module, method.classifier)
+    module = with_classifier(module, classifier_option(settings, type(method)).get("classifier", "linear"))
     engine: Engine = simulator(federation, module, method, settings)
     model, diagnostics, monitors = engine.model, settings.run.diagnostics, list[Monitor]()
     if "losses" in diagnostics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.runs.config import parse_value
 from fedtail.settings import Settings
 
 CLOSE = 0.005
@@ -41,12 +43,13 @@ class Verdict:
     """Overrides that are worth a try; empty where only a wider search is."""
 
     def command(self, folder: Path | None = None) -> str:
-        """What to type next. Without a run folder, the keyword that ``fit`` takes."""
+        """What to type next. Without a run folder, the call of ``fit``."""
         if folder is None:
-            return f"fit(..., {self.change.rpartition('.')[2]})" if self.change else "another method or model"
+            return f"fit(..., {_keyword(self.change)})" if self.change else "another method or model"
+        where = shlex.quote(str(folder))
         if not self.change:
-            return f"fedtail tune {folder} --budget 5m"
-        return f"fedtail run {folder} {self.change} --name {folder.name}-again"
+            return f"fedtail tune {where} --budget 5m"
+        return f"fedtail run {where} {self.change} --name {shlex.quote(f'{folder.name}-again')}"
 
     def line(self, folder: Path | None = None) -> str:
         """All of it in one line."""
@@ -94,6 +97,13 @@ def verdict(
         said = f"validation macro F1 was still rising when the {len(history)} rounds ended ({rose}): more may help"
         return Verdict("rising", said, f"run.rounds={3 * settings.run.rounds}")
     return None
+
+
+def _keyword(change: str) -> str:
+    """An override as the keyword of ``fit`` that does the same: ``method.name=fedcgnm`` is ``method='fedcgnm'``."""
+    key, _, text = change.partition("=")
+    section, _, name = key.partition(".")
+    return f"{section if name == 'name' else name}={parse_value(text)!r}"
 
 
 def next_change(settings: Settings) -> str:

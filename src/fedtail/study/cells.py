@@ -10,6 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,7 +56,8 @@ class Cell:
 
     def folder(self, base: Path) -> Path:
         """The run's folder: the one it was begun in, whatever its label was then, or a new one."""
-        own = base / f"{self.label}-{self.digest}"
+        name = re.sub(r"[^\w.@=,+-]+", "-", self.label).strip("-")
+        own = base / f"{name}-{self.digest}"
         begun = [] if own.exists() else sorted(base.glob(f"*-{self.digest}"))
         return begun[0] if begun else own
 

@@ -18,12 +18,12 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
 from fedtail.federate.deployment import Deployment, load_deployment
-from fedtail.federate.operate import backup
+from fedtail.federate.operate import backup, runs
 from fedtail.federate.operate.certificates import key_matches
 from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment, write_config, write_docker
 from fedtail.federate.operate.doctor import advice
-from fedtail.runs.config import load_config
+from fedtail.runs.config import changed, load_config
 from tests.federate.conftest import settings
 from tests.federate.operate.test_membership import call
 
@@ -34,6 +34,16 @@ WELL: dict[str, Any] = {"superlink": "up", "sites": dict.fromkeys(SITES, "online
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
     return create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
+
+
+def test_overrides_of_a_resumed_run_change_that_run_and_start_no_other(deployment: Deployment, monkeypatch) -> None:
+    last = changed(load_config(deployment.config), {"run.name": "second", "local.lr": 0.05})
+    (deployment.server / runs.LAST_CONFIG).write_text(last.to_toml())
+    started: list[Any] = []
+    monkeypatch.setattr(runs, "start", lambda _, config, *, resume: started.append(config) or 1)
+    call("run", str(deployment.folder), "deploy.timeout=45", "--resume", "--detach")
+    (config,) = started
+    assert config == changed(last, {"deploy.timeout": 45})
 
 
 def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> None:
