@@ -101,7 +101,26 @@ ASIDE = {
     "degrees": Aside(("stevedata", "gss_wages"), "educcat", "year"),
     "origins": Aside(("stevedata", "TV16"), "racef", "state", ("uid",)),
     "schooling": Aside(("carData", "GSSvocab"), "educGroup", "year", ("educ",)),
+    # These judge trees and had no part in any choice, of trees or of anything before them.
+    "aids": Aside(("MASS", "Aids2"), "status", "state", ("death",)),
+    "mortgages": Aside(("AER", "HMDA"), "deny"),
+    "contraception": Aside(("mlmRev", "Contraception"), "use", "district", ("woman",)),
+    "prenatal": Aside(("mlmRev", "guPrenat"), "prenat", "cluster", ("kid", "mom")),
+    "chile": Aside(("carData", "Chile"), "vote", "region"),
+    "poverty": Aside(("carData", "WVS"), "poverty", "country"),
+    "juice": Aside(("ISLR", "OJ"), "Purchase", "StoreID", ("STORE", "Store7")),
+    "cells": Aside(("modeldata", "cells"), "class", None, ("case",)),
+    "leaves": Aside(("modeldata", "leaf_id_flavia"), "species"),
+    "obesity": Aside(("geepack", "muscatine"), "obese", "base_age", ("id", "numobese")),
+    "force": Aside(("openintro", "mn_police_use_of_force"), "force_type", "precinct", ("force_type_action",)),
+    "resume": Aside(("openintro", "resume"), "received_callback", "job_industry", ("job_ad_id",)),
+    "rotterdam": Aside(("survival", "rotterdam"), "death", None, ("pid", "dtime", "rtime", "recur")),
+    "births": Aside(("openintro", "ncbirths"), "lowbirthweight", None, ("weight", "premie")),
+    "hawks": Aside(("Stat2Data", "Hawks"), "Species", None, ("BandNumber",)),
 }
+
+CHOOSE = ("injuries", "rodents", "strikes", "loans", "hpc", "churn", "caravan", "wilms", "email", "covid", "storms")
+"""Tables that choose what trees do by default. All others judge."""
 
 
 def write_aside(folder: Path) -> None:

@@ -1,0 +1,285 @@
+"""The loop over trees and levels: it asks for sums over sites, and tells rows where to go.
+
+A question (``Level`` and those of ``bins``) is answered with integers, and what comes back is the sum over all sites.
+The loop needs nothing else, so that a simulator, a server, or each site by itself can run it, and all of them come to
+the same trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtail.boosting.bins import Bins, Column, Count, Weigh, find_bins
+from fedtail.boosting.histograms import Fields, Rows
+from fedtail.boosting.predictor import Forest
+from fedtail.boosting.splits import Finder, Split
+from fedtail.core.totals import Totals
+
+LOSS_BITS, LEAST_PROBABILITY = 20, 1e-9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is agreed before the first sum."""
+
+    columns: tuple[Column, ...]
+    n_classes: int
+    rounds: int
+    lr: float = 0.1
+    leaves: int = 31
+    depth: int = 6
+    bins: int = 128
+    least_rows: int = 20
+    power: float = 0.5
+    """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
+    patience: int = 0
+    """End after so many rounds without a smaller loss on held-out rows; 0: never."""
+
+    @property
+    def trees(self) -> int:
+        """Trees per round: one per class, or one for two classes."""
+        return 1 if self.n_classes == 2 else self.n_classes
+
+
+@dataclass(frozen=True)
+class Start:
+    """What bins and counts settle: rows become ``Rows`` by it."""
+
+    bins: Bins
+    counts: np.ndarray
+    """(C,) training rows over all sites."""
+    weights: np.ndarray
+    """(C,) of a row of each class, 1 on average."""
+    scores: np.ndarray
+    """(K,) before the first tree: the weighted classes' shares."""
+    fields: Fields
+
+    @classmethod
+    def of(cls, plan: Plan, bins: Bins, counts: np.ndarray) -> Start:
+        share = np.maximum(counts, 0.5) / counts.sum()
+        weights = share**-plan.power
+        weights *= counts.sum() / (counts * weights).sum()
+        score = np.log(share * weights / (share * weights).sum())
+        scores = score[1:] - score[:1] if plan.trees == 1 else score - score.mean()
+        fields = Fields.of(int(counts.sum()), float(counts @ weights))
+        return cls(bins, counts, weights, scores, fields)
+
+    @property
+    def correction(self) -> np.ndarray:
+        """(C,) added to log-probabilities of the weighted classes to have those of the classes as they are."""
+        return np.asarray(-np.log(self.weights))
+
+    def check(self, held: Rows) -> np.ndarray:
+        """(C * C + 1,) how held-out rows are answered, true class after true class, and their weighted log loss."""
+        c, p = len(self.counts), held.probabilities()
+        answers = (p / self.weights[:, None]).argmax(0)
+        table = np.bincount(held.y * c + answers, minlength=c * c)
+        own = np.maximum(p[held.y, np.arange(len(held))], LEAST_PROBABILITY)
+        loss = np.rint(np.ldexp(-np.log(own) * self.weights[held.y], LOSS_BITS)).astype(np.int64).sum()
+        return np.append(table, loss)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The question of a level: the histograms of some of its nodes, and at the roots how good the forest is so far.
+    First, rows take the splits of the level before."""
+
+    start: Start
+    tree: int
+    """Which round's trees grow."""
+    built: tuple[int, ...]
+    """The nodes asked for."""
+    trees: tuple[int, ...]
+    """The tree of each."""
+    split: tuple[tuple[int, np.ndarray] | float, ...] | None = None
+    """What became of every node of the level before; None at the roots."""
+    before: tuple[int, ...] = ()
+    """The tree of each of those."""
+
+    @property
+    def checks(self) -> int:
+        """How many of the sums, the first, are about held-out rows."""
+        return len(self.start.counts) ** 2 + 1 if self.split is None else 0
+
+    @property
+    def size(self) -> int:
+        return len(self.built) * self.start.bins.total + self.checks
+
+    def answer(self, rows: Rows, held: Rows) -> np.ndarray:
+        """The sums of these rows, which move on first."""
+        self.move(rows)
+        self.move(held, train=False)
+        sums = rows.histograms(self.built, self.trees, self.start.bins.sizes).ravel()
+        return np.concatenate([self.start.check(held), sums]) if self.checks else sums
+
+    def move(self, rows: Rows, *, train: bool = True) -> None:
+        """Rows at the roots of new trees, or down by the splits of the level before."""
+        if self.split is not None:
+            rows.move(self.split, self.before)
+            return
+        rows.begin()
+        if train and self.built:
+            rows.differentiate(self.start.fields, self.start.weights, self.tree)
+
+
+@dataclass
+class _Node:
+    tree: int
+    place: int
+    """Its number in its tree."""
+    total: int
+    """Its packed sum."""
+    sums: np.ndarray | None = None
+    """(T,) its histogram, where it may be split."""
+    split: Split | None = None
+
+
+@dataclass
+class _Tree:
+    leaves: int = 1
+    nodes: int = 1
+
+
+Question = Count | Weigh | Level
+Ask = Callable[[Question], np.ndarray]
+"""A question -> the sum of all sites' answers. One of size 0 is not sent: by it, rows only move."""
+
+
+def boost(
+    plan: Plan, ask: Ask, forest: Forest | None = None, on_round: Callable[[Forest], object] | None = None
+) -> Forest:
+    """Grow a forest, or go on with one, until its last round or until held-out rows find nothing better.
+
+    ``on_round`` is called after each round; if it returns True, that was the last.
+    """
+    if forest is None:
+        bins, counts = find_bins(plan.columns, plan.n_classes, plan.bins, ask)
+        forest = Forest.begin(Start.of(plan, bins, counts), plan)
+    for t in range(forest.rounds, plan.rounds):
+        if stale(forest, plan):
+            return forest
+        grow(plan, forest, t, ask)
+        if on_round is not None and on_round(forest) is True:
+            break
+    if len(forest.checks) <= forest.rounds:
+        forest.checks.append(ask(Level(forest.start, forest.rounds, (), ())))
+    return forest
+
+
+def stale(forest: Forest, plan: Plan) -> bool:
+    """Whether held-out rows have seen nothing better for ``plan.patience`` rounds."""
+    return bool(plan.patience) and len(forest.checks) - 1 - best_round(forest) >= plan.patience
+
+
+def best_round(forest: Forest) -> int:
+    """The number of rounds with the least loss on held-out rows; all of them where there are none."""
+    losses = [int(check[-1]) for check in forest.checks]
+    return int(np.argmin(losses)) if any(losses) else forest.rounds
+
+
+def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
+    """Add the trees of round t."""
+    start, finder = forest.start, Finder(forest.start.bins, forest.start.fields, plan.least_rows)
+    width, trees = start.bins.total, [_Tree() for _ in range(plan.trees)]
+    roots = tuple(range(plan.trees))
+    level = Level(start, t, roots, roots)
+    sums = ask(level)
+    if len(forest.checks) <= t:
+        forest.checks.append(sums[: level.checks])
+    forest.add_round()
+    told = sums[level.checks :].reshape(-1, width)
+    nodes = [_Node(k, 0, int(row[: start.bins.sizes[0]].sum()), row) for k, row in enumerate(told)]
+    for depth in range(plan.depth):
+        open_ = [n for n in nodes if n.sums is not None]
+        for node, found in zip(open_, finder.best(np.array([n.sums for n in open_])), strict=True):
+            node.split = found
+        _limit(nodes, trees, plan.leaves)
+        parents = [n for n in nodes if n.split is not None]
+        split, children = _children(nodes, trees, forest, finder, t, plan.lr)
+        built: list[tuple[int, np.ndarray]] = []
+        for j, parent in enumerate(parents if depth < plan.depth - 1 else []):
+            pair = children[2 * j : 2 * j + 2]
+            rows = start.fields.rows(np.array([n.total for n in pair]))
+            if trees[parent.tree].leaves < plan.leaves and rows.max() >= 2 * plan.least_rows:
+                assert parent.sums is not None
+                built.append((2 * j + int(rows[1] < rows[0]), parent.sums))  # that of fewer rows; the other is the rest
+        asked = tuple(i for i, _ in built)
+        before, nodes = tuple(n.tree for n in nodes), children
+        told = ask(Level(start, t, asked, tuple(children[i].tree for i in asked), split, before))
+        if not built:
+            break
+        for (i, whole), own in zip(built, told.reshape(-1, width), strict=True):
+            children[i].sums, children[i ^ 1].sums = own, whole - own
+    if nodes:
+        ends = _children(nodes, trees, forest, finder, t, plan.lr)[0]
+        ask(Level(start, t, (), (), ends, tuple(n.tree for n in nodes)))
+
+
+def _limit(nodes: Sequence[_Node], trees: Sequence[_Tree], leaves: int) -> None:
+    """Of more splits than a tree may have leaves, those that gain most."""
+    for k, tree in enumerate(trees):
+        wanted = [n for n in nodes if n.tree == k and n.split is not None]
+        wanted.sort(key=lambda n: -n.split.gain if n.split else 0.0)
+        for node in wanted[leaves - tree.leaves :]:
+            node.split = None
+        tree.leaves += min(len(wanted), leaves - tree.leaves)
+
+
+def _children(
+    nodes: Sequence[_Node], trees: Sequence[_Tree], forest: Forest, finder: Finder, t: int, lr: float
+) -> tuple[tuple[tuple[int, np.ndarray] | float, ...], list[_Node]]:
+    """What becomes of every node, written into the forest, and the nodes of the next level."""
+    out: list[tuple[int, np.ndarray] | float] = []
+    children: list[_Node] = []
+    for node in nodes:
+        if node.split is None:
+            value = lr * finder.value(node.total)
+            forest.set_leaf(t, node.tree, node.place, value)
+            out.append(value)
+            continue
+        tree = trees[node.tree]
+        forest.set_split(t, node.tree, node.place, node.split, tree.nodes)
+        out.append((node.split.column, node.split.left))
+        children += [_Node(node.tree, tree.nodes + i, int(s)) for i, s in enumerate(node.split.sums)]
+        tree.nodes += 2
+    return tuple(out), children
+
+
+class Site:
+    """The rows of a site, or of all sites together, and its answers."""
+
+    def __init__(
+        self, train: tuple[np.ndarray, np.ndarray], held: tuple[np.ndarray, np.ndarray], forest: Forest | None = None
+    ) -> None:
+        """train, held: the values of ``read_columns``, (F, N), and the classes, (N,). ``forest``: one to go on with."""
+        self._given, self._forest = (train, held), forest
+        self.rows: tuple[Rows, Rows] | None = None
+        """Training and held-out rows in bins, from the first tree on."""
+
+    def answer(self, question: Question) -> np.ndarray:
+        """This site's integers."""
+        if not isinstance(question, Level):
+            return question.answer(*self._given[0])
+        if self.rows is None:
+            start = question.start
+            train, held = (Rows(start.bins.of(x), y, start.scores) for x, y in self._given)
+            if self._forest is not None:
+                train.scores, held.scores = self._forest.scores(train.bins), self._forest.scores(held.bins)
+            self.rows = (train, held)
+        return question.answer(*self.rows)
+
+
+def asking(totals: Totals, sites: Mapping[int, Site]) -> Ask:
+    """Questions to sites that add up their answers; ``sites``: those that are here, by client."""
+
+    def ask(question: Question) -> np.ndarray:
+        if question.size:
+            return totals.total(question.size, lambda k: sites[k].answer(question))
+        for site in sites.values():
+            site.answer(question)
+        return np.zeros(0, dtype=np.int64)
+
+    return ask
