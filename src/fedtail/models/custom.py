@@ -39,8 +39,10 @@ def custom_model(name: str, input_shape: tuple[int, ...], n_classes: int, **opti
 
 
 def check_output(module: nn.Module, input_shape: tuple[int, ...], n_classes: int, what: str) -> None:
-    """Raise unless the module maps (2, *input_shape) to (2, n_classes). Also gives lazy layers their sizes."""
+    """Raise unless the module maps (2, *input_shape) to (2, n_classes). Also gives lazy layers their sizes, and brings
+    weights to float32, in which models train."""
     training = module.training
+    module.float()
     module.eval()
     try:
         with torch.no_grad():

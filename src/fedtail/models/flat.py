@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from fedtail.errors import FedtailError
 from fedtail.models.norm import has_batchnorm
 
-__all__ = ["FlatModel", "has_batchnorm"]
+__all__ = ["FlatModel", "copy_module", "has_batchnorm"]
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a deep copy, also of a module that holds what it has computed (torch's older weight and spectral norms do,
+    which refuse to be copied by then)."""
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                setattr(layer, name, value.detach())  # the next forward pass computes it anew
+    return copy.deepcopy(module)
 
 
 class FlatModel:
@@ -65,7 +75,7 @@ class FlatModel:
 
     def clone(self) -> FlatModel:
         """An independent copy, for another worker."""
-        module = copy.deepcopy(self.module)
+        module = copy_module(self.module)
         for p in [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]:
             p.data = p.data.clone()
         return FlatModel(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from fedtail.core.evidence import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
-from fedtail.models.flat import FlatModel
+from fedtail.models.flat import FlatModel, copy_module
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Logits, Split, count_candidates, federation_split, model_logits
 from fedtail.rounds.local import DivergedError, measure_client, train_client
@@ -154,7 +153,7 @@ def draws_numbers(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
 
     On inputs that differ: a layer may draw for some values only, as RReLU does for negative ones.
     """
-    trial = copy.deepcopy(module).train()
+    trial = copy_module(module).train()
     device = next(trial.parameters()).device
     devices = [device] if device.type == "cuda" else []
 

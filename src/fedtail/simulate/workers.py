@@ -8,7 +8,6 @@ of the pieces. That makes the bits of a run those of any number of workers.
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 from collections import deque
@@ -22,6 +21,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedtail.cores import usable_cores
+from fedtail.models.flat import copy_module
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,7 +45,7 @@ def forward_flops(module: nn.Module, input_shape: tuple[int, ...]) -> int:
 
     By the sizes of layers where all that have weights are known; torch's counter, which loads a compiler for it, takes
     others."""
-    trial = copy.deepcopy(module).eval()  # nothing is drawn, and no statistics are taken
+    trial = copy_module(module).eval()  # nothing is drawn, and no statistics are taken
     weighty = [m for m in trial.modules() if next(m.parameters(recurse=False), None) is not None]
     x = torch.zeros(1, *input_shape).to(next(trial.parameters()).device)
     if not all(isinstance(m, (*PRODUCTS, *CHEAP)) for m in weighty):

@@ -11,10 +11,11 @@ from torch import nn
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.settings import Settings
-from fedtail.simulate import StackedSimulator, heavy, simulator
+from fedtail.simulate import StackedSimulator, simulator
 from fedtail.simulate.batched.layers import Window
 from fedtail.simulate.batched.network import recognise
 from fedtail.simulate.graph import stacked
+from fedtail.simulate.paths import heavy
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.simulate.graph.test_simulator import assert_same_round, round_task, sequences
 

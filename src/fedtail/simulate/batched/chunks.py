@@ -46,12 +46,12 @@ class Chunk(NamedTuple):
 class ChunkedKernel:
     """A module in which samples do not influence each other, as a function of its flat parameters."""
 
-    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
-        self.module = _rearranged(copy.deepcopy(module).train())
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...], chunk: int | None = None) -> None:
+        """``chunk``: samples in one (default: what fits the cache)."""
+        self.module = _with_quick_norms(copy.deepcopy(module).train())
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.n_params = sum(s.numel() for s in self.shapes.values())
-        self.chunk = max(1, CHUNK_BYTES // max(4 * _widest(self.module, input_shape), 1))
-        """Samples in one."""
+        self.chunk = chunk or max(1, CHUNK_BYTES // max(4 * _widest(self.module, input_shape), 1))
         self.spread: Spread[Any, Any] = lambda work, pieces: [work(0, piece) for piece in pieces]
         """How chunks are shared; the simulator sets it."""
         self._own = threading.local()
@@ -137,15 +137,11 @@ def _widest(module: nn.Module, input_shape: tuple[int, ...]) -> int:
     return max(sizes)
 
 
-def _rearranged(module: nn.Module) -> nn.Module:
-    """The same function: pooling before ReLU, which then has a quarter to do, and GroupNorms with our backward pass."""
+def _with_quick_norms(module: nn.Module) -> nn.Module:
+    """The module with a backward pass of our own in its GroupNorms."""
     for inner in module.modules():
         if type(inner) is nn.GroupNorm and inner.affine:
             inner.__class__ = _Norm
-        elif type(inner) is nn.Sequential:
-            for i in range(len(inner) - 1):
-                if type(inner[i]) is nn.ReLU and type(inner[i + 1]) is nn.MaxPool2d:
-                    inner[i], inner[i + 1] = inner[i + 1], inner[i]
     return module
 
 

@@ -65,15 +65,18 @@ class BatchedSimulator(ReferenceSimulator):
         method: Method,
         settings: Settings,
         *,
+        kernel: AnyKernel | None = None,
         capture_after: float = CAPTURE_AFTER,
         reason: str = "asked for",
     ) -> None:
-        """``capture_after``: calls of a step from which on it is captured."""
+        """``kernel``: of ``choose_cpu_kernel``, if it has been asked; ``capture_after``: calls of a step from which on
+        it is captured."""
         super().__init__(federation, module, method, settings, reason=reason)
         self.threads = settings.engine.threads
-        kernel, why = choose_cpu_kernel(self.model, federation, method)
         if kernel is None:
-            raise FedtailError(f"engine.path = 'batched' cannot handle this run: {why}; set engine.path to 'auto'")
+            kernel, why = choose_cpu_kernel(self.model, federation, method)
+            if kernel is None:
+                raise FedtailError(f"engine.path = 'batched' cannot handle this run: {why}; set engine.path to 'auto'")
         self.kernels: list[AnyKernel] = [kernel]
         """One for each worker that has been at work: a module cannot answer for two models at once."""
         self.n_groups = method.group_count(federation.n_classes)

@@ -70,8 +70,11 @@ class GraphSimulator(ClientStates, Scoring):
         *,
         fused: bool | None = None,
         lanes: int | None = None,
+        grain: int | None = None,
+        reason: str = "convolutional or recurrent",
     ) -> None:
-        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``."""
+        """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``;
+        ``grain``: what sizes of passes are multiples of (default: see ``default_grain``)."""
         super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
@@ -87,7 +90,8 @@ class GraphSimulator(ClientStates, Scoring):
         self.model = FlatModel(module.to(self.device))
         self.n_groups = method.group_count(federation.n_classes)
         self.mode = choose_mode(module, method, self.n_groups)
-        self.grain = 1 if has_batchnorm(module) else default_grain(batch_of(settings.local))
+        self.grain = 1 if has_batchnorm(module) else grain or default_grain(batch_of(settings.local))
+        self.reason = reason
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
@@ -300,6 +304,7 @@ class GraphSimulator(ClientStates, Scoring):
         return {
             "engine": "simulator",
             "path": self.path,
+            "reason": self.reason,
             "device": str(self.device),
             "precision": self.numerics.precision,
             "fused": self.numerics.fused,

@@ -65,8 +65,8 @@ class StackedSimulator(GraphSimulator):
         else:
             chosen = settings.engine.precision
         engine = settings.engine.model_copy(update={"precision": chosen})
-        super().__init__(federation, module, method, settings.model_copy(update={"engine": engine}))
-        self.kernel, self.reason = kernel, reason
+        super().__init__(federation, module, method, settings.model_copy(update={"engine": engine}), reason=reason)
+        self.kernel = kernel
         self._stacks: dict[tuple[Signature, int], Stack] = {}
         self._fallbacks: dict[str, int] = {}
 
@@ -175,7 +175,6 @@ class StackedSimulator(GraphSimulator):
         return {
             **super().info(),
             "mode": "stacked",
-            "reason": self.reason,
             "kernel": type(self.kernel).__name__,
             "recorded_passes": sum(len(s.graphs) for s in recorded),
             **({"fallbacks": dict(self._fallbacks)} if self._fallbacks else {}),
