@@ -30,6 +30,10 @@ def start(method: Method, client: int) -> tuple[Tensors, Tensors]:
         "class_weight": torch.tensor([1.0, 1.5, 2.0, 0.5]),
         "prior": torch.tensor([0.7, 0.27, 0.03, 0.0]),
         "kd_weight": torch.full((1,), 0.1 * client),
+        "weighted": torch.ones(()),
+        "relabel": torch.ones(()),
+        "momentum": torch.linspace(1, -2, D),
+        "alpha": torch.tensor(0.3),
     }
     counts = np.array(COUNTS[client])
     run = LocalRun(client, 2, counts, 2 * counts, D, 5, 0.1, message)
@@ -37,6 +41,9 @@ def start(method: Method, client: int) -> tuple[Tensors, Tensors]:
     kept = {"control": torch.randn(D, generator=rng)} if method.name == "scaffold" else {}
     if method.name == "fedgrab":
         kept = {k: torch.rand(C, generator=rng) for k in ("positive", "negative", "error1", "error2", "output")}
+    if method.name == "fedrela":
+        answers, seen = torch.rand(C, C, generator=rng), 5.0
+        kept = {"moments": seen * torch.stack([torch.ones(C, C), answers, answers**2 + 0.01])}
     return method.start(run, kept)
 
 

@@ -28,6 +28,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "creff": {"features": 8, "match_steps": 10, "steps": 30},
     "ccvr": {"virtual": 50, "steps": 30},
     "fedyoyo": {"warmup": 2},
+    "fednpc": {"noise": 100},
+    "fedrela": {"begin": 0.0},
+    "ldam_drw": {"defer": 0.0},
 }
 """Options under which three rounds reach every branch of a method."""
 

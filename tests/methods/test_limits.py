@@ -44,6 +44,8 @@ LIMITS: dict[str, tuple[Method, Method]] = {
     "CLIMB with a clip nobody reaches": (build("climb", eta=0.0, clip=1e6), FedAvg()),
     "Fed-GraB without balancers": (build("fedgrab", balance="none"), SigmoidFedAvg()),
     "FedNoRo before its warm-up ends": (build("fednoro", warmup=9), build("logit_adjustment")),
+    "FedReLa before it begins": (build("fedrela", begin=1.0), FedAvg()),
+    "LDAM-DRW without margin and weights": (build("ldam_drw", margin=0.0, defer=1.0), FedAvg()),
     "FedCGNM with beta = 0": (build("fedcgnm", beta=0.0), build("fedcgn")),
     "FedCGN with a group per class": (
         build("fedcgn", n_groups=None, delta=1e-6),
@@ -68,6 +70,7 @@ def test_scaffold_starts_as_fedavg_and_then_differs() -> None:
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ("fedavg",)])
 def test_no_method_is_fedavg_under_its_defaults(name: str) -> None:
-    options: dict[str, Any] = {"fednoro": {"warmup": 1}, "climb": {"primal_rounds": 1, "eps": 0.0}}.get(name, {})
+    early = {"fednoro": {"warmup": 1}, "climb": {"primal_rounds": 1, "eps": 0.0}, "fedrela": {"begin": 0.0}}
+    options: dict[str, Any] = early.get(name, {})
     mine, plain = problem(build(name, **options), epochs=1), problem(FedAvg(), epochs=1)
     assert not torch.equal(kept_model(mine, Settings.of(), train(mine)), train(plain).x)

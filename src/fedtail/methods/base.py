@@ -74,6 +74,10 @@ class Measure(Protocol):
     def __call__(self, what: str, x: Tensor | None = None) -> dict[int, Tensor]: ...
 
 
+def _no_comparison(models: Sequence[Tensor]) -> np.ndarray:
+    raise NotImplementedError("this server view has no validation splits")
+
+
 def _no_classifier(x: Tensor) -> tuple[Tensor, Tensor]:
     raise NotImplementedError("this server view has no output layer")
 
@@ -101,6 +105,9 @@ class Server:
     """The output layer's (rows, columns) weight inside a model vector."""
     classifier: Callable[[Tensor], tuple[Tensor, Tensor]] = _no_classifier
     """(C, d) weight and (C,) bias of the output layer inside a model vector, as views."""
+    compare: Callable[[Sequence[Tensor]], np.ndarray] = _no_comparison
+    """(N,) what models are worth on the private validation splits by the run's metric, higher is better; NaN where
+    there are none."""
     lr: float = 0.0
     """Learning rate of the round."""
     seed: int = 0

@@ -25,7 +25,7 @@ from fedtail.rounds.aggregation import Gathered, check_aggregate, limited
 from fedtail.rounds.privacy import check_privacy, privatize
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.rivals import Played, play_rivals
-from fedtail.rounds.search import RatesInForce, probes_of, race_values, reports_of, rewards_of
+from fedtail.rounds.search import RatesInForce, probes_of, race_values, reports_of, rewards_of, values_of
 from fedtail.rounds.server import in_force, server_step
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import validate_model
@@ -284,6 +284,7 @@ def _server_view(problem: Problem, settings: Settings, x: Tensor, t: int, p_all:
         auxiliary_gradients=auxiliary,
         output_weight=output_weight,
         classifier=problem.model.classifier,
+        compare=lambda models: values_of(problem, settings, models),
         lr=lr,
         seed=settings.run.seed,
     )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from fedtail.core.candidates import Candidates
+from fedtail.core.candidates import Candidates, separate_candidates
 from fedtail.core.metrics import METRICS, score, score_of
 from fedtail.core.records import Update
 from fedtail.errors import FedtailError
@@ -16,6 +17,10 @@ from fedtail.rates.race import Race
 from fedtail.rounds.evaluation import count_candidates, score_candidates
 from fedtail.rounds.state import Problem
 from fedtail.settings import Settings
+
+
+class NoValidationError(FedtailError):
+    """Models were to be compared where nobody has validation data."""
 
 
 def racing(rates: RateStrategy, settings: Settings) -> RateStrategy:
@@ -49,6 +54,16 @@ def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> di
 def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:
     """(N,) the metric of every candidate, from counts summed over all validating clients or from the server's set."""
     return _values(problem, settings, candidates, present, settings.run.metric)[settings.run.metric]
+
+
+def values_of(problem: Problem, settings: Settings, models: Sequence[Tensor]) -> np.ndarray:
+    """(N,) the metric of models that are no candidates of a round; NaN where there is no validation data."""
+    metric = settings.run.metric
+    every = np.arange(problem.engine.n_clients)
+    try:
+        return _values(problem, settings, separate_candidates(models), every, metric)[metric]
+    except NoValidationError:
+        return np.full(len(models), np.nan)
 
 
 WEIGHTS = {"pr_auc": 2.0}
@@ -97,7 +112,7 @@ def _values(
     if not n.all():
         where = "at the clients; set data.validation" if settings.run.validate_on == "clients" else "at the server"
         who = problem.rates.name if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
-        raise FedtailError(f"{who} compares models, but there is no validation data {where}")
+        raise NoValidationError(f"{who} compares models, but there is no validation data {where}")
     return values
 
 
