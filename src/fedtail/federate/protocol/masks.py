@@ -1,0 +1,139 @@
+"""A sum that nobody can look into, and that nobody can alter: masks of pairs, and a check value.
+
+Every site sends its integer vector v_k plus one mask for each other site of its group, of which one of the pair adds
+and the other takes off the same stream, modulo 2^32 or 2^64. The sum over the whole group is the sum of the vectors;
+anything less is random. Beside it each site sends, masked alike modulo the prime p = 2^61 - 1, the inner product of its
+vector with coefficients c that only sites know; the first site of the group adds a secret pad d. The sum V is taken if
+its check value is <c, V> + d. Without the pad, twice the sum would fit twice the check value.
+
+Streams are AES-256 in counter mode; keys are derived by BLAKE2b from secrets of the run, the number of the exchange and
+the group, and serve once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from fedtail.core.privacy import secure_normal
+
+SEED = 32
+"""Bytes of a secret."""
+PRIME = (1 << 61) - 1
+LIMB, LIMBS, BLOCK = 21, 3, 1024
+"""Coefficients are multiplied in three pieces of 21 bits, by halves of 32 bits of the values: 1,024 of these products
+fit into 64 bits."""
+
+
+class MaskError(ValueError):
+    """A sum that is not the sum of what was sent, or values that cannot be summed."""
+
+
+def derive(secret: bytes, *labels: str | int | bytes) -> bytes:
+    """A secret for one purpose. Labels are framed by their lengths, so that no two lists of them look alike."""
+    out = hashlib.blake2b(key=secret, digest_size=SEED)
+    for label in labels:
+        data = label if isinstance(label, bytes) else str(label).encode()
+        out.update(len(data).to_bytes(8, "big") + data)
+    return out.digest()
+
+
+def stream(seed: bytes, size: int, dtype: Any) -> np.ndarray:
+    """(size,) uniformly random unsigned integers."""
+    kind = np.dtype(dtype).newbyteorder("<")
+    encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(encryptor.update(bytes(size * kind.itemsize)), dtype=kind)
+
+
+def ring(limit: int) -> np.dtype[Any]:
+    """The smallest ring in which totals below a limit can be told apart."""
+    return np.dtype(np.uint32 if limit <= 1 << 31 else np.uint64)
+
+
+def masked(values: np.ndarray, check: int, me: str, seeds: Mapping[str, bytes]) -> tuple[np.ndarray, int]:
+    """(n,) unsigned values and their check value with the masks of all pairs, of which the first by name adds."""
+    out = values.copy()
+    for peer, seed in seeds.items():
+        mask = stream(derive(seed, "values"), len(values), values.dtype)
+        extra = int.from_bytes(derive(seed, "check"), "big")
+        if me < peer:
+            out += mask
+            check += extra
+        else:
+            out -= mask
+            check -= extra
+    return out, check % PRIME
+
+
+def inner(values: np.ndarray, seed: bytes) -> int:
+    """<c, values> modulo the prime for the coefficients of a seed. values: (n,) int64."""
+    coefficients = stream(seed, len(values), np.uint64) >> np.uint64(3)
+    halves = (values & 0xFFFFFFFF, values >> 32)
+    wide = int(values.max(initial=0)) >> 31 or -int(values.min(initial=0)) >> 31
+    out = 0
+    for i in range(LIMBS):
+        limb = ((coefficients >> np.uint64(LIMB * i)) & np.uint64((1 << LIMB) - 1)).astype(np.int64)
+        for half, shift in zip(halves if wide else (values,), (0, 32), strict=False):
+            out += _dot(limb, half) << (LIMB * i + shift)
+    return out % PRIME
+
+
+def _dot(limb: np.ndarray, values: np.ndarray) -> int:
+    """The inner product as an integer of any size."""
+    whole = len(values) - len(values) % BLOCK
+    blocks = np.einsum("ij,ij->i", limb[:whole].reshape(-1, BLOCK), values[:whole].reshape(-1, BLOCK))
+    return sum(blocks.tolist()) + int(limb[whole:] @ values[whole:])
+
+
+def pad(seed: bytes) -> int:
+    """The secret that the first site of a group adds to the check value."""
+    return int.from_bytes(derive(seed, "pad"), "big") % PRIME
+
+
+def signed(total: np.ndarray) -> np.ndarray:
+    """(n,) int64 of a sum in a ring."""
+    return total.view(np.int32 if total.dtype == np.uint32 else np.int64).astype(np.int64)
+
+
+def verify(total: np.ndarray, check: int, seed: bytes) -> None:
+    """``MaskError`` unless a group's sum, (n,) int64, fits its check value."""
+    if (inner(total, seed) + pad(seed)) % PRIME != check:
+        raise MaskError("the sum that came back is not the sum of what the sites sent")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Fixed point in 32 bits for vectors whose sum stays within +-``limit`` in every coordinate."""
+
+    limit: float
+
+    @property
+    def scale(self) -> float:
+        """Units of 1: a power of two, so that scaling itself rounds nothing."""
+        return 2.0 ** math.floor(30 - math.log2(self.limit))
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """(n,) int64; what is beyond the limit is cut. values: (n,) finite."""
+        if not np.isfinite(values).all():
+            raise MaskError("values are not finite")
+        return np.rint(np.clip(values, -self.limit, self.limit) * self.scale).astype(np.int64)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        """(n,) float64."""
+        return np.asarray(total / self.scale)
+
+
+def share_of_noise(n: int, deviation: float, secret: bytes, purpose: str) -> np.ndarray:
+    """(n,) int64: Gaussian noise of a ``deviation`` in units, rounded, from a cryptographic stream.
+
+    Given its rounding error, a rounded Gaussian is exactly a discrete one on a shifted grid. Sums of those are as
+    private as one Gaussian of the summed variance up to a term of exp(-2 pi^2 deviation^2) (Kairouz, Liu and Steinke,
+    ICML 2021).
+    """
+    return np.rint(secure_normal(secret, purpose, n) * deviation).astype(np.int64)
