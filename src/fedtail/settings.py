@@ -303,6 +303,10 @@ class Deploy(Section):
     """Seconds to wait for replies in one exchange; sites that are late are left out of the round."""
     wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
     """Seconds to wait for all sites before round 0."""
+    trust: Literal["server", "blind", "private"] = "server"
+    """Who need not be trusted: ``server`` trusts the server with the data; under ``blind`` it relays sums that it
+    can neither look into nor alter, of a job that the sites have signed; ``private`` adds noise to all that is
+    learned."""
     reveal: Literal["auto", "totals", "sums", "classes"] = "auto"
     """What sites send back from validation: totals; per-class counts of which the server sees only sums over sites; or
     each site's per-class counts. The sites' policies must allow it. ``auto`` is ``sums`` if there are three sites with

@@ -13,8 +13,12 @@ import numpy as np
 
 Part = Callable[[int], np.ndarray]
 """Client -> its (size,) integer vector. Only asked for clients whose data are in this process."""
-LIMIT = 2**62
-"""No total may be this large, in any coordinate and either direction."""
+Reach = float | np.ndarray
+"""How far one row of data can move a part: its Euclidean length or, as (size,) positive numbers r, such that the sum of
+(change / r)^2 is at most 1. Noise is drawn by it where a federation adds some; infinite where nobody knows."""
+LIMIT, COUNTS = 1 << 62, 1 << 31
+"""No total is this large, in any coordinate and either direction; counts of rows are smaller, and travel in half the
+bytes."""
 
 
 class Totals(Protocol):
@@ -27,24 +31,35 @@ class Totals(Protocol):
         """Clients whose data are in this process: all in a simulation, one at a site, none at a relay."""
         ...
 
-    def total(self, size: int, part: Part) -> np.ndarray:
-        """(size,) int64: the sum over all clients of ``part(client)``. ``size`` must follow from what everybody knows:
-        settings and earlier totals."""
+    @property
+    def groups(self) -> Sequence[Sequence[int]]:
+        """The clusters of clients that may be summed apart, fixed for the run; one of all clients if there are none."""
+        ...
+
+    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        """(size,) int64: the sum over all clients of ``part(client)``. ``size``, ``limit`` and ``reach`` must follow
+        from what everybody knows: settings and earlier totals."""
+        ...
+
+    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        """(groups, size) int64: the same over each group."""
         ...
 
 
 class LocalTotals:
     """All clients in this process."""
 
-    def __init__(self, n_clients: int) -> None:
+    def __init__(self, n_clients: int, groups: Sequence[Sequence[int]] = ()) -> None:
         self.n_clients = n_clients
+        self.here: Sequence[int] = range(n_clients)
+        self.groups = groups or (tuple(self.here),)
 
-    @property
-    def here(self) -> Sequence[int]:
-        return range(self.n_clients)
+    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        return np.asarray(self.group_totals(size, part, limit=limit, reach=reach).sum(0))
 
-    def total(self, size: int, part: Part) -> np.ndarray:
-        out = np.zeros(size, dtype=np.int64)
-        for client in self.here:
-            out += np.asarray(part(client), dtype=np.int64)
+    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        out = np.zeros((len(self.groups), size), dtype=np.int64)
+        for row, group in zip(out, self.groups, strict=True):
+            for client in group:
+                row += np.asarray(part(client), dtype=np.int64)
         return out

@@ -14,13 +14,18 @@ import torch
 from fedtail.data.about import About
 from fedtail.data.federation import Samples, Transform
 from fedtail.errors import FedtailError
+from fedtail.federate.agreed import Hooks, declared_schema, run_document, write_document
 from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.journal import Journal
 from fedtail.federate.metrics import Metrics, served
+from fedtail.federate.protocol.faults import log
 from fedtail.federate.protocol.handshake import Hello, agree, say_hello, settle
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.relay import Relay, RelayTotals
 from fedtail.federate.replies import refused
+from fedtail.federate.summed import groups_of
 from fedtail.federate.sums import LEAST, Sums, check_masked, choose_reveal, need_masks
 from fedtail.files import write_atomically
 from fedtail.methods import METHODS
@@ -38,7 +43,7 @@ from fedtail.rounds.state import Problem, State
 from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import drive
-from fedtail.runs.folder import choose_folder, claimed, write_clients
+from fedtail.runs.folder import choose_folder, claimed, run_name, write_clients
 from fedtail.runs.problem import classifier_option, load_pooled
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
@@ -74,6 +79,8 @@ def federate(
     ``members`` says which sites take part, and is asked after every round: one that has left for good is not asked any
     more; with new ones the run ends in ``SitesJoined``.
     """
+    if config.deploy.trust != "server":
+        return federate_agreed(config, transport, names, resume=resume, on_round=on_round, on_start=on_start)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     deploy = config.deploy
     folder = choose_folder(config, resume)
@@ -217,6 +224,68 @@ def federate(
             on_start=begin,
             amend=amend,
         )
+
+
+DOCUMENT = "agreement.json"
+"""In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
+
+
+def federate_agreed(
+    config: Settings,
+    transport: Transport,
+    names: Sequence[str],
+    *,
+    resume: bool = False,
+    on_round: RoundHook | None = None,
+    on_start: Callable[[Path, int], None] | None = None,
+) -> Result:
+    """Relay a run that the sites agree on, and follow it: the same program as theirs, without data."""
+    held = Path(config.run.folder) / run_name(config) / DOCUMENT
+    before = json.loads(held.read_text()) if resume and held.is_file() else None
+    if before is not None:
+        config = with_seed(config, before["seed"])
+    folder = held.parent if before is not None else choose_folder(config, resume)
+    relay = Relay(transport, names, config.deploy.timeout)
+    metrics = Metrics(folder.name, names, config.run.rounds, relay.seen)
+
+    def amend(record: dict[str, Any]) -> None:
+        record["traffic"], relay.traffic = relay.traffic, dict.fromkeys(relay.traffic, 0)
+
+    def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
+        metrics.round(state, record, seconds)
+        return None if on_round is None else on_round(state, record, seconds)
+
+    with served(metrics, config.deploy.metrics_port), claimed(config, folder, resume) as folder:
+        if before is None:
+            document = write_document(config, declared_schema(config), names, folder.name)
+            agreement, seed = relay.agree(document)
+            before = {"document": document, "agreement": agreement, "seed": seed}
+            write_atomically(folder / DOCUMENT, json.dumps(before))
+            config = with_seed(config, seed)
+        elif before["document"] != write_document(config, declared_schema(config), names, folder.name):
+            raise FedtailError(f"{str(folder)!r} was agreed on with other settings or sites; start a new run")
+        journal = Journal(folder / "exchanges")
+        groups = groups_of(config, len(names), LEAST, "deploy.trust")
+        totals = RelayTotals(relay, before["agreement"], groups, journal)
+        result, digest = run_document(
+            before["document"],
+            before["seed"],
+            totals,
+            {},
+            folder,
+            journal,
+            settings=config,
+            engine=transport.name,
+            hooks=Hooks(after, on_start, amend),
+        )
+        for client, found in totals.finish().items():
+            if found != digest:
+                log.warning("%s has come to another model than this server", names[client])
+    return result
+
+
+def with_seed(config: Settings, seed: int) -> Settings:
+    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
 @dataclass(frozen=True, kw_only=True)

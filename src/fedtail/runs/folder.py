@@ -28,11 +28,15 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
+def run_name(settings: Settings) -> str:
+    """Return the name of the run's folder: as set, or of what the run is made of."""
+    parts = (part.name.rpartition(":")[2] for part in (settings.data, settings.method, settings.rates))
+    return settings.run.name or f"{'-'.join(parts)}-s{settings.run.seed}"
+
+
 def choose_folder(settings: Settings, resume: bool) -> Path:
     """The run's folder: new, or that of the interrupted run. Nothing existing is ever overwritten."""
-    base = Path(settings.run.folder)
-    parts = (part.name.rpartition(":")[2] for part in (settings.data, settings.method, settings.rates))
-    name = settings.run.name or f"{'-'.join(parts)}-s{settings.run.seed}"
+    base, name = Path(settings.run.folder), run_name(settings)
     if not re.fullmatch(r"[\w.@=,+-]+(/[\w.@=,+-]+)*", name) or ".." in name:
         raise FedtailError(f"run.name = {name!r} is not a folder name; use letters, digits, '.', '_' and '-'")
     folder = base / name

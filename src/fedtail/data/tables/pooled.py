@@ -240,7 +240,7 @@ def moments_of(
     schema: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None, min_count: int = 1
 ) -> np.ndarray:
     """Return the (numeric columns, 4) moments of some rows, all rows without ``index``."""
-    rows = [column_moments(v, min_count=min_count) for v in _numbers_of(schema, columns, index)]
+    rows = [column_moments(v, min_count=min_count) for v in numbers_of(schema, columns, index)]
     return np.array(rows).reshape(-1, 4)
 
 
@@ -249,14 +249,15 @@ def sketch_of(
 ) -> np.ndarray:
     """Return the (numeric columns, BINS) counts of some rows in the bins of a scaled schema."""
     edges = [grid(c.mean or 0.0, c.std or 1.0) for c in scaled.numeric]
-    values = _numbers_of(scaled, columns, index)
+    values = numbers_of(scaled, columns, index)
     counts = [column_sketch(v, e, min_count=min_count) for v, e in zip(values, edges, strict=True)]
     return np.array(counts, dtype=np.int64).reshape(-1, BINS)
 
 
-def _numbers_of(
+def numbers_of(
     schema: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None
 ) -> Iterator[np.ndarray]:
+    """Yield each numeric column's values in some rows, all rows without ``index``."""
     for column in schema.numeric:
         data = columns[column.name]
         assert isinstance(data, Numbers)

@@ -63,6 +63,8 @@ class Offer:
     """Public half of its key for the run."""
     commitment: str
     """Hash of its random number."""
+    roster: str
+    """Hash of its list of sites."""
     signature: str = ""
 
     @property
@@ -91,6 +93,8 @@ def check_offers(roster: Roster, document: str, offers: Mapping[str, Offer]) -> 
     for name, offer in offers.items():
         if offer.site != name or not is_signed(roster.key(name), offer.signature, offer.statement):
             raise AgreementError(f"the offer of {name!r} is not signed by its key in sites.pub")
+        if offer.roster != roster.digest:
+            raise AgreementError(f"{name!r} has another list of sites (sites.pub); compare fingerprints")
         if offer.document != document:
             raise AgreementError(f"{name!r} has signed another document")
     if len({offer.key for offer in offers.values()}) < len(offers):
@@ -113,10 +117,10 @@ class Party:
     common: bytes = b""
     """The key that all sites have and the server has not; empty until the agreement stands."""
 
-    def offer(self, key: ec.EllipticCurvePrivateKey) -> Offer:
+    def offer(self, key: ec.EllipticCurvePrivateKey, roster: Roster) -> Offer:
         """The signed word on the document."""
         commitment = hashlib.sha256(self.number).hexdigest()
-        bare = Offer(self.name, hash_of(self.document), public_half(self.secret).hex(), commitment)
+        bare = Offer(self.name, hash_of(self.document), public_half(self.secret).hex(), commitment, roster.digest)
         return Offer(**{**vars(bare), "signature": sign(key, bare.statement)})
 
     @property

@@ -23,6 +23,11 @@ CODES: dict[str, str] = {
     # What a message says against what was agreed or is possible.
     "changed": "it no longer matches what it agreed to in the handshake",
     "update": "its update cannot be used",
+    # Runs that nobody steers.
+    "agreement": "it has not agreed: documents, signatures or lists of sites differ; its own log says in what",
+    "check": "the sum that came back is not the sum of what the sites sent; it goes no further",
+    "repeat": "it is at another exchange of this run",
+    "disk": "its disk is full, or cannot be written",
     # Masked sums that a site takes no part in.
     "mask-few": "too few sites are left: a sum would reveal individual sites",
     "mask-difference": "this sum and earlier ones would reveal individual sites; wait until the same sites are back",
@@ -36,6 +41,8 @@ CODES: dict[str, str] = {
     "version": "the server uses a setting that its version of fedtail does not know; update it there",
     "encoder": "the encoder is missing or different there; install the same one everywhere",
     # What its policy forbids: which of its rules, and none of its values.
+    "policy-trust": "site policy: it trusts no server with this; raise deploy.trust, or policy.trust there",
+    "policy-sites": "site policy: it requires more sites",
     "policy-method": "site policy: the method is not allowed there",
     "policy-code": "site policy: the model or method is custom code that is not on its list",
     "policy-encoder": "site policy: the encoder is not allowed there",

@@ -6,13 +6,14 @@ its worker at any time without the server noticing more than a slower reply.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
 from torch import nn
 
 from fedtail.data.federation import Transform
-from fedtail.errors import one_of
+from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
@@ -20,8 +21,12 @@ from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.encoding import build_encoded
+from fedtail.runs.problem import classifier_option
 from fedtail.settings import Local, Reveal, Run, Settings, checked
 from fedtail.version import VERSION
+
+IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
+"""A transform that leaves values as they are."""
 
 
 @dataclass(frozen=True)
@@ -124,3 +129,40 @@ def _known(told: dict[str, Any], known: set[str], usual: set[str], prefix: str) 
                 f"the server uses {prefix + name!r}, which fedtail {VERSION} at this site does not know; update it",
             )
     return {name: value for name, value in told.items() if name in known}
+
+
+def method_of(settings: Settings) -> Method:
+    """The method that settings name."""
+    return with_optimizer(METHODS.build(settings.method.name, **settings.method.options), settings.local.optimizer)
+
+
+def job_of(settings: Settings, schema: Mapping[str, Any], run: str, engine: str) -> Job:
+    """The work order of settings on data of a schema whose preprocessing is settled."""
+    beside = [name for name in settings.run.diagnostics if name not in ("alignment", "influence")]
+    if beside:
+        raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
+    name, options = settings.model.name, {**settings.model.options, **classifier_option(settings)}
+    encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
+    if encoding is not None:
+        name = settings.model.head if name == "auto" else name
+    elif name == "auto":
+        name, options = schema["model"], {**schema["model_options"], **options}
+    transform = IDENTITY if encoding is not None else schema["transform"]
+    return Job(
+        run=run,
+        model=name,
+        input_shape=tuple(schema["input_shape"]) if encoding is None else encoding.shape,
+        classes=tuple(schema["classes"]),
+        method=settings.method.name,
+        rounds=settings.run.rounds,
+        model_options=options,
+        method_options=METHODS.build(settings.method.name, **settings.method.options).config(),
+        local=settings.local,
+        seed=settings.run.seed,
+        metric=settings.run.metric,
+        transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
+        augment=schema["augment"] if encoding is None else None,
+        encoder={} if encoding is None else encoding.to_dict(),
+        preprocessing=schema["preprocessing"],
+        engine=engine,
+    )

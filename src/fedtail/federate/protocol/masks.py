@@ -109,14 +109,16 @@ def verify(total: np.ndarray, check: int, seed: bytes) -> None:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Fixed point in 32 bits for vectors whose sum stays within +-``limit`` in every coordinate."""
+    """Fixed point for vectors whose sum stays within +-``limit`` in every coordinate."""
 
     limit: float
+    bits: int = 30
+    """Of the largest value, without its sign; a sum has room for twice that."""
 
     @property
     def scale(self) -> float:
         """Units of 1: a power of two, so that scaling itself rounds nothing."""
-        return 2.0 ** math.floor(30 - math.log2(self.limit))
+        return 2.0 ** math.floor(self.bits - math.log2(self.limit))
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """(n,) int64; what is beyond the limit is cut. values: (n,) finite."""
@@ -129,8 +131,8 @@ class Fixed:
         return np.asarray(total / self.scale)
 
 
-def share_of_noise(n: int, deviation: float, secret: bytes, purpose: str) -> np.ndarray:
-    """(n,) int64: Gaussian noise of a ``deviation`` in units, rounded, from a cryptographic stream.
+def share_of_noise(n: int, deviation: float | np.ndarray, secret: bytes, purpose: str) -> np.ndarray:
+    """(n,) int64: Gaussian noise of a ``deviation`` in units, one or (n,), rounded, from a cryptographic stream.
 
     Given its rounding error, a rounded Gaussian is exactly a discrete one on a shifted grid. Sums of those are as
     private as one Gaussian of the summed variance up to a term of exp(-2 pi^2 deviation^2) (Kairouz, Liu and Steinke,

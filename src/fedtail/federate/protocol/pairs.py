@@ -41,6 +41,11 @@ class Roster:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         return key
 
+    @property
+    def digest(self) -> str:
+        """The same at two sites that have the same list."""
+        return hashlib.sha256(repr(sorted(self.lines.items())).encode()).hexdigest()[:32]
+
     def fingerprints(self) -> dict[str, str]:
         """Site -> what people compare: 32 hexadecimal digits."""
         return {name: hashlib.sha256(self.lines[name].encode()).hexdigest()[:32] for name in self.names}

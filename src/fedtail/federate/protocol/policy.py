@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,17 @@ REVEALS = get_args(Reveal)
 """From the least to the most."""
 
 
+TRUST = ("server", "blind", "private")
+"""From the least to the most that a site asks for."""
+OWN_CODE = (
+    ("model", "model", "name"),
+    ("method", "method", "name"),
+    ("rate strategy", "rates", "name"),
+    ("metric", "run", "metric"),
+)
+"""What a document may name that a site would have to import, and where."""
+
+
 class PolicyError(CodedError):
     """The site's policy forbids what the server asked for."""
 
@@ -28,6 +39,9 @@ class PolicyError(CodedError):
 class Policy(Section):
     """``[policy]`` of a site's configuration. The defaults allow training and reveal no class counts."""
 
+    trust: Literal["server", "blind", "private"] = "blind"
+    """The least that a run must offer: ``blind`` refuses a server that wants this site's own updates, ``private`` also
+    sums without noise; ``server`` trusts the server with this site's rows."""
     methods: tuple[str, ...] = ()
     """Allowed methods; empty allows all."""
     code: tuple[str, ...] = ()
@@ -88,6 +102,20 @@ class Policy(Section):
     """Refuse larger messages, before decoding them."""
     max_update_mb: float = Field(0.0, ge=0)
     """Refuse runs with larger updates."""
+
+    def check_document(self, document: dict[str, Any]) -> None:
+        """Raise ``PolicyError`` for a document that this site does not sign; before anything of it is built."""
+        settings = document["settings"]
+        if TRUST.index(self.trust) > TRUST.index(str(document["trust"])):
+            raise PolicyError("policy-trust", f"site policy: trust = {self.trust!r} is more than the run offers")
+        if len(document["sites"]) < self.min_sites:
+            raise PolicyError("policy-sites", f"site policy: fewer sites than policy.min_sites = {self.min_sites}")
+        if self.methods and settings["method"].get("name") not in self.methods:
+            raise PolicyError("policy-method", f"site policy: the method is not one of {', '.join(self.methods)}")
+        for kind, section, key in OWN_CODE:
+            name = str(settings[section].get(key, ""))
+            if is_own(name) and name not in self.code:
+                raise PolicyError("policy-code", f"site policy: the {kind} {name!r} is custom code; see policy.code")
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run this site does not take part in."""

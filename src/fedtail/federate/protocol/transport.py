@@ -31,7 +31,15 @@ class Phase(StrEnum):
     MEASURE = "measure"
     SCORES = "scores"
     DECIDE = "decide"
+    OFFER = "offer"
+    REVEAL = "reveal"
+    BEGIN = "begin"
+    STEP = "step"
     UNMASK = "unmask"
+
+
+AGREED = (Phase.OFFER, Phase.REVEAL, Phase.BEGIN, Phase.STEP)
+"""Of a run that the server does not steer; a site answers them by its own agreements."""
 
 
 def with_phase(phase: str, parts: Mapping[str, bytes]) -> Parts:

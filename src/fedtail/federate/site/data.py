@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.data.federation import Client, Federation
+from fedtail.data.federation import Client, Federation, Samples
 from fedtail.federate.protocol.job import Job
 
 
@@ -44,5 +44,9 @@ class FederationSlice:
         mine = self.federation.client(self.index)
         return replace(mine, index=index, transform=job.transform, augment=job.augment)
 
-    def test(self, index: int, job: Job) -> np.ndarray:
-        return np.empty(0, dtype=np.int64)
+    def test(self, index: int, job: Job) -> Samples:
+        """Every K-th of the samples that all are tested on."""
+        return self.federation.test.take(np.arange(self.index, len(self.federation.test), self.federation.n_clients))
+
+    def columns(self, index: int, seed: int) -> tuple[np.ndarray, ...]:
+        return ()

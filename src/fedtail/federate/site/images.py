@@ -69,6 +69,11 @@ class ImageSite:
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
         return {"sum": x.sum((0, 2, 3)).tolist(), "square": (x**2).sum((0, 2, 3)).tolist(), "pixels": pixels}
 
+    def columns(self, index: int, seed: int) -> list[np.ndarray]:
+        rest, _ = self._split(index, seed)
+        pixels = self.samples.x[torch.as_tensor(rest)].to(torch.float64) / 255
+        return [channel.reshape(-1).numpy() for channel in pixels.unbind(1)]
+
     def client(self, index: int, job: Job) -> Client:
         rest, _ = self._split(index, job.seed)
         rng = generator(job.seed, "validation", index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,12 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedtail.data.federation import Client
+from fedtail.data.federation import Client, Samples
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.site.state import SiteState
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.runs.encoding import encode_client
+from fedtail.rounds.evaluation import Split
+from fedtail.runs.encoding import encode_client, encode_samples
 
 
 class SiteData(Protocol):
@@ -25,15 +27,20 @@ class SiteData(Protocol):
         ...
 
     def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sums over the training split from which the server derives a common preprocessing."""
+        """Sums over the training split from which a server that is trusted derives a common preprocessing."""
+        ...
+
+    def columns(self, index: int, seed: int) -> Sequence[np.ndarray]:
+        """The numbers whose distribution makes the common preprocessing: those of each numeric column of a table, or of
+        each channel of images, in the training split; NaN where one is missing."""
         ...
 
     def client(self, index: int, job: Job) -> Client:
         """The data as ``rounds.local`` wants it."""
         ...
 
-    def test(self, index: int, job: Job) -> np.ndarray:
-        """Pool indices of the site's test split; empty if it has none."""
+    def test(self, index: int, job: Job) -> np.ndarray | Samples:
+        """Pool indices of the site's test split, or its part of a test set that is nobody's own."""
         ...
 
 
@@ -43,7 +50,7 @@ class Prepared:
 
     job: Job
     client: Client
-    test: np.ndarray
+    test: Split
     method: Method
     model: FlatModel
     state: SiteState
@@ -53,15 +60,16 @@ class Prepared:
 
 def prepare(data: SiteData, job: Job, index: int, folder: Path | None, device: torch.device) -> Prepared:
     """The site as client ``index`` of a job. ``folder`` keeps its features and its method's state over restarts."""
-    client, test = data.client(index, job), data.test(index, job)
+    client, found = data.client(index, job), data.test(index, job)
     counts = client.counts
+    rows = np.empty(0, dtype=np.int64) if isinstance(found, Samples) else found
     if job.encoding is not None:
-        store = None if folder is None else folder / "features"
-        client, test = encode_client(client, test, job.encoding, store)
+        client, rows = encode_client(client, rows, job.encoding, None if folder is None else folder / "features")
+        found = encode_samples(found, job.encoding) if isinstance(found, Samples) else rows
     return Prepared(
         job=job,
         client=client,
-        test=test,
+        test=Split(found, client.transform, job.n_classes) if isinstance(found, Samples) else Split.of(client, found),
         method=job.build_method(),
         model=FlatModel(job.build_model().to(device)),
         state=SiteState(folder, job.run),

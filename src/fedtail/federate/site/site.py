@@ -44,7 +44,7 @@ from fedtail.federate.protocol.sums import (
     release_to_json,
     sum_deviation,
 )
-from fedtail.federate.protocol.transport import Phase
+from fedtail.federate.protocol.transport import AGREED, Phase
 from fedtail.federate.protocol.wire import (
     Parcel,
     Parts,
@@ -72,6 +72,7 @@ from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
 
 if TYPE_CHECKING:
+    from fedtail.federate.site.member import Member
     from fedtail.federate.site.sums import SiteSums
 
 LEFT = "compression/left"
@@ -95,6 +96,7 @@ class Site:
         self.sums = open_sums(name, self.policy, folder)
         self.guard = Guard(self.policy, self.ledger, own=data.schema()["kind"] != "slice")
         self._prepared: Prepared | None = None
+        self._member: Member | None = None
 
     def handle(self, phase: str, parts: Parts) -> Parts:
         """The reply to one message, noted in the audit log; what goes wrong leaves as a code, and its words stay."""
@@ -111,8 +113,19 @@ class Site:
         self.policy.check_message(size_of(parts))
         if phase not in list(Phase):
             raise CodedError("malformed", str(one_of("phase", phase, list(Phase))))
+        if phase in AGREED:
+            return self.member.answer(phase, unpack(parts))
         answer: Callable[[Parcel, str], Parcel] = getattr(self, phase)
         return pack(answer(unpack(parts), message_key(phase, parts)))
+
+    @property
+    def member(self) -> Member:
+        """The site's part in runs that nobody steers."""
+        if self._member is None:
+            from fedtail.federate.site.member import Member  # needs the extra of a federation that has keys
+
+            self._member = Member(self.name, self.data, self.policy, self.ledger, self.folder, self.device)
+        return self._member
 
     def hello(self, parcel: Parcel, key: str) -> Parcel:
         """Who is here, with which software, clock and data schema; the job is checked against the policy."""
@@ -296,11 +309,11 @@ class Site:
         here = self._prepare(parcel)
         x = parcel.tensors["x"]
         self._check_vector(here, x)
-        splits = {"test": here.test, "validation": here.client.validation}
+        splits = {"test": here.test, "validation": Split.of(here.client, here.client.validation)}
         self.ledger.charge("validations", key, self.policy.max_validations_per_day, len(parcel.meta["splits"]))
         out = {}
         for split in parcel.meta["splits"]:
-            matrix = confusion_on(here.model, Split.of(here.client, splits[split]))(x)
+            matrix = confusion_on(here.model, splits[split])(x)
             if here.job.reveal == "totals":
                 matrix = np.array([np.diag(matrix).sum() + self.guard.blur(matrix, split), matrix.sum()])
             out[split] = matrix
@@ -316,8 +329,8 @@ class Site:
             )
         self._check_vector(here, parcel.tensors["x"])
         self.ledger.charge("validations", key, self.policy.max_validations_per_day)
-        rows = here.test if parcel.meta["split"] == "test" else here.client.validation
-        batches = Split.of(here.client, rows).batches(device=self.device)
+        held = here.test if parcel.meta["split"] == "test" else Split.of(here.client, here.client.validation)
+        batches = held.batches(device=self.device)
         rule = Decision.from_json(parcel.meta.get("decision", {}))
         found = scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule)
         return self._counted(here, parcel, vars(found))
@@ -372,6 +385,8 @@ def code_of(error: Exception) -> str:
     """All that a server hears of what went wrong."""
     if isinstance(error, MemoryError):
         return "memory"
+    if isinstance(error, OSError):
+        return "disk"
     code = getattr(error, "code", "site")
     return code if code in CODES else "site"
 

@@ -18,6 +18,7 @@ from fedtail.data.tables import (
     site_moments,
     site_sketch,
 )
+from fedtail.data.tables.pooled import numbers_of
 from fedtail.errors import FedtailError, check_range
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
@@ -57,6 +58,10 @@ class TableSite:
                 raise CodedError("data", "the server's schema is not the one this site agreed to")
             return {"sketch": pack_sketch(site_sketch(self.table, scaled, train, min_count=self.min_count))}
         return {"moments": site_moments(self.table, self.schema_, train, min_count=self.min_count).tolist()}
+
+    def columns(self, index: int, seed: int) -> list[np.ndarray]:
+        train, _ = self._split(index, seed)
+        return list(numbers_of(self.schema_, self.table.columns, train))
 
     def client(self, index: int, job: Job) -> Client:
         fitted = TableSchema.from_dict(job.preprocessing)

@@ -1,0 +1,272 @@
+"""A run under ``deploy.trust = "blind"`` or ``"private"``: the document that sites sign, and the program it stands for.
+
+Sites and relay run the same program. Nothing in it depends on who asks: settings come from the document, the seed from
+all sites, and everything of the data from totals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtail.core.totals import COUNTS, Totals
+from fedtail.data.about import About
+from fedtail.data.tables import load_schema
+from fedtail.errors import FedtailError
+from fedtail.federate.journal import Journal
+from fedtail.federate.protocol.agreement import LEAST, AgreementError
+from fedtail.federate.protocol.job import job_of, method_of
+from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.prepared import SiteData, prepare
+from fedtail.federate.statistics import common_preprocessing
+from fedtail.federate.summed import SummedEngine, check_sums_only, groups_of
+from fedtail.models.flat import FlatModel
+from fedtail.rates import RATES
+from fedtail.rounds.batches import batch_notes, batch_of, settled
+from fedtail.rounds.loop import RoundHook
+from fedtail.rounds.search import racing
+from fedtail.rounds.server import FOUND, follow_sites, server_notes
+from fedtail.rounds.state import Problem, State
+from fedtail.runs.config import check_config
+from fedtail.runs.encoding import choose_encoding, encoder_notes
+from fedtail.runs.execution import drive
+from fedtail.runs.folder import read_history
+from fedtail.runs.problem import build_federation, load_pooled
+from fedtail.runs.result import Result
+from fedtail.settings import Settings
+from fedtail.version import VERSION
+
+FORMAT = 1
+SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "decision")
+"""Of the settings, what sites sign; the rest is the server's own business."""
+OWN_BUSINESS = ("name", "folder", "trackers", "checkpoint_every", "seed")
+"""Of ``[run]``, what they do not sign; the seed is theirs to draw."""
+
+
+# -- the document --------------------------------------------------------------------------------------------------
+
+
+def write_document(config: Settings, schema: Mapping[str, Any], names: Sequence[str], run: str) -> dict[str, Any]:
+    """What all sites are asked to sign. ``names[k]`` is the site behind client k."""
+    where = f"deploy.trust = {config.deploy.trust!r}"
+    if len(names) < LEAST:
+        raise FedtailError(
+            f"{where} needs at least {LEAST} sites, but there are {len(names)}; with two, each knows the other's part"
+        )
+    if (config.privacy.mode == "shares") != (config.deploy.trust == "private") or config.privacy.mode in (
+        "central",
+        "local",
+    ):
+        raise FedtailError(
+            f"{where} goes with privacy.mode = {'shares' if config.deploy.trust == 'private' else 'none'!r}, not with "
+            f"{config.privacy.mode!r}"
+        )
+    check_sums_only(config, method_of(config), where)
+    groups_of(config, len(names), LEAST, where)
+    whole = config.model_dump(mode="json")
+    sections = {name: whole[name] for name in SECTIONS}
+    sections["run"] = {key: value for key, value in sections["run"].items() if key not in OWN_BUSINESS}
+    return {
+        "format": FORMAT,
+        "fedtail": VERSION,
+        "run": run,
+        "trust": config.deploy.trust,
+        "sites": list(names),
+        "schema": dict(schema),
+        "settings": sections,
+    }
+
+
+def declared_schema(config: Settings) -> dict[str, Any]:
+    """What the config says of data that are at the sites: each compares it with its own before it signs."""
+    options = config.data.options
+    if config.data.name != "sites":  # a rehearsal, whose sites act as the clients of a data set
+        pooled = load_pooled(config)
+        return FederationSlice(build_federation(config, pooled), 0, pooled.model, pooled.model_options).schema()
+    if options.get("schema"):
+        return table_schema(load_schema(options["schema"]).unfitted())
+    if options.get("classes"):
+        size = options.get("size", 64)
+        sides = [size, size] if isinstance(size, int) else [int(n) for n in size]
+        shape = [int(options.get("channels", 3)), *sides]
+        schema = image_schema(options["classes"], shape, options.get("augment", "flip"))
+        encoding = choose_encoding(config.model, tuple(shape), images=True)
+        return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
+    raise FedtailError(
+        "sites sign what their data are and tell nothing of it: set data.schema to the schema file that they share, or "
+        "data.classes, data.size and data.channels for images"
+    )
+
+
+def settings_of(document: Mapping[str, Any], seed: int = 0) -> Settings:
+    """The settings that a document stands for."""
+    raw = {name: dict(section) for name, section in document["settings"].items()}
+    raw["run"]["seed"] = seed
+    return check_config({**raw, "deploy": {"trust": document["trust"]}})
+
+
+def check_document(told: Any, me: str, roster: Sequence[str]) -> None:
+    """``AgreementError`` unless a document has the form of one and is for the sites of a list."""
+    wanted = {"format", "fedtail", "run", "trust", "sites", "schema", "settings"}
+    if not isinstance(told, dict) or set(told) != wanted or told["format"] != FORMAT:
+        raise AgreementError("a document of another form; install the same fedtail everywhere")
+    if not isinstance(told["settings"], dict) or set(told["settings"]) != set(SECTIONS):
+        raise AgreementError("a document with other sections of settings")
+    if not all(isinstance(section, dict) for section in told["settings"].values()):
+        raise AgreementError("a document with settings that are none")
+    if told["fedtail"] != VERSION:
+        raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
+    if not isinstance(told["sites"], list) or sorted(map(str, told["sites"])) != sorted(roster) or me not in roster:
+        raise AgreementError("a document for other sites than sites.pub lists")
+    if len(roster) < LEAST:
+        raise AgreementError(f"sites.pub lists {len(roster)} sites, at least {LEAST} are needed")
+
+
+# -- the program ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a process does beside the program; nothing of it changes the program."""
+
+    on_round: RoundHook | None = None
+    on_start: Callable[[Path, int], None] | None = None
+    amend: Callable[[dict[str, Any]], None] | None = None
+
+
+def run_document(
+    document: Mapping[str, Any],
+    seed: int,
+    totals: Totals,
+    data: Mapping[int, SiteData],
+    folder: Path,
+    journal: Journal,
+    *,
+    settings: Settings | None = None,
+    device: str = "cpu",
+    engine: str = "",
+    hooks: Hooks = Hooks(),
+) -> tuple[Result, str]:
+    """(the result, the digest of the model). ``data``: what this process has of the sites, by client; ``settings``: the
+    document's with the process's own folder and trackers."""
+    torch.set_num_threads(1)  # the number of threads changes floating-point sums
+    names = list(document["sites"])
+    settings = settings_of(document, seed) if settings is None else settings
+    noise = settings.privacy.noise if settings.privacy.mode == "shares" else 0.0
+    schema = common_preprocessing(totals, document["schema"], data, seed, noise)
+    first = job_of(settings, schema, document["run"], engine)
+    owned = {k: prepare(one, first, k, folder.parent, torch.device(device)) for k, one in data.items()}
+    sizes = group_sizes(totals, {k: len(here.client.train) for k, here in owned.items()}, noise)
+    mean = np.full(len(names), sizes.sum() / len(names))
+    asked, settings = settings, settled(settings, mean)
+    job = job_of(settings, schema, document["run"], engine)
+    for here in owned.values():
+        here.method = job.build_method()
+    method = job.build_method()
+    problem = Problem(
+        engine=SummedEngine(
+            totals=totals,
+            owned=owned,
+            model=FlatModel(job.build_model(seed)),
+            method=method,
+            settings=settings,
+            n_classes=job.n_classes,
+            group_sizes=sizes,
+            name=engine,
+            decision_file=folder.parent / "decision.json" if data else None,
+        ),
+        method=method,
+        rates=racing(RATES.build(settings.rates.name, len(names), **settings.rates.options), settings),
+        n_classes=job.n_classes,
+        background=schema.get("background"),
+        found={
+            **({"batch_size": batch_of(settings.local)} if asked.local.batch_size == "auto" else {}),
+            **({FOUND: follow_sites(mean)} if settings.server.optimizer == "auto" else {}),
+        },
+    )
+    prepared = totals.number if hasattr(totals, "number") else 0
+
+    def begin(path: Path, done: int) -> None:
+        if done:
+            totals.number = int(read_history(path)[done - 1]["exchange"])  # type: ignore[attr-defined]
+        if hooks.on_start is not None:
+            hooks.on_start(path, done)
+
+    def amend(record: dict[str, Any]) -> None:
+        record["exchange"] = getattr(totals, "number", 0)
+        if hooks.amend is not None:
+            hooks.amend(record)
+
+    def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
+        last = journal.numbers("sum")
+        journal.forget("sum", [n for n in last if prepared < n < record["exchange"]])
+        return None if hooks.on_round is None else hooks.on_round(state, record, seconds)
+
+    about = About(
+        name=schema["name"],
+        sites=tuple(names),
+        classes=job.classes,
+        input_shape=tuple(schema["input_shape"]),
+        sizes=mean.astype(np.int64),
+        validation_sizes=[0] * len(names),
+        transform=job.transform,
+        preprocessing=job.preprocessing,
+        encoder=job.encoder,
+        notes=(
+            "sites have told sums only; the sizes shown are means over sites",
+            *encoder_notes(job.encoding, settings.model, images=False),
+            *batch_notes(asked.local, batch_of(settings.local), mean),
+            *server_notes(settings.server, follow_sites(mean), mean),
+        ),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    result = drive(
+        problem,
+        asked,
+        folder,
+        about,
+        {"name": job.model, "options": job.model_options},
+        resume=(folder / "config.toml").is_file(),
+        on_round=after,
+        on_start=begin,
+        amend=amend,
+    )
+    return result, hashlib.sha256(result.x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def group_sizes(totals: Totals, own: Mapping[int, int], noise: float) -> np.ndarray:
+    """(groups,) training samples of each group."""
+    found = totals.group_totals(1, lambda k: np.array([own[k]]), limit=COUNTS, reach=1.0)[:, 0]
+    if not noise and not found.all():
+        raise FedtailError("a group of sites has no training samples")
+    return np.maximum(found, 1).astype(np.float64)
+
+
+def table_schema(schema: Any) -> dict[str, Any]:
+    """What sites with tables agree on; no counts."""
+    return {
+        "kind": "table",
+        "name": "site tables",
+        "classes": list(schema.classes),
+        "columns": [f"{c.name} ({c.kind})" for c in schema.columns],
+        "table": schema.to_dict(),
+        "model": "auto",
+    }
+
+
+def image_schema(classes: Sequence[str], shape: Sequence[int], augment: str | None) -> dict[str, Any]:
+    """What sites with images agree on."""
+    return {
+        "kind": "images",
+        "name": "site images",
+        "classes": list(classes),
+        "input_shape": list(shape),
+        "augment": None if augment == "none" else augment,
+        "model": "auto",
+    }

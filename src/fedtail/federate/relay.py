@@ -1,0 +1,145 @@
+"""The server's part in a run that nobody steers: it carries offers, adds up what it cannot read, and tells the sums.
+
+It learns what everybody learns. What it alters is not believed, and what it keeps back stops the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.totals import LIMIT, Part, Reach
+from fedtail.errors import FedtailError
+from fedtail.federate.journal import Journal
+from fedtail.federate.protocol.agreement import Offer, id_of, seed_of
+from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.protocol.faults import log
+from fedtail.federate.protocol.hidden_sums import (
+    Sum,
+    answer_budget,
+    pack_sums,
+    read_answer,
+    read_sums,
+)
+from fedtail.federate.protocol.limits import Budget, WireError
+from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.wire import Parcel, pack, unpack
+
+PASSING = ("transport", "late", "disk", "memory")
+"""Faults after which a site is asked the same again: it is not there, or not yet."""
+PATIENCE, PAUSE = 86400.0, 2.0
+"""Seconds for which a site that is not there is waited for, and between two questions to it."""
+Traffic = dict[str, int]
+
+
+class Relay:
+    """The sites of an agreement, as the server reaches them. ``names[k]`` is the site behind client k."""
+
+    def __init__(self, transport: Transport, names: Sequence[str], timeout: float, patience: float = PATIENCE) -> None:
+        self.transport, self.names, self.timeout, self.patience = transport, list(names), timeout, patience
+        self.traffic: Traffic = {"down": 0, "up": 0, "exchanges": 0}
+        self.seen: dict[int, float] = {}
+        """When each client last answered."""
+
+    def ask(self, phase: Phase, parcels: Mapping[int, Parcel], read: Any, budget: Budget) -> dict[int, Any]:
+        """What ``read`` makes of the reply of every site, however long the last one takes; ``FedtailError`` with the
+        words of a site that will not answer."""
+        found: dict[int, Any] = {}
+        began, told = time.monotonic(), ""
+        while missing := {k: parcels[k] for k in parcels if k not in found}:
+            answers = exchange(self.transport, phase, missing, read, self.timeout, budget)
+            found |= answers.good
+            self.traffic["down"] += answers.down
+            self.traffic["up"] += answers.up
+            self.seen |= dict.fromkeys(answers.good, time.time())
+            final = {k: reason for k, reason in answers.reasons.items() if reason.code not in PASSING}
+            waited = time.monotonic() - began
+            if final or (answers.reasons and waited > self.patience):
+                stopped = "; ".join(f"{self.names[k]}: {v}" for k, v in sorted((final or answers.reasons).items()))
+                raise FedtailError(f"the run cannot go on without all of its sites ({stopped})")
+            if answers.reasons:
+                line = "; ".join(f"{self.names[k]}: {v}" for k, v in answers.reasons.items())
+                if line != told:
+                    log.warning("%s: waiting for %s", phase, line)
+                told = line
+                time.sleep(min(PAUSE, max(self.patience - waited, 0.0)))
+        self.traffic["exchanges"] += 1
+        return dict(sorted(found.items()))
+
+    def agree(self, document: Mapping[str, Any]) -> tuple[str, int]:
+        """(the agreement's name, the run's seed), once all sites have signed the document and revealed their parts."""
+        clients, wide = range(len(self.names)), Budget(meta=1 << 20, items=1 << 12)
+        offers = self.ask(
+            Phase.OFFER,
+            {k: Parcel({"document": document}) for k in clients},
+            lambda k, parcel: Offer.from_json(parcel.meta.get("offer")),
+            wide,
+        )
+        told = {self.names[k]: vars(offer) for k, offer in offers.items()}
+
+        def read(client: int, parcel: Parcel) -> tuple[str, dict[str, str]]:
+            number, shares = parcel.meta.get("number"), parcel.meta.get("shares")
+            if not isinstance(number, str) or not isinstance(shares, dict):
+                raise WireError("it reveals nothing")
+            return number, shares
+
+        revealed = self.ask(Phase.REVEAL, {k: Parcel({"offers": told}) for k in clients}, read, wide)
+        numbers = {self.names[k]: number for k, (number, _) in revealed.items()}
+        parcels = {}
+        for k, name in enumerate(self.names):
+            shares = {self.names[j]: sealed.get(name, "") for j, (_, sealed) in revealed.items() if j != k}
+            parcels[k] = Parcel({"numbers": numbers, "shares": shares})
+        self.ask(Phase.BEGIN, parcels, lambda k, parcel: None, Budget())
+        agreement = id_of({self.names[k]: offer for k, offer in offers.items()})
+        return agreement, seed_of(agreement, numbers)
+
+
+class RelayTotals:
+    """``core.totals.Totals`` at the server, which has no part of its own."""
+
+    here: Sequence[int] = ()
+
+    def __init__(self, relay: Relay, agreement: str, groups: Sequence[Sequence[int]], journal: Journal) -> None:
+        self.relay, self.agreement, self.groups, self.journal = relay, agreement, groups, journal
+        self.n_clients, self.number = len(relay.names), 0
+
+    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        return self._sum([range(self.n_clients)], size, limit)[0]
+
+    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        return self._sum(self.groups, size, limit)
+
+    def _sum(self, groups: Sequence[Sequence[int]], size: int, limit: int) -> np.ndarray:
+        self.number = number = self.number + 1
+        told = self.journal.read("sum", number)
+        if told is None:
+            sums = [Sum(size, limit) for _ in groups]
+            mine = {k: sums[g] for g, group in enumerate(groups) for k in group}
+
+            def add(client: int, parcel: Parcel) -> None:
+                mine[client].add(*read_answer(parcel, number, limit))
+
+            self.relay.ask(Phase.STEP, self._questions(number), add, answer_budget(size, limit))
+            told = pack(pack_sums(sums))
+            self.journal.write("sum", number, told)
+        return read_sums(unpack(told), len(groups), size, limit)[0]
+
+    def finish(self) -> dict[int, str]:
+        """Tell the last sum; client -> the digest of the model that each site has come to."""
+
+        def read(client: int, parcel: Parcel) -> str:
+            if not isinstance(parcel.meta.get("done"), str):
+                raise WireError("it has not come to the end: the sites run other software, or other settings")
+            return str(parcel.meta["done"])[:64]
+
+        return self.relay.ask(Phase.STEP, self._questions(self.number + 1), read, Budget())
+
+    def _questions(self, number: int) -> dict[int, Parcel]:
+        """One message for all: the number of the exchange, and what came of the one before."""
+        told = self.journal.read("sum", number - 1)
+        before = Parcel() if told is None else unpack(told)
+        meta = {**before.meta, "agreement": self.agreement, "number": number}
+        return dict.fromkeys(range(self.n_clients), Parcel(meta, before.tensors))

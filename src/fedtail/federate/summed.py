@@ -1,0 +1,321 @@
+"""An engine of totals: all that it says follows from sums over sites, so that every site and a relay can run the loop.
+
+At a site it trains and counts on that site's data; at a relay there is none. Both get the same sums, and with them the
+same model, whatever else the relay may wish for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
+from fedtail.core.evidence import class_counts
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
+from fedtail.core.robust import fair_share
+from fedtail.core.scores import ONE, TEMPERATURES, Scores
+from fedtail.core.totals import COUNTS, LIMIT, Reach, Totals
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.masks import Fixed
+from fedtail.federate.site.prepared import Prepared
+from fedtail.files import write_atomically
+from fedtail.methods.base import Method
+from fedtail.models.flat import FlatModel
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
+from fedtail.rounds.local import DivergedError, train_client
+from fedtail.settings import Privacy, Settings
+
+LARGEST = 16.0
+"""Largest coordinate of an update; what is larger is cut. Fixed point is then fine to 2^-26."""
+LARGEST_WIDE = float(1 << 20)
+"""The same in 64 bits, for models with statistics of batches among their values, and for sums with noise."""
+LOSS_LIMIT = 64.0
+"""Largest mean loss that is told."""
+MANY_STEPS = 10**9
+"""Stands for a number of local steps that nobody knows."""
+LOG_LOSS = 27.7
+"""Largest log loss of one row, whose probability is cut at 1e-12."""
+
+
+@dataclass
+class SummedEngine:
+    """A ``rounds.engine.Engine`` over totals. ``owned``: what this process has of the sites, by client."""
+
+    totals: Totals
+    owned: Mapping[int, Prepared]
+    model: FlatModel
+    method: Method
+    settings: Settings
+    n_classes: int
+    group_sizes: np.ndarray
+    """(groups,) training samples."""
+    name: str
+    decision_file: Path | None = None
+    """Where a site keeps the decision that is its own."""
+    takes_rivals = False
+    tells_scores = True
+
+    def __post_init__(self) -> None:
+        self.n_clients = self.totals.n_clients
+        self.sizes = np.zeros(self.n_clients)
+        """(K,) the mean size of each client's group; nobody knows more."""
+        for group, size in zip(self.totals.groups, self.group_sizes, strict=True):
+            self.sizes[list(group)] = size / len(group)
+        self._most = max(fair_share(len(group)) for group in self.totals.groups)
+        """The largest weight of a client whose updates get noise."""
+        self._states: dict[int, Tensors] = {}
+        self._left: dict[int, list[Tensors]] = {}
+        self._confusion: tuple[Tensor, dict[str, np.ndarray]] | None = None
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
+        """One update for each group: the mean over its clients, weighted by their training samples."""
+        probes, n, clip = task.n_probes, task.x.numel(), self._clip(task)
+        wide = n > self.model.n_params or clip is not None
+        fixed = Fixed(LARGEST_WIDE, 60) if wide else Fixed(LARGEST)
+        parts = {k: fixed.encode(self._part(task, k, fixed.limit, clip)) for k in self.totals.here}
+        sums = self.totals.group_totals(
+            probes * n + (0 if clip else 2 * probes + 1),
+            parts.__getitem__,
+            limit=LIMIT if wide else COUNTS,
+            reach=2 * self._most * (clip or math.inf) * math.sqrt(probes) * fixed.scale,
+        )
+        return [
+            self._update(task, group, fixed.decode(row), fixed.limit, clip)
+            for group, row in zip(self.totals.groups, sums, strict=True)
+        ], []
+
+    def _part(self, task: Task, client: int, limit: float, clip: float | None) -> np.ndarray:
+        """The client's (P, n) update, (P,) losses and (P,) runs that diverged, and that it took part, times its weight;
+        zeros if its training diverged. With a norm to ``clip`` to, the update alone."""
+        probes, n = task.n_probes, task.x.numel()
+        here, row, unit = self.owned[client], task.clients.index(client), limit / LOSS_LIMIT
+        weight = len(here.client.train) / float(self.sizes[client] * len(self._group(client)))
+        state = self._states.get(client, {})
+        try:
+            update, self._left[client] = train_client(
+                here.model, here.client, here.method, task, row, state, self.settings
+            )
+        except DivergedError:
+            self._left[client] = [state] * probes
+            return np.zeros(probes * n + (0 if clip else 2 * probes + 1))
+        delta = update.delta.detach().cpu().double().numpy()
+        if clip is not None:
+            short = np.minimum(1.0, clip / np.maximum(np.linalg.norm(delta, axis=1, keepdims=True), 1e-30))
+            return min(weight, self._most) * (delta * short).ravel()
+        failed = update.reports.get(DIVERGED, np.zeros(probes))
+        loss = np.clip(np.asarray(update.loss), 0.0, LOSS_LIMIT)
+        return weight * np.concatenate([delta.ravel(), loss * unit, failed * unit, [unit]])
+
+    def _update(self, task: Task, group: Sequence[int], values: np.ndarray, limit: float, clip: float | None) -> Update:
+        """What a group's sum says."""
+        probes, n, unit = task.n_probes, task.x.numel(), limit / LOSS_LIMIT
+        weight = 1.0 if clip else values[-1] / unit
+        if weight <= 1e-6:
+            raise FedtailError(
+                f"round {task.round}: local training gave a loss that is not finite at every site; lower local.lr "
+                f"(now {task.lr:g})"
+            )
+        mean = values / weight
+        loss, failed = mean[probes * n : -1].reshape(2, probes) / unit if not clip else np.full((2, probes), np.nan)
+        return Update(
+            client=group[0],
+            delta=torch.from_numpy(mean[: probes * n].reshape(probes, n)).to(task.x.dtype),
+            n_samples=max(int(self.sizes[list(group)].sum()), 1),
+            steps=(MANY_STEPS,) * probes,
+            loss=tuple(loss.tolist()),
+            reports={DIVERGED: (failed > 1e-6).astype(np.float64)} if DIVERGED in task.reports else {},
+            members=tuple(group),
+        )
+
+    def _clip(self, task: Task) -> float | None:
+        """The norm to which updates are cut where they get noise; None where they get none."""
+        privacy = self.settings.privacy
+        return None if privacy.mode != "shares" else clip_of(privacy, self.method, self.settings, task, self.n_classes)
+
+    def _group(self, client: int) -> Sequence[int]:
+        return next(group for group in self.totals.groups if client in group)
+
+    def commit(self, choice: dict[int, int]) -> None:
+        for client in self.totals.here:
+            if client in choice and self._left.get(client):
+                self._states[client] = self._left[client][choice[client]]
+
+    def state(self) -> dict[int, Tensors]:
+        return {k: state for k, state in self._states.items() if state}
+
+    def load_state(self, state: dict[int, Tensors]) -> None:
+        self._states = dict(state)
+
+    # -- counting ------------------------------------------------------------------------------------------------
+
+    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        shape = (len(candidates), 3, self.n_classes)
+
+        def part(client: int) -> np.ndarray:
+            here, counts = self.owned[client], np.zeros(shape, dtype=np.int64)
+            confusion = confusion_on(here.model, Split.of(here.client, here.client.validation))
+            for s, vector in candidates.walk():
+                counts[s] = class_counts(confusion(vector))
+            return counts.ravel()
+
+        return self._counted(math.prod(shape), part, math.sqrt(6 * len(candidates))).reshape(shape)
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        """As the protocol says. Whoever asks for the test asks for the validation next: one exchange answers both."""
+        if self._confusion is None or self._confusion[0] is not x or split not in self._confusion[1]:
+            splits = ("test", "validation") if split == "test" else (split,)
+            size = self.n_classes**2
+
+            def part(client: int) -> np.ndarray:
+                here = self.owned[client]
+                held = {"test": here.test, "validation": Split.of(here.client, here.client.validation)}
+                return np.concatenate([confusion_on(here.model, held[s])(x).ravel() for s in splits])
+
+            found = self._counted(len(splits) * size, part, math.sqrt(2)).reshape(len(splits), -1)
+            self._confusion = (x, {s: row.reshape(-1, self.n_classes) for s, row in zip(splits, found, strict=True)})
+        return self._confusion[1][split]
+
+    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
+        return {}
+
+    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
+        """Under -1, of all sites together."""
+        rule = (decisions or Decisions()).common
+
+        def one(client: int) -> Scores:
+            here = self.owned[client]
+            held = here.test if split == "test" else Split.of(here.client, here.client.validation)
+            return scores_on(model_logits(here.model, x, held.batches()), self.n_classes, rule)
+
+        yield -1, self._scores(one)
+
+    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
+        for s in range(len(candidates)):
+            for _, found in self.scores(candidates.vector(s), "validation"):
+                yield s, found
+
+    def _scores(self, one: Any) -> Scores:
+        shapes = {name: value.shape for name, value in vars(_no_scores(self.n_classes)).items()}
+        names, sizes = list(shapes), [math.prod(shape) for shape in shapes.values()]
+
+        def part(client: int) -> np.ndarray:
+            found = vars(one(client))
+            return np.concatenate([np.asarray(found[name], dtype=np.int64).ravel() for name in names])
+
+        total = self._counted(sum(sizes), part, scores_reach(self.n_classes), LIMIT)
+        pieces = np.split(total, np.cumsum(sizes)[:-1])
+        return Scores(**{name: piece.reshape(shapes[name]) for name, piece in zip(names, pieces, strict=True)})
+
+    def _counted(self, size: int, part: Any, reach: Reach, limit: int = COUNTS) -> np.ndarray:
+        """A total of counts; noise may have made some of them negative, and they are then none."""
+        return np.maximum(self.totals.total(size, part, limit=limit, reach=reach), 0)
+
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        """Each site's own decision, which stays there."""
+        for client in self.totals.here:
+            here = self.owned[client]
+            held = Split.of(here.client, here.client.validation)
+            p, y = probabilities_of(model_logits(here.model, x, held.batches()), self.n_classes)
+            if self.decision_file is not None:
+                write_atomically(self.decision_file, json.dumps(goal.decide(p, y, here.counts).to_json()))
+        return {}
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        raise FedtailError(
+            f"method {self.method.name!r} measures single sites ({what}), which only trust = 'server' has"
+        )
+
+    def info(self) -> dict[str, Any]:
+        return {"engine": self.name, "path": "remote", "device": "sites", "trust": "sums"}
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+def _no_scores(n_classes: int) -> Scores:
+    return Scores.of(np.empty((0, n_classes)), np.empty(0))
+
+
+def scores_reach(n_classes: int) -> np.ndarray:
+    """(size,) of ``Scores``: how far one row that is replaced can move each part, for all parts together."""
+    two, tempered = math.sqrt(2), float(np.linalg.norm(LOG_LOSS / TEMPERATURES + math.log(max(n_classes, 2))))
+    each = {
+        "confusion": two,
+        "bins": math.sqrt(4 * n_classes),
+        "cells": None,
+        "sums": None,
+        "tempered": tempered * ONE,
+        "mass": two * ONE,
+    }
+    pieces, blocks = [], 8  # cells are three blocks, sums two, the others one each; and one is left over
+    for name, value in vars(_no_scores(n_classes)).items():
+        shape = value.shape
+        if name == "cells":
+            rows = np.array([two, two, two * ONE])[:, None] * np.ones(shape)
+            pieces.append(rows.ravel())
+        elif name == "sums":
+            pieces.append(np.concatenate([[2.0 * ONE], np.full(shape[0] - 1, two * LOG_LOSS * ONE)]))
+        else:
+            pieces.append(np.full(math.prod(shape), each[name]))
+    return np.concatenate(pieces) * math.sqrt(blocks + 1)
+
+
+def clip_of(privacy: Privacy, method: Method, settings: Settings, task: Task, n_classes: int) -> float:
+    """The norm to which updates are cut before their share of noise: as set, or the method's bound for so many steps as
+    an epoch of 64 batches has, at the largest learning rate that is tried."""
+    if privacy.clip:
+        return privacy.clip
+    lr = max([task.lr, *np.ravel(task.probes.get("lr", ())).tolist()])
+    bound = method.bound(lr, settings.local.epochs * 64, n_classes)
+    if bound is None:
+        raise FedtailError(
+            f"privacy.mode = 'shares': method {method.name!r} as configured has no norm bound; set privacy.clip"
+        )
+    return bound
+
+
+def check_sums_only(settings: Settings, method: Method, where: str) -> None:
+    """Refuse what needs more of sites than sums, in one line."""
+    if not method.only_sums or method.needs_auxiliary:
+        raise FedtailError(f"{where}: method {method.name!r} needs more than sums of updates: {method.wire}")
+    if settings.server.aggregate not in ("auto", "mean"):
+        raise FedtailError(f"{where}: server.aggregate = {settings.server.aggregate!r} compares updates; use 'mean'")
+    if settings.server.max_weight is not None:
+        raise FedtailError(f"{where}: nobody knows a site's weight; leave server.max_weight unset")
+    if settings.run.participation < 1 or settings.run.quorum < 1:
+        raise FedtailError(f"{where} needs all sites in every round; set run.participation = 1 and run.quorum = 1")
+    if settings.run.validate_on != "clients":
+        raise FedtailError(f"{where}: the server has no data; set run.validate_on = 'clients'")
+    if settings.deploy.compress != "none":
+        raise FedtailError(f"{where}: masked updates do not compress; set deploy.compress = 'none'")
+
+
+def groups_of(settings: Settings, n_clients: int, least: int, where: str) -> list[list[int]]:
+    """The clusters whose sums are told apart: those of FedHOO's labels, or all clients in one."""
+    if settings.rates.name == "fedhoo":
+        raise FedtailError(
+            f"{where}: rates 'fedhoo' compare the updates of single sites; use rates.name = 'fedhoo_clusters' with "
+            f"rates.labels, at least {least} sites each"
+        )
+    if settings.rates.name != "fedhoo_clusters":
+        return [list(range(n_clients))]
+    labels = settings.rates.options.get("labels")
+    if not labels or len(labels) != n_clients:
+        raise FedtailError(f"{where}: clusters are agreed, not found; give rates.labels, one for each of the sites")
+    names = sorted({str(v) for v in labels})
+    found = [[k for k, v in enumerate(labels) if str(v) == name] for name in names]
+    small = [name for name, members in zip(names, found, strict=True) if len(members) < least]
+    if small:
+        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {least} sites; merge it with another")
+    return found
