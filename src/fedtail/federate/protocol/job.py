@@ -141,7 +141,10 @@ def job_of(settings: Settings, schema: Mapping[str, Any], run: str, engine: str)
     beside = [name for name in settings.run.diagnostics if name not in ("alignment", "influence")]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
-    name, options = settings.model.name, {**settings.model.options, **classifier_option(settings)}
+    name, options = (
+        settings.model.name,
+        {**settings.model.options, **classifier_option(settings, METHODS[settings.method.name])},
+    )
     encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
     if encoding is not None:
         name = settings.model.head if name == "auto" else name
