@@ -113,3 +113,10 @@ def test_a_search_by_the_defect_score_needs_counts_per_class_only(data: list[tup
     assert scores.tolist() == [defect_score(v, background)["defect_score"] for v in (m, m.T)]
     with pytest.raises(FedtailError, match="nothing found"):
         score(twice, "defect_score")
+
+
+def test_head_and_tail_are_the_recalls_of_the_most_and_least_frequent_third() -> None:
+    confusion = np.diag([9, 8, 7, 3, 2, 1]) + np.diag([1, 2, 3, 7, 8], 1)
+    confusion[5, 0] = 9  # recalls .9 .8 .7 .3 .2 .1
+    found = summarize(confusion, train_counts=[400, 500, 50, 10, 5, 100])
+    assert found["head"] == pytest.approx((0.9 + 0.8) / 2) and found["tail"] == pytest.approx((0.3 + 0.2) / 2)

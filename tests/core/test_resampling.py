@@ -88,3 +88,20 @@ def test_original_epoch_length_takes_as_many_steps_at_every_rate() -> None:
 def test_bad_rates_are_named(rate: float) -> None:
     with pytest.raises(FedtailError, match="rate"):
         resampled_counts([3, 1], rate)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_an_epoch_is_in_random_order_whatever_the_order_of_the_rows(rate: float) -> None:
+    """Rows sorted by class must not make batches sorted by class."""
+    labels = np.repeat([0, 1, 2], [60, 30, 10])
+    y = labels[resample_epoch(labels, rate, np.random.default_rng(0))]
+    halves = np.array([np.bincount(half, minlength=3) for half in np.array_split(y, 2)])
+    np.testing.assert_allclose(halves, np.tile(np.bincount(y) / 2, (2, 1)), rtol=0.4)
+
+
+def test_every_epoch_draws_anew_who_appears_once_more() -> None:
+    labels, rng = np.repeat([0, 1], [80, 20]), np.random.default_rng(0)  # at rate .5 each rare sample counts twice
+    labels = np.concatenate([labels, np.full(13, 2)])  # ... and this class, f = 2.48: six of 13 appear a third time
+    often = [np.flatnonzero(np.bincount(resample_epoch(labels, 0.5, rng)) == 3) for _ in range(30)]
+    assert {len(found) for found in often} == {6}
+    assert len(np.unique(np.concatenate(often))) == 13

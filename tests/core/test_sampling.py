@@ -88,3 +88,12 @@ def test_one_sample_is_one_batch() -> None:
 def test_an_unknown_sampler_is_an_error() -> None:
     with pytest.raises(FedtailError, match="stratified"):
         plan([3, 2], "stratify")
+
+
+def test_a_class_starts_anywhere_in_a_stratified_epoch() -> None:
+    """A single sample is as likely in the first batch as in the last."""
+    at = []
+    for seed in range(60):
+        labels, batches = plan([39, 1], "stratified", batch_size=10, seed=seed)
+        at += [i for i, batch in enumerate(batches) if (labels[batch] == 1).any()]
+    assert np.bincount(at, minlength=4).min() >= 5

@@ -177,3 +177,14 @@ def test_a_template_must_be_given_and_be_there() -> None:
         partition(samples(), samples(), partition="template")
     with pytest.raises(FedtailError, match="neither a file nor one of carriers, six-sites"):
         partition(samples(), samples(), partition="template", template="nowhere.csv")
+
+
+def test_the_last_samples_of_a_class_go_to_the_largest_remainders(tmp_path: Path) -> None:
+    """Of five samples at 58, 26 and 16 %, that is 2.9, 1.3 and .8, the two that are left go to the first and third."""
+    (tmp_path / "sites.csv").write_text("site,a,b\nx,58,1\ny,26,1\nz,16,1\n")
+    y = np.repeat([0, 1], [5, 30])
+    federation = partition(
+        Samples(torch.zeros(35, 2), torch.as_tensor(y)), Samples(torch.zeros(2, 2), torch.tensor([0, 1])),
+        classes=["a", "b"], partition="template", template=str(tmp_path / "sites.csv"), validation=0.0, min_samples=1,
+    )  # fmt: skip
+    assert federation.label_map()[:, 0].tolist() == [3, 1, 1]

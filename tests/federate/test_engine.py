@@ -353,3 +353,47 @@ def test_candidates_are_scored_over_a_federation_as_in_the_simulator(federation:
     assert repr(run(here, federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc").history) == repr(there.history)
     with pytest.raises(FedtailError, match=r"run.metric = 'pr_auc' needs probability counts"):
         run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")
+
+
+@pytest.mark.parametrize(("quorum", "enough"), [(1.0, False), (0.6, True)])
+def test_a_validation_that_too_few_sites_answer_ends_the_run(
+    federation: Federation, quorum: float, enough: bool
+) -> None:
+    class Deaf(InProcess):
+        """Client 0 trains, and answers nothing else."""
+
+        def exchange(self, phase: str, payloads: dict, timeout: float | None, take: Take) -> Errors:
+            deaf = {} if phase == "train" else {k: "no reply" for k in payloads if k == 0}
+            return {
+                **super().exchange(phase, {k: v for k, v in payloads.items() if k not in deaf}, timeout, take),
+                **deaf,
+            }
+
+    wires = Deaf({k: s.handle for k, s in sites(federation).items()})
+    engine = remote(federation, wires, reveal="classes", quorum=quorum)
+    if enough:
+        assert len(run(engine, federation, "fedcgnm", strategy("two-probe"), rounds=2).history) == 2
+    else:
+        with pytest.raises(FedtailError, match="2 of 3 clients answered 'validate', fewer than the quorum of 1"):
+            run(engine, federation, "fedcgnm", strategy("two-probe"), rounds=2)
+
+
+def test_what_compression_left_of_an_update_comes_with_the_next_one(federation: Federation) -> None:
+    """The same full-batch step twice: sent twice rounded alike, it would be twice as far off."""
+    whole = SETTINGS.local.model_copy(update={"batch_size": 1000})
+    rates = {"rate": np.zeros((K, 1))}
+
+    def steps(how: str) -> list[torch.Tensor]:
+        wires = InProcess({k: s.handle for k, s in sites(federation).items()})
+        job = replace(job_for(federation, "fedavg"), local=whole, compress=how)
+        engine = RemoteEngine(wires, job, federation.sizes, test=federation.test)
+        x, out = engine.model.vector.clone(), []
+        for t in range(2):
+            updates, refusals = engine.train(Task(t, x, tuple(range(K)), rates, 0.1))
+            assert not refusals
+            engine.commit(dict.fromkeys(range(K), 0))
+            out.append(updates[1].delta[0])
+        return out
+
+    exact, (first, second) = sum(steps("none")), steps("int8")
+    assert float((first + second - exact).norm()) < 0.8 * float((2 * first - exact).norm())

@@ -416,3 +416,29 @@ def test_compression_and_local_noise_do_not_go_together(tables: Path) -> None:
     privacy = {"mode": "local", "noise": 0.5}
     with pytest.raises(FedtailError, match=r"deploy.compress = 'int8': noisy updates"):
         federate(config(tables, privacy=privacy, deploy={"compress": "int8"}), sites(tables, table_data(tables)), NAMES)
+
+
+def test_a_site_whose_data_changed_meanwhile_does_not_take_part_in_a_resumed_run(tables: Path) -> None:
+    settings = config(tables, run={"rounds": 4, "name": "crash", "quorum": 0.5})
+
+    class Killed(Exception):
+        pass
+
+    def kill(state: Any, record: dict[str, Any], seconds: float) -> None:
+        if state.round == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        federate(settings, sites(tables, table_data(tables)), NAMES, on_round=kill)
+    frame = pd.read_csv(tables / "tables" / "north.csv")
+    pd.concat([frame, frame.head(40)]).to_csv(tables / "tables" / "north.csv", index=False)
+    resumed = federate(settings, sites(tables, table_data(tables)), NAMES, resume=True)
+    assert [r["clients"] for r in resumed.history] == [[0, 1], [0, 1], [1], [1]]
+    (reason,) = [r["reason"] for r in resumed.history[2]["refused"]]
+    assert "training samples, but had" in reason and "when the run began" in reason
+
+
+def test_a_quorum_that_is_no_whole_number_of_sites_is_met_by_the_next_larger_one(tables: Path) -> None:
+    """0.6 of two sites are two."""
+    with pytest.raises(FedtailError, match="the sites are not ready: north: the site is offline"):
+        federate(config(tables, run={"quorum": 0.6}), Away(sites(tables, table_data(tables)), {0}), NAMES)

@@ -9,10 +9,12 @@ import torch
 from fedtail.core.records import Task, Tensors, Update
 from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
 from fedtail.methods.base import LocalStep
+from fedtail.rates import RATES
+from fedtail.rates.base import RateStrategy
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.loop import train_rounds
 from fedtail.settings import Settings
-from tests.methods.federations import problem, train
+from tests.methods.federations import awkward_federation, problem, train
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])
@@ -91,3 +93,43 @@ def test_an_update_with_a_control_that_is_not_finite_is_refused() -> None:
     problem = SimpleNamespace(method=Scaffold(), n_classes=2, model=SimpleNamespace(n_params=2))
     taken, refused = accept([good, bad], [], problem, task, Settings.of(quorum=0.5))
     assert [u.client for u in taken] == [0] and [(r.client, r.reason) for r in refused] == [(1, "update is not finite")]
+
+
+class Chosen(RateStrategy):
+    """Two probes per client, of which the second is kept at clients 1 and 3."""
+
+    name = "chosen"
+
+    def __init__(self, n_clients: int) -> None:
+        self.n_clients = n_clients
+
+    def ask(self) -> np.ndarray:
+        return np.tile([0.1, 0.9], (self.n_clients, 1))
+
+    def patterns(self) -> str | None:
+        return "binary"
+
+    def tell(self, rewards=None, *, reports=None, present=None) -> int:
+        return 0b01010
+
+    @property
+    def choice(self) -> np.ndarray:
+        return (0b01010 >> np.arange(self.n_clients)) & 1
+
+    @property
+    def rates(self) -> np.ndarray:
+        return self.ask()[np.arange(self.n_clients), self.choice]
+
+
+def test_after_a_round_of_probes_client_and_server_keep_what_belongs_to_the_chosen_one() -> None:
+    made = problem(Scaffold(), awkward_federation(validation=0.3), rates=Chosen(5))
+    state = train(made, 1)
+    settled = problem(
+        Scaffold(), awkward_federation(validation=0.3), rates=RATES.build("fixed", 5, rates=Chosen(5).rates.tolist())
+    )
+    expected = train(settled, 1)
+    torch.testing.assert_close(state.x, expected.x, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(state.method["control"], expected.method["control"], atol=1e-6, rtol=1e-5)
+    for k, kept in settled.engine.state().items():
+        torch.testing.assert_close(made.engine.state()[k]["control"], kept["control"], atol=1e-6, rtol=1e-5)
+    assert state.history[0]["train_loss"] == pytest.approx(expected.history[0]["train_loss"], rel=1e-5)

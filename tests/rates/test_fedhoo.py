@@ -318,3 +318,23 @@ def test_the_noise_control_learns_nothing_and_differs_between_seeds() -> None:
         ends.append(control.rates)
     np.testing.assert_allclose(np.mean(ends, axis=0), 0.6, atol=0.07)  # the middle of the range, wherever the best is
     assert np.std(ends) == pytest.approx(0.4 / 12**0.5, abs=0.03)
+
+
+def test_rounds_count_as_stable_from_one_halving_above_the_cap_on() -> None:
+    """Where the upper end always wins, nested boxes adopt rates in the same cell of the finest grid before that too."""
+    strategy = FedHOO(2, 0.0, 1.0, cold_rounds=0, max_depth=4, stable_rounds=3, max_rounds=40)
+    seen = []
+    while not strategy.done:
+        depth = strategy.stats()["node_depth"]
+        strategy.tell(np.arange(4.0))
+        seen.append((depth, strategy.stats()["stable_rounds"]))
+    assert seen == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (4, 3)]
+    assert strategy.stats()["stopped"] == "stable"
+
+
+def test_a_round_counts_as_many_visits_as_models_of_the_clients_that_were_there() -> None:
+    strategy = FedHOO(3, cold_rounds=0)
+    strategy.tell(np.arange(8.0))
+    assert strategy.state()["visits"][0] == 8
+    strategy.tell(np.arange(8.0), present=np.array([True, False, True]))
+    assert strategy.state()["visits"][0] == 8 + 4

@@ -67,3 +67,14 @@ def test_a_round_with_missing_clients_teaches_nothing() -> None:
 def test_partial_participation_is_refused() -> None:
     with pytest.raises(FedtailError, match=r"participation = 0.1"):
         HOO(3).begin(Setting(10, 0.1, np.ones(3)))
+
+
+def test_every_pull_counts_once_for_each_box_around_it() -> None:
+    strategy, got = HOO(2, rounds=50), []
+    for _ in range(20):
+        point = strategy.ask()[:, 0]
+        got.append(1 - float(((point - 0.55) ** 2).sum()))
+        strategy.tell(np.array([got[-1]]))
+    kept = strategy.state()
+    assert kept["visited"][0] == 0 and kept["visits"][0] == 20 and kept["total"][0] == pytest.approx(sum(got))
+    assert sum(n for box, n in zip(kept["visited"], kept["visits"], strict=True) if box in range(1, 5)) == 20

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,3 +37,17 @@ def test_each_problem_has_its_own_folder(run_folder: Writer, tmp_path: Path) -> 
     folders = [run_folder(f"a{a}", n_rounds=2, more={"data": {"alpha": a}}) for a in (0.1, 0.5)]
     written = write_figures(comparisons(load_runs(folders)), tmp_path / "figures", "svg")
     assert {p.parent.name for p in written} == {"problem-1", "problem-2"}
+
+
+def test_bars_of_head_and_tail_are_the_metrics_of_these_names(run_folder: Writer) -> None:
+    (found,) = comparisons(load_runs([run_folder("a", n_classes=6), run_folder("b", seed=1, n_classes=6)]))
+    runs = [
+        json.loads((found_run.folder / "result.json").read_text()) for c in found.contenders for found_run in c.runs
+    ]
+    axes = FIGURES["groups"](found).axes[0]
+    names, bars = [t.get_text() for t in axes.get_xticklabels()], [bar.get_height() for bar in axes.patches]
+    assert names == ["head", "middle", "tail"]
+    for name, bar in zip(names, bars, strict=True):
+        if name != "middle":
+            assert bar == pytest.approx(sum(r["test"][name] for r in runs) / len(runs), abs=1e-9)
+    assert bars[0] > bars[2] + 0.05

@@ -126,3 +126,24 @@ def test_what_a_rule_cannot_do_is_refused(rule: str, method: str, rates: str, pr
     problem = SimpleNamespace(real=True, method=METHODS.build(method), rates=RATES.build(rates, 3))
     with pytest.raises(FedtailError, match=reason):
         check_aggregate(problem, settings)
+
+
+@pytest.mark.parametrize("hostile", [[-50.0, 3.0, 0.0], [2.0, 9.0, 1.0]])
+def test_influence_is_measured_on_updates_as_they_were_taken(hostile: list[float]) -> None:
+    weights = np.array([0.1, 0.2, 0.3, 0.2, 0.2])
+    gathered = Gathered(PROBLEM, Settings(), updates(*HONEST, hostile), weights)
+    told = gathered.influence(np.zeros(5, dtype=np.int64))
+    taken = gathered.weights[:, None] * np.array([u.delta[0].double().numpy() for u in gathered.updates])
+    for k, sent in enumerate([*HONEST, hostile]):
+        others = taken.sum(0) - taken[k]
+        cosine = float(np.dot(sent, others) / np.linalg.norm(sent) / np.linalg.norm(others))
+        assert told["cosine"][k] == pytest.approx(cosine, abs=1e-3)
+
+
+def test_an_update_is_flagged_by_its_distance_or_by_its_direction_alone() -> None:
+    aside = Gathered(PROBLEM, Settings(), updates(*HONEST, [1.0, 0.0, 9.0]), np.full(5, 0.2))
+    told = aside.influence(np.zeros(5, dtype=np.int64))
+    assert told["flagged"] == [4] and told["cosine"][4] > 0 and told["distance"][4] > 3
+    spread = [[1.0, 1.2, 0.0], [1.0, -1.2, 0.0], [1.0, 0.0, 1.2], [1.0, 0.0, -1.2], [-0.5, 0.0, 0.0]]
+    told = Gathered(PROBLEM, Settings(), updates(*spread), np.full(5, 0.2)).influence(np.zeros(5, dtype=np.int64))
+    assert told["flagged"] == [4] and told["cosine"][4] < -0.95 and told["distance"][4] < 3

@@ -66,3 +66,27 @@ def test_influence_comes_to_means_and_outliers() -> None:
     assert found["rounds"] == [4, 0, 4, 0] and found["flagged"] == [0, 0, 4, 0] and found["refused"] == [0, 4, 0, 4]
     assert found["outliers"] == [1, 2] and found["norm"] == [1.0, 0.0, 2.0, 0.0] and found["cosine"][2] == 0.0
     assert influence_of([{"clients": [0], "refused": []}], 1) == {}
+
+
+def outliers(rounds: int, flagged: int = 0, malformed: int = 0) -> list[int]:
+    """Who is an outlier, where client 1 is flagged in some of its rounds and sends what is malformed in others."""
+    told = {name: [0.0, 0.0] for name in ("norm", "cosine", "claimed", "weight", "share", "distance")}
+    history = [
+        {
+            "clients": [0, 1],
+            "influence": {**told, "flagged": [1] if t < flagged else []},
+            "refused": [{"client": 1, "reason": "x", "code": "malformed"}] if t < malformed else [],
+        }
+        for t in range(rounds)
+    ]
+    return influence_of(history, 2)["outliers"]
+
+
+def test_an_outlier_was_flagged_in_half_of_its_rounds_and_three_times_at_least() -> None:
+    assert outliers(6, flagged=3) == [1] and outliers(7, flagged=3) == []
+    assert outliers(2, flagged=2) == [] and outliers(3, flagged=3) == [1]
+
+
+def test_an_outlier_was_refused_in_a_third_of_all_rounds_and_three_times_at_least() -> None:
+    assert outliers(9, malformed=3) == [1] and outliers(10, malformed=3) == []
+    assert outliers(2, malformed=2) == [] and outliers(3, malformed=3) == [1]

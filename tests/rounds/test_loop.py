@@ -21,6 +21,7 @@ from fedtail.rates.base import RateStrategy
 from fedtail.rounds.evaluation import Split, confusion_on
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
+from fedtail.rounds.validation import over_sites
 from fedtail.runs.problem import assemble
 from fedtail.settings import Settings
 from fedtail.simulate import ReferenceSimulator
@@ -142,3 +143,16 @@ def test_the_metric_decides_which_candidate_wins() -> None:
         records = history(problem(FedHOO(3, 0.0, 1.0)), 5, metric=metric)
         picked.add(tuple(round(r["reward"], 6) for r in records))
     assert len(picked) > 1
+
+
+def test_every_round_samples_other_clients() -> None:
+    records = history(problem(RATES.build("uniform", 8), blob_federation(8)), 12, participation=0.5)
+    sampled = [tuple(r["clients"]) for r in records]
+    assert all(len(s) == 4 for s in sampled) and len(set(sampled)) > 6 and set(sum(sampled, ())) == set(range(8))
+
+
+def test_the_worst_client_of_a_round_has_the_lowest_value() -> None:
+    assert over_sites({0: 0.5, 1: 0.2, 2: 0.9, 3: float("nan")}, "macro_f1")["client"] == 1
+    assert over_sites({0: 0.5, 1: 0.2, 2: 0.9}, "log_loss")["client"] == 2
+    for record in history(problem(RATES.build("uniform", 3)), 2):
+        assert record["sites"]["worst"] <= record["sites"]["mean"]
