@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -21,3 +22,15 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a process that lives holds the lock: the kernel lets go of it with the process, however that ends."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False

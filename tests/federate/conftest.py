@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,17 @@ def settings(**sections: dict[str, Any]) -> Settings:
     for name, section in sections.items():
         raw[name] = {**raw.get(name, {}), **section}
     return check_config(raw)
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import time
@@ -35,18 +34,6 @@ def has_finished(now: Mapping[str, Any]) -> bool:
     if now.get("state") == "failed":
         raise FedtailError(str(now["error"]))
     return now.get("state") == "finished"
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a process that lives holds the lock: the kernel lets go of it with the process, however that ends."""
-    if not file.is_file():
-        return False
-    with file.open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
 
 
 class Status:

@@ -1,16 +1,35 @@
-"""The SuperNode's loop asks for work often while there is some, and seldom when there is none."""
+"""The SuperNode's loop asks for work often while there is some, answers every message, and runs pinned apps only."""
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
 import time
+import zipfile
+from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
-from fedtail.federate.flower import TESTED, supernode
+from flwr.supercore.superexec.executor import subprocess_executor
+from flwr.supernode import start_client_internal as loop
+
+from fedtail.federate.flower import TESTED, guard, superexec, supernode
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """Flower's loop as it was, afterwards."""
+    names = ("time", "subprocess", "_pull_and_store_message", "_push_messages", "_verify_fab")
+    before = {name: getattr(loop, name) for name in names}
+    yield
+    for name, value in before.items():
+        setattr(loop, name, value)
 
 
 def test_pauses_grow_without_work_and_are_short_after_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,9 +54,121 @@ def test_the_superexec_it_starts_is_ours(monkeypatch: pytest.MonkeyPatch) -> Non
     assert started[1] == ["other"]
 
 
-def test_the_loop_of_the_version_we_pin_has_what_is_replaced() -> None:
-    from flwr.supercore.superexec.executor import subprocess_executor
-    from flwr.supernode import start_client_internal as loop
-
+def test_the_version_we_pin_has_all_that_is_replaced(capfd: pytest.CaptureFixture[str], untouched: None) -> None:
     assert version("flwr") == TESTED, "look at the loop again, then raise TESTED"
-    assert loop.time and loop.subprocess and subprocess_executor.subprocess
+    supernode.hurry()
+    supernode.keep_up()
+    assert guard.pin_apps(["0" * 64])
+    for module in ("flwr.supernode.main", "flwr.superlink.main"):
+        assert guard.private(module, "create_app", loses="") is not None
+    assert guard.private(superexec.EXECUTOR, "subprocess.Popen", "subprocess.DEVNULL", loses="") is subprocess_executor
+    assert capfd.readouterr().err == ""
+
+
+def test_another_version_is_run_as_it_is_with_a_line_for_what_is_lost(
+    capfd: pytest.CaptureFixture[str], untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("time", "_push_messages"):
+        monkeypatch.delattr(loop, name)
+    whole = loop._pull_and_store_message
+    supernode.hurry()
+    supernode.keep_up()
+    guard.close_paths("flwr.no_such_module", ())
+    first, second, third = capfd.readouterr().err.splitlines()
+    assert "has no attribute 'time'" in first and "rounds take several times as long" in first
+    assert "_push_messages" in second and "a message late" in second and loop._pull_and_store_message is whole
+    assert "No module named" in third and "other users" in third
+
+
+def test_a_version_whose_apps_cannot_be_pinned_starts_only_where_the_site_says_so(
+    capfd: pytest.CaptureFixture[str], untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(loop, "_verify_fab")
+    assert not guard.pin_apps(["0" * 64])
+    assert "apps cannot be pinned" in capfd.readouterr().err
+    assert guard.pin_apps(["0" * 64, "any"])
+
+
+def packed(size: int, files: int = 1) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for k in range(files):
+            archive.writestr(f"app/{k}.py", bytes(size))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("content", [packed(30_000_000), packed(1, 2000)])
+def test_an_app_that_would_fill_the_memory_is_refused_before_any_of_it_is_unpacked(
+    content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: Any) -> bytes:
+        raise AssertionError("unpacked")
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", read)
+    with pytest.raises(ValueError, match="an app of"):
+        guard.app_hash(content)
+
+
+class State:
+    """A SuperNode's state and its link to the server: messages to take, answers that apps have put there."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.answers: list[str] = []
+        self.sent: list[str] = []
+
+    def get_messages_legacy(self, is_reply: bool) -> list[str]:
+        found, self.answers = self.answers, []
+        return found
+
+
+def test_an_answer_left_over_from_a_server_that_went_does_not_delay_those_that_follow(
+    untouched: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server goes while the site takes message A: Flower gives it up, but the app has it, and answers. From then on
+    one answer waits where Flower sends one for every message that it takes."""
+    state = State()
+
+    def pull(state: State) -> int | None:
+        if not state.messages:
+            return None
+        message = state.messages.pop(0)
+        state.answers.append(f"answer to {message}") if message != "B" else None
+        return 1 if message != "A" else None  # A's confirmation failed
+
+    def push(state: Any, send: Any) -> None:
+        for answer in state.get_messages_legacy(is_reply=True):
+            send(answer)
+
+    monkeypatch.setattr(loop, "_pull_and_store_message", pull)
+    monkeypatch.setattr(loop, "_push_messages", push)
+    waiting = tmp_path / "waiting"
+    supernode.keep_up(waiting)
+
+    def turn() -> None:
+        if loop._pull_and_store_message(state=state) is not None:  # type: ignore[call-arg]
+            assert waiting.exists()
+            loop._push_messages(state=state, send=state.sent.append)  # type: ignore[call-arg]
+            assert not waiting.exists()
+
+    state.messages = ["A"]
+    turn()
+    state.messages = ["B"]  # its answer takes longer
+    turn()
+    assert state.sent == ["answer to A"]
+    state.answers = ["answer to B"]
+    turn()
+    assert state.sent == ["answer to A", "answer to B"], "and not only once C has come"
+
+
+def test_answers_of_the_server_leave_a_sign_and_a_full_disk_is_borne(tmp_path: Path) -> None:
+    handler = supernode.Contact(tmp_path / "contact")
+    for line in ('HTTP Request: POST https://x/v1/fleet/pull "HTTP/1.1 401 Unauthorized"', "other"):
+        handler.emit(logging.LogRecord("httpx", logging.INFO, "", 0, line, None, None))
+    assert not handler.file.exists()
+    line = 'HTTP Request: POST https://x/v1/fleet/pull "HTTP/1.1 200 OK"'
+    handler.emit(logging.LogRecord("httpx", logging.INFO, "", 0, line, None, None))
+    assert handler.file.exists()
+    supernode.touch(tmp_path / "no folder" / "contact")
+    supernode.touch(None)
+    assert list(tmp_path.iterdir()) == [handler.file]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -23,12 +24,14 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.flower import supernode
-from fedtail.federate.operate import certificates, local, membership, processes, site_service
+from fedtail.federate.operate import certificates, local, membership, processes, site_clients, site_service
 from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.site_clients import FlowerClient
 from fedtail.federate.operate.site_service import SiteService, Watchdog
-from tests.federate.conftest import settings
+from fedtail.federate.site import worker_client
+from tests.federate.conftest import full_disk, settings
 
 
 @pytest.fixture
@@ -91,6 +94,52 @@ def test_a_supernode_that_ends_or_hangs_is_started_again(
     lines = (site / "site.log").read_text()
     assert said in lines and "service stopped" in lines and "\x1b" not in lines
     assert json.loads((site / "health.json").read_text())["state"] == "stopped"
+
+
+def test_a_message_without_an_answer_is_noticed_where_nothing_works_on_it(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(site_clients.time, "time", lambda: now)
+    client = FlowerClient(site, "fed.example.org:443")
+    assert client.unanswered() == 0.0
+    client.waiting.touch()
+    os.utime(client.waiting, (now, now))
+    now += 30
+    assert client.unanswered() == 30.0
+    with (site / worker_client.ASKING).open("w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as the app does while the worker trains, for hours if need be
+        now += 7200
+        assert client.unanswered() == 0.0
+        monkeypatch.undo()
+    now += 100
+    monkeypatch.setattr(site_clients.time, "time", lambda: now)
+    assert client.unanswered() == 100.0, "counted from when the work was done"
+    client.waiting.unlink()
+    assert client.unanswered() == 0.0
+
+
+def test_a_supernode_whose_message_has_no_answer_is_started_again(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_WAITING']).touch(); time.sleep(60)"
+    (tmp_path / "stub.py").write_text(script)
+    monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
+    service = SiteService(site, answer=0.2, look=0.05, pauses=(0.05,))
+    thread = serve(service)
+    try:
+        until(lambda: service.health.restarts >= 1, 30, "a restart")
+    finally:
+        service.stop()
+        thread.join(30)
+    assert "a message has had no answer for" in (site / "site.log").read_text()
+
+
+def test_a_service_bears_a_full_disk(site: Path) -> None:
+    service = SiteService(site)
+    with full_disk():
+        service.tell("connected", "")
+    assert service.health.state == "connected" and not (site / "health.json").exists()
 
 
 def test_health_says_what_is_wrong_and_how_to_start(site: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from fedtail.federate.protocol.policy import PolicyError
 from fedtail.federate.site import ledger as ledger_module
 from fedtail.federate.site.ledger import Ledger, message_key
+from tests.federate.conftest import full_disk
 
 
 class Clock:
@@ -86,3 +87,41 @@ def test_a_message_is_known_by_its_bytes_and_not_by_their_order() -> None:
     assert key == message_key("train", {"tensor/x": b"23", "meta": b"1"})
     others = [("train", {"meta": b"12", "tensor/x": b"3"}), ("hello", {"meta": b"1", "tensor/x": b"23"})]
     assert key not in [message_key(*other) for other in others]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "is empty"), (bytes(300), "is empty"), (bytes(300) + b"\n", "has a line that cannot be read")],
+)
+def test_a_ledger_that_was_lost_gives_no_full_budgets(tmp_path: Path, content: bytes, said: str) -> None:
+    Ledger(tmp_path).charge("releases", "a", 0, noise=1.0)
+    (tmp_path / "ledger.jsonl").write_bytes(content)
+    with pytest.raises(PolicyError, match=f"{said}, so nobody knows what this site gave away") as refused:
+        Ledger(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_ledger_that_shrinks_under_a_worker_is_noticed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.charge("rounds", "a", 0)
+    (tmp_path / "ledger.jsonl").write_bytes(b"")
+    with pytest.raises(PolicyError, match="has become shorter"):
+        ledger.charge("rounds", "b", 0)
+
+
+def test_a_shortened_ledger_is_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    Ledger(tmp_path, clock).charge("rounds", "a", 0)
+    clock.now += 90000
+    monkeypatch.setattr(ledger_module, "FILE_BYTES", 1)
+    Ledger(tmp_path, clock)
+    assert Ledger(tmp_path, clock).charge("rounds", "b", 1), "and the past is past"
+
+
+def test_what_could_not_be_written_was_not_given_away(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.charge("rounds", "a", 0)
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        ledger.charge("rounds", "b", 0)
+    assert ledger.charge("rounds", "b", 0), "not entered before"
+    assert set(Ledger(tmp_path).entries) == {("rounds", "a"), ("rounds", "b")}

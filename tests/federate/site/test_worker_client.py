@@ -1,12 +1,20 @@
-"""The light side of a worker: its log does not grow without end."""
+"""A worker and its light side: a log does not grow without end, and a full disk is answered."""
 
 from __future__ import annotations
 
+import errno
+import socket
 from pathlib import Path
 
 import pytest
 
-from fedtail.federate.site import worker_client
+from fedtail.federate.protocol.faults import CODES
+from fedtail.federate.protocol.wire import Parcel, pack, unpack
+from fedtail.federate.site import frames, worker, worker_client
+from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.site import Site, code_of
+from fedtail.runs.problem import build_federation
+from tests.federate.conftest import full_disk, settings
 
 
 def test_a_log_that_grew_too_long_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +27,18 @@ def test_a_log_that_grew_too_long_is_put_aside(tmp_path: Path, monkeypatch: pyte
     log.write_text("longer than ten bytes")
     worker_client.rotate(log)
     assert not log.exists() and (tmp_path / "worker.log.1").read_text() == "longer than ten bytes"
+
+
+def test_a_site_whose_disk_is_full_answers_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    data = FederationSlice(build_federation(settings()), 0, "mlp", {"hidden": [8]})
+    site = Site("north", data, folder=tmp_path)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with full_disk():
+            worker.answer(site, "hello", pack(Parcel({})), theirs)
+            worker.log("nobody can read this")
+        assert unpack(frames.receive(ours)).meta["site"] == "north", "a log that cannot be written delays nothing"
+    assert code_of(OSError(errno.ENOSPC, "No space left on device")) == "disk"
+    assert "disk is full" in CODES["disk"]
+    assert unpack(site.handle("hello", pack(Parcel({})))).meta["site"] == "north"
+    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 1

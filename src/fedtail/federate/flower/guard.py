@@ -8,17 +8,23 @@ whose hash it has pinned, whoever sends it. The standard library and Flower only
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
+import operator
 import os
 import socket
 import sys
 import zipfile
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 APPS = "FEDTAIL_APPS"
-"""Environment variable: hashes of the apps that a site runs, with commas."""
+"""Environment variable: hashes of the apps that a site runs, with commas; or ``any``."""
+APP_FILES, APP_BYTES = 1000, 1 << 23
+"""The most that an app may have, unpacked; fedtail's has a dozen files of together 30 kB."""
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 ESTABLISHED = "01"
 OPEN = ("/v1/fleet/", "/health")
@@ -26,10 +32,26 @@ OPEN = ("/v1/fleet/", "/health")
 Scope = MutableMapping[str, Any]
 
 
+def private(module: str, *names: str, loses: str) -> Any:
+    """A module of Flower's that has all these names, none of which is part of its API. In a version without them None,
+    and one line that says what is lost."""
+    try:
+        found = importlib.import_module(module)
+        for name in names:
+            operator.attrgetter(name)(found)
+    except (ImportError, AttributeError) as error:
+        sys.stderr.write(f"WARNING :   flwr {version('flwr')} is not known here ({error}): {loses}\n")
+        return None
+    return found
+
+
 def app_hash(content: bytes) -> str:
-    """The hash of an app's files, however they are compressed."""
+    """The hash of an app's files, however they are compressed; ``ValueError`` for one that would unpack to too much."""
     found = hashlib.sha256()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        sizes = [entry.file_size for entry in archive.infolist()]  # no more than this is unpacked of an entry
+        if len(sizes) > APP_FILES or sum(sizes) > APP_BYTES:
+            raise ValueError(f"an app of {len(sizes)} files and {sum(sizes)} bytes")
         for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
             data = archive.read(entry)
             name = entry.filename.encode()
@@ -37,24 +59,31 @@ def app_hash(content: bytes) -> str:
     return found.hexdigest()
 
 
-def pin_apps(allowed: Collection[str]) -> None:
+def pin_apps(allowed: Collection[str]) -> bool:
     """Have a SuperNode run only apps with one of these hashes. Others are answered with Flower's own error for an app
-    that could not be verified, before anything of them is unpacked."""
-    from flwr.supercore.fab import Fab
-    from flwr.supernode import start_client_internal as loop
-
+    that could not be verified, before anything of them is unpacked. False, and a line, where Flower's names are others:
+    such a SuperNode must not start."""
+    if "any" in allowed:
+        return True
+    loses = "apps cannot be pinned; install the version fedtail needs, or put apps = 'any' into site.toml"
+    names = ("_pull_and_store_message", "_verify_fab", "Fab")
+    loop = private("flwr.supernode.start_client_internal", *names, loses=loses)
+    if loop is None or not {"get_fab", "trusted_entities"} <= set(signature(loop._pull_and_store_message).parameters):
+        return False
     pull = loop._pull_and_store_message
 
-    def pinned(**options: Any) -> int | None:
-        fetch = options["get_fab"]
+    def pinned(*args: Any, **options: Any) -> int | None:
+        told = signature(pull).bind(*args, **options).arguments
+        fetch = told["get_fab"]
 
-        def signed(name: str, run: int) -> Fab:  # Flower verifies only what its server says can be verified
+        def signed(name: str, run: int) -> Any:  # Flower verifies only what its server says can be verified
             fab = fetch(name, run)
-            return Fab(fab.hash_str, fab.content, {**fab.verifications, "valid_license": "fedtail"})
+            return loop.Fab(fab.hash_str, fab.content, {**fab.verifications, "valid_license": "fedtail"})
 
-        return pull(**{**options, "get_fab": signed, "trusted_entities": {"fedtail": ""}})
+        run: int | None = pull(**{**told, "get_fab": signed, "trusted_entities": {"fedtail": ""}})
+        return run
 
-    def verify(fab: Fab, trusted: dict[str, str]) -> bool:
+    def verify(fab: Any, trusted: dict[str, str]) -> bool:
         try:
             found = app_hash(fab.content)
         except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError):
@@ -64,12 +93,15 @@ def pin_apps(allowed: Collection[str]) -> None:
         sys.stderr.write(f"ERROR :     refused an app that is not pinned here: {found}\n")
         return False
 
-    loop._pull_and_store_message = pinned  # type: ignore[assignment]
-    loop._verify_fab = verify  # type: ignore[assignment]
+    loop._pull_and_store_message, loop._verify_fab = pinned, verify
+    return True
 
 
-def close_paths(module: Any, everybody: tuple[str, ...]) -> None:
+def close_paths(name: str, everybody: tuple[str, ...]) -> None:
     """Let the web application that a module of Flower's creates answer its own user alone, but for these paths."""
+    module = private(name, "create_app", loses="other users of this machine reach Flower's API")
+    if module is None:
+        return
     create = module.create_app
 
     def closed(*args: Any, **options: Any) -> Any:

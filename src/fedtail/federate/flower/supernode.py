@@ -10,22 +10,30 @@ beside it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from importlib.metadata import entry_points, version
+from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from fedtail.federate.flower import TESTED
-from fedtail.federate.flower.guard import APPS, close_paths, pin_apps
-from fedtail.federate.flower.middleware import lighten_supernode
+from fedtail.federate.flower.guard import APPS, close_paths, pin_apps, private
 
 CONTACT = "FEDTAIL_CONTACT"
 """Environment variable: the file that is touched whenever the server has answered."""
+WAITING = "FEDTAIL_WAITING"
+"""Environment variable: the file that is there from when a message is taken until its answer is sent."""
+LOOP = "flwr.supernode.start_client_internal"
+SOON, LATER, GROWTH = 0.3, 3.0, 1.1
+"""Seconds between questions for work: right after a message, when there has been none for half a minute, and the factor
+from one question to the next."""
 
 
 class Contact(logging.Handler):
@@ -37,12 +45,7 @@ class Contact(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if re.search(r'/v1/fleet/\S+ "\S+ 200', record.getMessage()):
-            self.file.touch()
-
-
-SOON, LATER, GROWTH = 0.3, 3.0, 1.1
-"""Seconds between questions for work: right after a message, when there has been none for half a minute, and the factor
-from one question to the next."""
+            touch(self.file)
 
 
 class Impatient:
@@ -76,22 +79,70 @@ class Programs:
         return getattr(subprocess, name)
 
 
-def protect(apps: list[str]) -> None:
-    """Run no other apps, and let no other user of this machine pull messages or push answers."""
-    from flwr.supernode import main as web
+class Arrived:
+    """The state of a SuperNode, for a loop that is to send answers that have arrived already."""
 
-    pin_apps(apps)
-    close_paths(web, ())
+    def __init__(self, state: Any, answers: Sequence[Any]) -> None:
+        self.state, self.answers = state, answers
+
+    def get_messages_legacy(self, **_: Any) -> Sequence[Any]:
+        return self.answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
 
 
 def hurry() -> None:
-    """Put both in the place of what the loop uses, if Flower is the version that is known."""
-    if version("flwr") == TESTED:
-        from flwr.supernode import start_client_internal as loop
+    """Have the loop wait and start programs as above."""
+    loop: Any = private(LOOP, "time", "subprocess", loses="rounds take several times as long")
+    if loop is not None:
+        loop.time, loop.subprocess = Impatient(), Programs()
 
-        loop.time = Impatient()  # type: ignore[assignment]
-        loop.subprocess = Programs()  # type: ignore[assignment]
-        lighten_supernode()
+
+def keep_up(waiting: Path | None = None) -> None:
+    """Have the loop send every answer as soon as there is no message.
+
+    By itself it sends one per message that it takes. When the server goes while a message is taken, the message is
+    answered all the same, and from then on every answer would wait until the next message has come. waiting: the file
+    that says for how long a message has had no answer.
+    """
+    names = ("_pull_and_store_message", "_push_messages", "NodeState.get_messages_legacy")
+    loop: Any = private(LOOP, *names, loses="an answer that could not be sent at once may come a message late")
+    if loop is None:
+        return
+    pull, push = loop._pull_and_store_message, loop._push_messages
+    last: dict[str, Any] = {}
+
+    @functools.wraps(pull)
+    def pull_or_send(*args: Any, **options: Any) -> int | None:
+        run: int | None = pull(*args, **options)
+        if run is not None:
+            touch(waiting)
+        state = inspect.signature(pull).bind(*args, **options).arguments["state"]
+        if run is None and last and (answers := state.get_messages_legacy(is_reply=True)):
+            push(**{**last, "state": Arrived(state, answers)})
+        return run
+
+    @functools.wraps(push)
+    def send(*args: Any, **options: Any) -> None:
+        last.update(inspect.signature(push).bind(*args, **options).arguments)
+        push(*args, **options)
+        if waiting is not None:
+            waiting.unlink(missing_ok=True)
+
+    loop._pull_and_store_message, loop._push_messages = pull_or_send, send
+
+
+def touch(file: Path | None) -> None:
+    """Leave a sign; a full disk is no reason to end."""
+    with contextlib.suppress(OSError):
+        if file is not None:
+            file.touch()
+
+
+def file_of(variable: str) -> Path | None:
+    """The file that an environment variable names."""
+    return Path(os.environ[variable]) if variable in os.environ else None
 
 
 def main() -> int:
@@ -101,13 +152,19 @@ def main() -> int:
         return 2
     (program,) = entry_points(group="console_scripts", name="flower-supernode")
     start = program.load()
+    contact, waiting = file_of(CONTACT), file_of(WAITING)
+    if waiting is not None:
+        waiting.unlink(missing_ok=True)
     hurry()
-    protect(os.environ[APPS].split(","))
-    if CONTACT in os.environ:
+    keep_up(waiting)
+    close_paths("flwr.supernode.main", ())
+    if not pin_apps(os.environ[APPS].split(",")):
+        return 2
+    if contact is not None:
         answers = logging.getLogger("httpx")
         answers.setLevel(logging.INFO)
         answers.propagate = False
-        answers.addHandler(Contact(Path(os.environ[CONTACT])))
+        answers.addHandler(Contact(contact))
     try:
         start()
     except SystemExit as end:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
-from flwr.superlink.grid import http_grid
 
 from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import ACTION, from_content, to_content
+from fedtail.federate.flower.guard import private
 from fedtail.federate.protocol.faults import clean, log
 from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import Errors, Take, with_phase
@@ -40,6 +39,9 @@ ERRORS = {
     7: "the site refused the app bundle",
     8: "the site's app crashed",
 }
+GRID: Any = private(
+    "flwr.superlink.grid.http_grid", "pull_objects", "ObjectPullError", loses="replies may be of any size"
+)
 SELF_EXPLAINING = (3, 4, 5)
 """Where Flower's own text only says the same at length."""
 
@@ -113,7 +115,10 @@ class FlowerTransport:
 def fetching_at_most(most: int) -> Iterator[None]:
     """Have Flower's grid stop in the middle of a message that is larger than so many bytes, and make an error reply of
     it: one that a site sends in pieces without end would fill the server's memory before anybody has seen it."""
-    whole = http_grid.pull_objects
+    if GRID is None:
+        yield
+        return
+    whole = GRID.pull_objects
 
     def pull_objects(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
         left, lock = most, threading.Lock()
@@ -124,16 +129,16 @@ def fetching_at_most(most: int) -> Iterator[None]:
             with lock:
                 left -= len(content)
                 if left < 0:
-                    raise ObjectPullError(object_id, f"{TOO_LARGE} {most / 1e6:.0f} MB")
+                    raise GRID.ObjectPullError(object_id, f"{TOO_LARGE} {most / 1e6:.0f} MB")
             return content
 
         return whole(object_ids, fetch, **options)
 
-    http_grid.pull_objects = pull_objects
+    GRID.pull_objects = pull_objects
     try:
         yield
     finally:
-        http_grid.pull_objects = whole
+        GRID.pull_objects = whole
 
 
 def describe(code: int, reason: str | None) -> str:

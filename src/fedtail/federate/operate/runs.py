@@ -12,7 +12,8 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.operate.create import LAST_CONFIG, write_config
-from fedtail.federate.status import RUN_LOCK, has_finished, is_locked
+from fedtail.federate.status import RUN_LOCK, has_finished
+from fedtail.files import is_locked
 from fedtail.settings import Settings
 
 ENDED = ("finished", "failed", "stopped")

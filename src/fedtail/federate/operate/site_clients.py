@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -16,6 +17,8 @@ from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import supernode
 from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate.commands import flower_environment, free_port, supernode_command
+from fedtail.federate.site import worker_client
+from fedtail.files import is_locked
 
 ESTABLISHED = "01"
 """The state of a connection that is open, in ``/proc/net/tcp``."""
@@ -38,6 +41,10 @@ class SiteClient(Protocol):
         """When the server last answered the process; 0 for never."""
         ...
 
+    def unanswered(self) -> float:
+        """For how many seconds a message has had no answer, although nothing works on it; 0 where there is none."""
+        ...
+
 
 class FlowerClient:
     """Flower's SuperNode, which touches a file whenever the server has answered."""
@@ -47,7 +54,7 @@ class FlowerClient:
     def __init__(self, folder: Path, address: str) -> None:
         split_address("server", address)
         self.folder, self.address, self.ca = folder, address, folder / "ca.crt"
-        self.file = folder / "contact"
+        self.file, self.waiting, self.busy = folder / "contact", folder / "waiting", 0.0
         self.apps = os.environ.get(APPS, "")
 
     def command(self) -> list[str]:
@@ -56,10 +63,23 @@ class FlowerClient:
     def environment(self) -> dict[str, str]:
         self.apps = self.apps or apps_of(self.folder)
         flower = flower_environment(self.folder / "flwr", Path(sys.executable).parent)
-        return {**flower, supernode.CONTACT: str(self.file), APPS: self.apps}
+        return {**flower, supernode.CONTACT: str(self.file), supernode.WAITING: str(self.waiting), APPS: self.apps}
 
     def contact(self, pid: int) -> float:
-        return self.file.stat().st_mtime if self.file.exists() else 0.0
+        return changed(self.file)
+
+    def unanswered(self) -> float:
+        if is_locked(self.folder / worker_client.ASKING):
+            self.busy = time.time()
+        since = changed(self.waiting)
+        return time.time() - max(since, self.busy) if since else 0.0
+
+
+def changed(file: Path) -> float:
+    """When a file was last touched; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
 
 
 def apps_of(folder: Path) -> str:
@@ -107,6 +127,9 @@ class NVFlareClient:
         if self.port in open_ports(pid):
             self.last = time.time()
         return self.last
+
+    def unanswered(self) -> float:
+        return 0.0
 
 
 def open_ports(pid: int) -> set[int]:

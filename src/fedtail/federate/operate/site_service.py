@@ -33,6 +33,8 @@ from fedtail.files import write_atomically
 
 STALE_SECONDS = 60.0
 """Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
+ANSWER_SECONDS = 120.0
+"""For so long a message may have no answer although nothing works on it: it takes a moment to fetch and to send."""
 GRACE_SECONDS = 30.0
 """For so long a server that can be reached again may be found by the SuperNode itself."""
 PAUSES = (5.0, 5.0, 10.0, 10.0, 15.0, 15.0, 30.0, 60.0)
@@ -75,13 +77,14 @@ class SiteService:
         server: str = "",
         *,
         stale: float = STALE_SECONDS,
+        answer: float = ANSWER_SECONDS,
         grace: float = GRACE_SECONDS,
         look: float = 2.0,
         pauses: tuple[float, ...] = PAUSES,
     ) -> None:
         self.folder = folder.resolve()
         self.client = client_of(self.folder, server)
-        self.stale, self.grace, self.look, self.pauses = stale, grace, look, pauses
+        self.stale, self.answer, self.grace, self.look, self.pauses = stale, answer, grace, look, pauses
         self.health = Health(read_identity(self.folder / "site.toml").name, self.client.address)
         self.log = site_log(self.folder)
         self.stopping = threading.Event()
@@ -161,6 +164,9 @@ class SiteService:
                 self.copier.join(1.0)  # its last words; what it started may hold the pipe open for longer
                 return f"the {self.client.name} exited with code {code}: {self.last_words or 'no output'}"
             self.health.contact = self.client.contact(process.pid)
+            waits = self.client.unanswered()
+            if waits > self.answer:
+                return f"a message has had no answer for {waits:.0f} s, and nothing works on it"
             silent = time.time() - max(self.health.contact, self.health.started)
             before = self.health.state, self.health.detail
             state, detail = watchdog.judge(silent, lambda: tls_fault(self.client.address, self.client.ca))
@@ -175,7 +181,8 @@ class SiteService:
 
     def tell(self, state: str, detail: str) -> None:
         self.health.state, self.health.detail, self.health.time = state, detail, time.time()
-        write_atomically(self.folder / "health.json", json.dumps(asdict(self.health)))
+        with contextlib.suppress(OSError):  # a full disk is no reason to end
+            write_atomically(self.folder / "health.json", json.dumps(asdict(self.health)))
 
 
 def client_of(folder: Path, server: str = "") -> SiteClient:

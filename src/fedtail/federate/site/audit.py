@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +25,8 @@ class Audit:
     def enter(
         self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float, words: str = ""
     ) -> None:
-        """One message and its answer. Numbers of bytes, never what was in them; ``words``: of an error, which the reply
-        does not have."""
+        """Note one message and its answer: numbers of bytes, never what was in them. On a full disk the line goes to
+        standard error, and the answer leaves all the same. words: of an error, which the reply does not have."""
         if self.path is None:
             return
         question, answer = _meta(asked), _meta(reply)
@@ -47,8 +49,12 @@ class Audit:
                 if older.is_file():
                     older.replace(self.path.with_name(f"{self.path.name}.{i + 1}"))
             self.path.replace(self.path.with_name(f"{self.path.name}.1"))
-        with self.path.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{self.path} cannot be written ({error.strerror}): {json.dumps(line)}\n")
 
 
 def _meta(parts: Mapping[str, bytes]) -> dict[str, Any]:

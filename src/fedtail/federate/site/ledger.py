@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedtail.federate.protocol.policy import PolicyError
+from fedtail.files import sync
 
 Kind = Literal["rounds", "statistics", "validations", "splits", "releases"]
 DAY = 86400.0
@@ -54,6 +55,8 @@ class Ledger:
         self.read = 0
         if self.path is not None and self.path.is_file():
             with self._locked():
+                if not self.entries:
+                    raise self._damaged("is empty")
                 self._shorten()
 
     def charge(
@@ -131,20 +134,36 @@ class Ledger:
     def _locked(self) -> _Lock:
         return _Lock(self)
 
+    def _damaged(self, how: str) -> PolicyError:
+        return PolicyError(
+            "site",
+            f"{str(self.path)!r} {how}, so nobody knows what this site gave away; restore the file, or delete it to "
+            "begin with full budgets",
+        )
+
     def _append(self, entry: Entry) -> None:
+        """Return once the entry is on disk. The file appears with its first entry, so an empty one is a damaged one."""
+        if self.path is not None:
+            said = {k: v for k, v in vars(entry).items() if v not in (None, 0.0) or k == "time"}
+            line = (json.dumps(said) + "\n").encode()
+            new = not self.path.exists()
+            target = self.path.with_suffix(".tmp") if new else self.path
+            with target.open("wb" if new else "ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+                self.read = file.tell()
+            if new:
+                target.replace(self.path)
+                sync(self.path.parent)
         self.entries[entry.kind, entry.key] = entry
-        if self.path is None:
-            return
-        line = json.dumps({k: v for k, v in vars(entry).items() if v not in (None, 0.0) or k == "time"}) + "\n"
-        with self.path.open("ab") as file:
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-            self.read = file.tell()
 
     def _catch_up(self) -> None:
         """What another process has written, or this one before it was started again."""
-        if self.path is None or not self.path.is_file() or self.path.stat().st_size == self.read:
+        size = self.path.stat().st_size if self.path is not None and self.path.is_file() else 0
+        if size < self.read:
+            raise self._damaged("has become shorter")
+        if self.path is None or size == self.read:
             return
         with self.path.open("r+b") as file:
             file.seek(self.read)
@@ -155,8 +174,9 @@ class Ledger:
                 data = data[:whole]
             for line in data.splitlines():
                 entry = _entry(line)
-                if entry is not None:
-                    self.entries[entry.kind, entry.key] = entry
+                if entry is None:
+                    raise self._damaged("has a line that cannot be read")
+                self.entries[entry.kind, entry.key] = entry
             self.read += len(data)
 
     def _shorten(self) -> None:
@@ -170,6 +190,8 @@ class Ledger:
                 name = ("releases", f"past/{entry.noise!r}")
                 before = kept[name].amount if name in kept else 0
                 kept[name] = Entry(0.0, "releases", name[1], before + entry.amount, entry.noise)
+        if not kept:  # an empty file would be a damaged one
+            kept = dict([next(reversed(self.entries.items()))])
         temporary = self.path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             file.writelines((json.dumps(vars(entry)) + "\n").encode() for entry in kept.values())
@@ -198,7 +220,7 @@ class _Lock:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """A line that cannot be read is passed over: it is not one of ours."""
+    """What a line says; None for one that cannot be read."""
     try:
         told = json.loads(line)
         return Entry(

@@ -54,7 +54,8 @@ def serve(config: SiteConfig) -> str:
         return "another worker is serving this site"
     log(f"site {config.name!r} ready, process {os.getpid()}")
     signal.signal(signal.SIGTERM, _on_term)
-    (config.folder / "worker.pid").write_text(f"{os.getpid()}\n")
+    with contextlib.suppress(OSError):
+        (config.folder / "worker.pid").write_text(f"{os.getpid()}\n")
     try:
         while True:
             listener.settimeout(config.worker.idle_minutes * 60)
@@ -139,9 +140,10 @@ def resident_mb() -> float:
 
 
 def log(line: str) -> None:
-    """One line into ``worker.log``, which is this process's standard error."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-    sys.stderr.flush()
+    """Write one line into ``worker.log``, which is this process's standard error."""
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        sys.stderr.flush()
 
 
 def _on_term(number: int, frame: FrameType | None) -> None:

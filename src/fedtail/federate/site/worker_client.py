@@ -18,6 +18,8 @@ from pathlib import Path
 from . import frames
 
 START_SECONDS = 180.0
+ASKING = "asking.lock"
+"""Beside ``site.toml``: locked while the worker is asked, so that the site's service sees that somebody works."""
 LOG_BYTES = 5_000_000
 WORKER = ("-m", "fedtail", "site", "worker")
 """The command of fedtail's, after the interpreter, that serves a site."""
@@ -34,10 +36,11 @@ def ask(site_file: str | Path, parts: dict[str, bytes]) -> dict[str, bytes]:
         raise WorkerError(f"site configuration {str(path)!r} does not exist; check node-config site=...")
     for attempt in (1, 2):
         try:
-            connection = connect(path)
-            with connection:
-                frames.send(connection, parts)
-                return frames.receive(connection)
+            with path.with_name(ASKING).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                with connect(path) as connection:
+                    frames.send(connection, parts)
+                    return frames.receive(connection)
         except (ConnectionError, OSError) as error:
             if attempt == 2:
                 code = error.errno or 0
