@@ -1,0 +1,248 @@
+"""Trees across sites on real tables, against scikit-learn's on pooled rows with the same columns and decision step.
+
+python benchmarks/trees.py compare --keep FILE             defaults on the tables that judge
+python benchmarks/trees.py compare --tables choose --grid '[{"rounds": 20, "lr": 0.3}, {"lr": 0.1}]'
+python benchmarks/trees.py means FILE...                   the tables of what was kept
+python benchmarks/trees.py speed                           CPU time against scikit-learn, same trees, leaves and bins
+
+Tables are those of ``tables.py aside DIR`` (FEDTAIL_DATA=DIR). Sites are the table's own, or ten by Dirichlet(0.5).
+Every contender sees the site where the table names it, and answers by the power of class shares, from -1 to 1, that has
+the best macro F1 on the sites' validation splits together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from fedtail.boosting import splits
+from fedtail.boosting.bins import Column, columns_of, read_columns
+from fedtail.boosting.grower import Plan, Site, asking, best_round, boost
+from fedtail.core.totals import LocalTotals
+from fedtail.data import partition
+from table_models import ASIDE, CHOOSE, as_table
+
+POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
+OPTIONS: dict[str, Any] = {"rounds": 60, "lr": 0.1, "patience": 0}
+SCIKIT = (0.0, 0.5, 1.0)
+"""Powers of inverse class share that scikit-learn's rows are weighted by."""
+
+
+def table(name: str, seed: int) -> tuple[tuple[Column, ...], list[tuple[np.ndarray, np.ndarray]], int]:
+    """Columns, and values and classes of training, validation and test rows."""
+    pooled = as_table(name, seed, None)
+    fed = partition(pooled, clients=10, alpha=0.5, seed=seed) if pooled.sites is None else partition(pooled)
+    site = np.full(len(fed.pool), -1.0, dtype=np.float32)
+    for k, (train, held) in enumerate(zip(fed.train, fed.validation, strict=True)):
+        site[np.concatenate([train, held])] = k
+    tested = fed.test_clients if fed.test_clients.size else np.full(len(fed.test), -1)
+    x, x_test = np.c_[fed.pool.x.numpy(), site], np.c_[fed.test.x.numpy(), tested.astype(np.float32)]
+    columns = columns_of(fed.preprocessing, x.shape[1], fed.n_clients)
+    columns = columns if pooled.sites is not None else columns[:-1]
+    values, y = read_columns(x, columns), fed.pool.y.numpy()
+    splits = [(values[:, rows], y[rows]) for rows in (np.concatenate(fed.train), np.concatenate(fed.validation))]
+    return columns, [*splits, (read_columns(x_test, columns), fed.test.y.numpy())], fed.n_classes
+
+
+def measures(p_held: np.ndarray, held: np.ndarray, p: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Test metrics of probabilities (N, C), after the decision that validation chose."""
+    from sklearn.metrics import average_precision_score, f1_score
+
+    n = p.shape[1]
+    share = np.maximum(np.bincount(held, minlength=n), 0.5) / len(held)
+
+    def f1(p: np.ndarray, y: np.ndarray, power: float) -> float:
+        return float(f1_score(y, (p * share**-power).argmax(1), average="macro", labels=np.arange(n), zero_division=0))
+
+    chosen = float(max(POWERS, key=lambda power: round(f1(p_held, held, power), 9)))
+    counts = np.bincount(y, minlength=n)
+    rare = [c for c in np.argsort(counts, kind="stable")[: max(1, n // 3)] if counts[c]]
+    answers = (p * share**-chosen).argmax(1)
+    return {
+        "macro_f1": f1(p, y, chosen),
+        "tail_recall": float(np.mean([(answers[y == c] == c).mean() for c in rare])),
+        "tail_pr_auc": float(np.mean([average_precision_score(y == c, p[:, c]) for c in rare])),
+        "log_loss": float(-np.log(np.maximum(p[np.arange(len(y)), y], 1e-12)).mean()),
+        "power": chosen,
+    }
+
+
+def trees(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    for constant in filter(str.isupper, options):
+        setattr(splits, constant, options[constant])
+    options = {**OPTIONS, **{key: value for key, value in options.items() if not key.isupper()}}
+    columns, (train, held, test), n_classes = table(name, seed)
+    sent: list[int] = []
+    began = time.process_time()
+    ask = asking(LocalTotals(1), {0: Site(train, held)})
+    plan = Plan(columns, n_classes, **options)
+    forest = boost(plan, lambda question: (sent.append(question.size), ask(question))[1])
+    cpu, forest = time.process_time() - began, forest.first(best_round(forest))
+
+    def p(x: np.ndarray) -> np.ndarray:
+        z = forest.logits(forest.scores(forest.start.bins.of(x)))
+        e = np.exp(z - z.max(1, keepdims=True))
+        return np.asarray(e / e.sum(1, keepdims=True))
+
+    found = measures(p(held[0]), held[1], p(test[0]), test[1])
+    sizes = [n for n in sent if n]
+    return {**found, "cpu": cpu, "rounds": forest.rounds, "exchanges": len(sizes), "mb": 8e-6 * sum(sizes)}
+
+
+def scikit(name: str, seed: int, power: float) -> dict[str, Any]:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    columns, (train, held, test), n_classes = table(name, seed)
+    share = np.maximum(np.bincount(train[1], minlength=n_classes), 0.5) / len(train[1])
+    weight = share**-power / (share * share**-power).sum()
+    levels = [i for i, c in enumerate(columns) if 0 < c.levels <= 255]
+    model = HistGradientBoostingClassifier(categorical_features=levels or None, early_stopping=False, random_state=seed)
+    began = time.process_time()
+    model.fit(train[0].T, train[1], sample_weight=weight[train[1]])
+    cpu = time.process_time() - began
+
+    def p(x: np.ndarray) -> np.ndarray:
+        raw = np.zeros((x.shape[1], n_classes))
+        raw[:, model.classes_] = model.predict_proba(x.T)
+        raw /= weight
+        return np.asarray(raw / raw.sum(1, keepdims=True))
+
+    return {**measures(p(held[0]), held[1], p(test[0]), test[1]), "cpu": cpu, "rounds": 100}
+
+
+def one(job: tuple[str, int, str, Any]) -> dict[str, Any]:
+    name, seed, kind, more = job
+    warnings.simplefilter("ignore")
+    title = f"scikit {more}" if kind == "scikit" else f"trees {json.dumps(more)}"
+    try:
+        found = scikit(name, seed, more) if kind == "scikit" else trees(name, seed, more)
+        return {"data": name, "seed": seed, "contender": title, **found}
+    except Exception as error:
+        return {"data": name, "seed": seed, "contender": title, "error": repr(error)}
+
+
+def compare(
+    names: list[str], seeds: list[int], grid: list[dict[str, Any]], pooled: bool, jobs: int, keep: Path
+) -> None:
+    work: list[tuple[str, int, str, Any]] = []
+    for name in names:
+        for seed in seeds:
+            work += [(name, seed, "scikit", power) for power in SCIKIT if pooled]
+            work += [(name, seed, "trees", options) for options in grid]
+    with mp.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool, keep.open("a") as file:
+        for row in pool.imap_unordered(one, work):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            if "error" in row:
+                print(row, flush=True)
+    print(means([keep]))
+
+
+def means(paths: list[Path]) -> str:
+    """Macro F1 of every table, of the best pooled one as it is and of the others against it; then means over tables."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        for row in map(json.loads, path.read_text().splitlines()):
+            if "error" not in row:
+                found[row["data"]][row["contender"]].append(row)
+    titles = sorted({t for each in found.values() for t in each})
+    ours = [t for t in titles if not t.startswith("scikit")]
+    lines = ["| table | best pooled | " + " | ".join(ours) + " |", "|---" * (len(ours) + 2) + "|"]
+    gaps: dict[str, list[float]] = defaultdict(list)
+
+    def mean(name: str, title: str, key: str) -> float:
+        rows = found[name].get(title, [])
+        return float(np.mean([r[key] for r in rows])) if rows else float("nan")
+
+    for name in found:
+        best = max(
+            (mean(name, t, "macro_f1") for t in titles if t.startswith("scikit") and t in found[name]), default=np.nan
+        )
+        for t in ours:
+            gaps[t].append(mean(name, t, "macro_f1") - best)
+        lines.append(f"| {name} | {best:.3f} | " + " | ".join(f"{gaps[t][-1]:+.3f}" for t in ours) + " |")
+    lines += [
+        "",
+        "| contender | macro F1 | against best pooled | lowest | tail recall | tail PR-AUC | log loss | CPU s |",
+        "|---" * 8 + "|",
+    ]
+    for t in titles:
+        values = [
+            np.nanmean([mean(n, t, k) for n in found])
+            for k in ("macro_f1", "tail_recall", "tail_pr_auc", "log_loss", "cpu")
+        ]
+        gap = (f"{np.nanmean(gaps[t]):+.3f}", f"{np.nanmin(gaps[t]):+.3f}") if t in gaps else ("", "")
+        shown = [f"{values[0]:.4f}", *gap, *(f"{v:.3f}" for v in values[1:])]
+        lines.append(f"| {t} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def speed() -> None:
+    """Five shapes of generated tables; the two take turns, and the least of three times counts."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    rng = np.random.default_rng(0)
+    print("| rows | columns | classes | rounds | trees: CPU s | scikit-learn: CPU s | ratio |\n" + "|---" * 7 + "|")
+    for n, f, c, rounds in (
+        (100_000, 30, 2, 20),
+        (100_000, 50, 8, 5),
+        (20_000, 20, 8, 10),
+        (3_000, 40, 5, 10),
+        (1_000, 10, 2, 20),
+    ):
+        x = rng.normal(size=(n, f)).astype(np.float32)
+        y = (np.tanh(x[:, :8] @ rng.normal(size=(8, c))) * 2 + rng.gumbel(size=(n, c))).argmax(1)
+        plan = Plan(tuple(Column(f"{i}", i) for i in range(f)), c, rounds)
+        values, none = read_columns(x, plan.columns), (np.zeros((f, 0), np.float32), np.zeros(0, np.int64))
+        times: list[list[float]] = [[], []]
+        for _ in range(3):
+            began = time.process_time()
+            boost(plan, asking(LocalTotals(1), {0: Site((values, y), none)}))
+            times[0].append(time.process_time() - began)
+            model = HistGradientBoostingClassifier(
+                max_iter=rounds, max_depth=6, max_bins=128, l2_regularization=1.0, early_stopping=False
+            )
+            began = time.process_time()
+            model.fit(x, y)
+            times[1].append(time.process_time() - began)
+        own, other = min(times[0]), min(times[1])
+        print(f"| {n:,} | {f} | {c} | {rounds} | {own:.2f} | {other:.2f} | {own / other:.2f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["compare", "means", "speed"])
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--tables", default="judge", help="choose, judge, or names")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument(
+        "--grid", default="[{}]", help="options of Plan and CONSTANTS of splits, as a list of JSON objects"
+    )
+    parser.add_argument("--no-pooled", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--keep", type=Path, default=Path("trees.jsonl"))
+    given = parser.parse_args()
+    if given.what == "means":
+        print(means(given.files))
+    elif given.what == "speed":
+        speed()
+    else:
+        judges = [name for name in ASIDE if name not in CHOOSE]
+        names = {"choose": list(CHOOSE), "judge": judges}.get(given.tables, given.tables.split(","))
+        seeds = [int(s) for s in given.seeds.split(",")]
+        compare(names, seeds, json.loads(given.grid), not given.no_pooled, given.jobs, given.keep)
+
+
+if __name__ == "__main__":
+    main()
