@@ -52,6 +52,14 @@ def test_weights_for_macro_f1_help_where_a_class_is_never_the_likeliest() -> Non
     assert curve[0] == summarize(scores.confusion)["macro_f1"] and max(curve) > curve[0] + 0.03
 
 
+def test_a_model_that_predicts_too_many_of_a_rare_class_is_moved_away_from_it() -> None:
+    p, y = draw(8000, 4, 1.5, 3, rare=0.2)
+    shares = class_shares(Scores.of(p, y))
+    resampled = p / shares
+    curve = [macro_f1(y, Decision(weights=share_weights(shares, power)).answers(resampled)) for power in POWERS]
+    assert POWERS[int(np.argmax(curve))] < 0 and max(curve) > curve[0] + 0.02
+
+
 def test_where_all_classes_count_alike_the_whole_share_is_divided_by_at_every_site_too() -> None:
     rng = np.random.default_rng(5)
     p, _ = draw(40_000, 4, 1.5, 3, rare=0.2)

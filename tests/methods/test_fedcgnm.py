@@ -33,6 +33,21 @@ def test_golden_steps() -> None:
     np.testing.assert_allclose(second, [0.584416, 0.779221 + 0.2], atol=1e-6)
 
 
+def test_at_natural_length_groups_weigh_the_same_and_a_step_is_as_long_as_gradients_are() -> None:
+    g = np.array([[[3.0, 4.0], [0.0, 0.1]]])
+    method = FedCGNM(length="natural", beta=0.0, delta=0.0)
+    mean = (5.0 + 0.1) / 2
+    np.testing.assert_allclose(steps(method, g)[0], [0.6 * mean, 0.8 * mean + mean], rtol=1e-5)
+    np.testing.assert_allclose(steps(method, 10 * g), 10 * steps(method, g), rtol=1e-5)
+    np.testing.assert_array_equal(steps(method, 0 * g), 0 * g[:, 0])
+    assert method.bound(0.1, 5, 3) is None
+
+
+def test_a_length_that_there_is_not_is_refused() -> None:
+    with pytest.raises(FedtailError, match=r"method\.length"):
+        FedCGNM(length="long")
+
+
 def test_one_group_without_momentum_or_stabiliser_is_normalised_gradient_descent() -> None:
     g = np.random.default_rng(0).standard_normal((3, 1, 5))
     got = steps(FedCGN(n_groups=1, delta=0.0), g)

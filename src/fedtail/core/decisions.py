@@ -17,9 +17,10 @@ from fedtail.core.evidence import confusion_matrix, evidence_of
 from fedtail.core.metrics import METRICS
 from fedtail.core.scores import LARGEST, ONE, TEMPERATURES, Scores, precision_at_recall
 
-POWERS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+POWERS = (0.0, -0.2, 0.2, -0.4, 0.4, -0.6, 0.6, -0.8, 0.8, -1.0, 1.0)
 """How far answers are moved towards rare classes: probabilities are divided by the class's share to this power, 0 for
-the likeliest class, 1 for the class that is likeliest against its share."""
+the likeliest class, 1 for the class that is likeliest against its share. Below 0 they are moved away from them, of
+which a model trained on resampled data predicts too many. Of equals the first counts, which moves least."""
 EQUAL = 1.0
 """The power that finds most on average over classes, and is right most often where all will be met equally often."""
 PRIOR_SAMPLES, CURVE_SAMPLES, RECALL_SAMPLES = 30.0, 1000.0, 30.0

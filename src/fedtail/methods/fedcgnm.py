@@ -6,6 +6,9 @@ At a client, for each group h of classes (grouped by least within-group variance
     x   <- x - lr [ sum_h m_h / (||m_h|| + delta) + weight_decay x ]
 
 Momentum is never sent and never carried over a round: on the wire it is FedAvg.
+
+With ``length = "natural"`` each group's momentum is brought to the mean L of the groups' lengths instead of to 1:
+groups weigh the same, and a step is as long as the gradients are. Then ``delta`` is a share of L.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.methods.base import LocalRun, LocalStep, Method
 from fedtail.methods.registry import METHODS
+
+LENGTHS = ("unit", "natural")
 
 
 @METHODS.add("fedcgnm")
@@ -42,6 +47,8 @@ class FedCGNM(Method):
     """Momentum factor in [0, 1)."""
     delta: float = 0.1
     """Stabiliser added to each norm."""
+    length: str = "unit"
+    """What each group's momentum is brought to: ``unit`` length, or the mean of the groups' lengths (``natural``)."""
     dispersion: str = "variance"
     threshold: int | None = None
     """If set (with H = 2): the minority group is the ``threshold`` locally rarest classes."""
@@ -50,12 +57,18 @@ class FedCGNM(Method):
         super().__post_init__()
         check_range("method.beta", self.beta, 0.0, 1.0, open_high=True)
         check_range("method.delta", self.delta, 0.0)
+        if self.length not in LENGTHS:
+            raise one_of("method.length", self.length, LENGTHS)
         if self.n_groups is not None:
             check_range("method.n_groups", self.n_groups, 1)
         if self.dispersion not in DISPERSIONS:
             raise one_of("method.dispersion", self.dispersion, DISPERSIONS)
         if self.threshold is not None and (self.n_groups != 2 or self.threshold < 0):
             raise FedtailError(f"method.threshold = {self.threshold} needs n_groups = 2 and a value of 0 or more")
+
+    @property
+    def natural(self) -> bool:
+        return self.length == "natural"
 
     def group_count(self, n_classes: int) -> int:
         return n_classes if self.n_groups is None else self.n_groups
@@ -74,14 +87,14 @@ class FedCGNM(Method):
 
     def direction(self, step: LocalStep) -> tuple[Tensor, Tensors]:
         direction, momentum = cgnm_direction(
-            step.state["momentum"], step.grads, step.hyper["beta"], step.hyper["delta"]
+            step.state["momentum"], step.grads, step.hyper["beta"], step.hyper["delta"], self.natural
         )
         return direction, {**step.state, "momentum": momentum}
 
     def average_factors(self, average: Tensor, hyper: Mapping[str, Scalar]) -> Tensor:
-        return normalizers(average, hyper["delta"])
+        return normalizers(average, hyper["delta"], self.natural)
 
     def bound(self, lr: float, steps: int, n_classes: int) -> float | None:
-        if self.weight_decay:
+        if self.weight_decay or self.natural:  # as long as gradients are, which has no bound
             return None
         return lr * steps * self.group_count(n_classes)
