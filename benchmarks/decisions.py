@@ -34,8 +34,8 @@ from fedtail.rates import RATES
 from fedtail.rounds.evaluation import client_splits, model_logits, probabilities_of
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
+from fedtail.runs.build import assemble
 from fedtail.runs.decide import choose_decisions
-from fedtail.runs.problem import assemble
 from fedtail.runs.told import Splits, metrics_of_test, tell_splits, worst_of
 from fedtail.settings import Decision, Settings
 from fedtail_experiments.data.flights import CATEGORIES, CLASSES, DESTINATIONS, NUMBERS, WEATHER, read_flights

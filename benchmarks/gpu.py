@@ -29,7 +29,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
-from fedtail.runs.problem import assemble as assemble_problem
+from fedtail.runs.build import assemble as assemble_problem
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator

@@ -11,7 +11,7 @@ from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from workload import BATCH, Workload
 

@@ -31,7 +31,7 @@ from fedtail.rates import (
     Uniform,
 )
 from fedtail.rounds.loop import train_rounds
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 
 K, ROUNDS, SEEDS = 5, 60, 20

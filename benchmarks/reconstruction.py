@@ -35,8 +35,8 @@ from fedtail.federate.server import federate
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
 from fedtail.models.flat import FlatModel
+from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import changed, check_config
-from fedtail.runs.problem import build_federation, load_pooled
 from fedtail.settings import Local, Settings
 
 ROWS, FEATURES, UNITS = 650, 24, 1800

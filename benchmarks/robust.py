@@ -34,8 +34,8 @@ from fedtail.methods.base import run_bound
 from fedtail.rates import RATES
 from fedtail.rounds.aggregation import combine
 from fedtail.rounds.loop import train_rounds
+from fedtail.runs.build import build, build_federation, load_pooled
 from fedtail.runs.config import check_config
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled
 from fedtail.settings import Settings
 
 ATTACKS = ("none", "reverse", "target", "quiet", "relabel")
@@ -104,11 +104,8 @@ def outcome(args: argparse.Namespace, rule: str, attack: str, seed: int) -> dict
     client = int(np.argmin(np.abs(federation.sizes - np.median(federation.sizes))))  # a site of usual size
     if attack == "relabel":
         federation = relabelled(federation, client)
-    module, _ = build_module(config, federation, pooled)
-    problem = assemble(
-        federation, module, METHODS.build(args.method),
-        RATES.build("uniform", federation.n_clients, rate=args.rate), config,
-    )  # fmt: skip
+    rates = RATES.build("uniform", federation.n_clients, rate=args.rate)
+    problem = build(config, federation, method=METHODS.build(args.method), rates=rates).problem
     problem.real = True
     problem.engine = Hostile(problem.engine, problem, client, attack, args.weight)  # type: ignore[assignment]
     state = train_rounds(problem, config, problem.begin())

@@ -17,8 +17,8 @@ from fedtail.cli.lazy import COMMANDS as ALL_COMMANDS
 from fedtail.cli.lazy import load, said_of
 from fedtail.cli.options import FLAGS, config_values
 from fedtail.errors import FedtailError
+from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
-from fedtail.runs.problem import build_federation
 from fedtail.settings import Settings
 
 COMMANDS = {name: load(name) for name in ("run", "tune", "compare")}

@@ -16,7 +16,7 @@ from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from fedtail.simulate.reference import ReferenceSimulator
 

@@ -21,7 +21,7 @@ from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_text
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from tests.conftest import blob_federation
 

@@ -22,7 +22,7 @@ from fedtail.rounds.evaluation import Split, confusion_on
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
 from fedtail.rounds.validation import over_sites
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from fedtail.simulate import ReferenceSimulator
 from tests.conftest import blob_federation

@@ -16,9 +16,9 @@ from fedtail.errors import FedtailError
 from fedtail.models.encoders import open_encoder
 from fedtail.models.norm import fix_batchnorm
 from fedtail.runs import encoding as module
+from fedtail.runs.build import build_federation, prepare
 from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
-from fedtail.runs.problem import build_federation, prepare
 from fedtail.runs.record import load_run
 from fedtail.runs.saved import load_model
 from fedtail.settings import Settings
@@ -70,7 +70,7 @@ def test_a_saved_model_takes_raw_images(photos: Path, tmp_path: Path) -> None:
     given = model.predict_proba(files)
     assert np.array_equal(given, result.model().predict_proba([Image.open(f) for f in files]))
     pooled = build_federation(config(photos, tmp_path))
-    encoded, _, _ = prepare(pooled, config(photos, tmp_path))
+    encoded = prepare(pooled, config(photos, tmp_path)).federation
     with torch.no_grad():
         expected = torch.softmax(result.module(encoded.test.x), dim=-1).numpy()
     assert np.allclose(model.predict_proba(pooled.test.x), expected, atol=1e-6)
@@ -122,8 +122,9 @@ def test_unfrozen_blocks_train_and_are_sent(photos: Path, tmp_path: Path) -> Non
 
 
 def test_views_add_samples_to_training_only(photos: Path, tmp_path: Path) -> None:
-    plain, _, _ = prepare(build_federation(config(photos, tmp_path)), config(photos, tmp_path))
-    seen, about, _ = prepare(build_federation(config(photos, tmp_path)), config(photos, tmp_path, views=3))
+    plain = prepare(build_federation(config(photos, tmp_path)), config(photos, tmp_path)).federation
+    ready = prepare(build_federation(config(photos, tmp_path)), config(photos, tmp_path, views=3))
+    seen, about = ready.federation, ready.about
     assert (seen.sizes == 3 * plain.sizes).all() and (about.sizes == plain.sizes).all()
     assert torch.equal(seen.test.x, plain.test.x)
     for k in range(2):
@@ -138,7 +139,8 @@ def test_images_choose_the_encoder_that_is_installed(
 ) -> None:
     def chosen(**model: object) -> tuple[str | None, tuple[str, ...]]:
         settings = config(photos, tmp_path, **model)
-        _, about, found = prepare(build_federation(settings), settings)
+        ready = prepare(build_federation(settings), settings)
+        about, found = ready.about, ready.encoding
         return (found.name if found else None), about.notes
 
     monkeypatch.setattr(module, "default_encoder", lambda: TINY)

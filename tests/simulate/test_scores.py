@@ -17,7 +17,7 @@ from fedtail.rates import RATES
 from fedtail.rounds.evaluation import federation_split, model_logits
 from fedtail.rounds.search import rewards_of
 from fedtail.rounds.state import Problem
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 
 

@@ -17,7 +17,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
-from fedtail.runs.problem import build_federation
 from fedtail.simulate import turns
 from fedtail.simulate.graph.resident import shared_samples
 from fedtail.study import cells as study

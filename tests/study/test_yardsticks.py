@@ -16,9 +16,9 @@ from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.tables import headline
 from fedtail.report.yardsticks import verdict_of_federating
+from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
-from fedtail.runs.problem import build_federation
 from fedtail.runs.yardstick import TITLES, AtSite, Yardstick, beside
 from fedtail.study.compare import chosen_methods, method_configs
 from fedtail.study.yardsticks import chosen_sites, measure_yardsticks
@@ -89,7 +89,7 @@ def test_what_is_on_file_is_not_measured_again(
     measured: tuple[Path, list[Yardstick]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, found = measured
-    monkeypatch.setattr("fedtail.study.yardsticks.load_pooled", None)
+    monkeypatch.setattr("fedtail.study.yardsticks.build_federation", None)
     config = load_config(base / "a")
     again = list(measure_yardsticks(config, load_run(base / "a"), base))
     assert [(y.kind, y.test["macro_f1"]) for y in again] == [(y.kind, y.test["macro_f1"]) for y in found]

@@ -20,8 +20,8 @@ from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
 from fedtail.data.skew_plot import save_skew_plot
 from fedtail.errors import FedtailError
+from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
-from fedtail.runs.problem import build_federation
 
 app = typer.Typer(help="List, download and inspect data sets.", no_args_is_help=True)
 app.command("schema")(schema_command)

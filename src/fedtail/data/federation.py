@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -123,6 +123,10 @@ class Federation:
     """A label per client (region, machine type ...) for rate searches over clusters of clients; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How raw user data became ``pool.x``; JSON, saved with the model for prediction."""
+    model: str = "mlp"
+    """The model that suits the data, where none is named, and"""
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    """its options."""
     own: str = ""
     """The data set whose suggestions ``fit`` follows, where the data are the user's own: ``table`` or ``images``."""
     notes: tuple[str, ...] = ()

@@ -153,6 +153,8 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         augment=augment,
         background=pooled.background,
         preprocessing=pooled.preprocessing,
+        model=pooled.model,
+        model_options=pooled.model_options,
         notes=(*pooled.notes, *_invented(pooled, how, data)),
         test_clients=_test_clients(pooled, parts, sites if how == "column" else None, seed),
     )

@@ -33,11 +33,11 @@ from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
+from fedtail.runs.build import Run, build_federation, load_pooled
 from fedtail.runs.config import check_config
 from fedtail.runs.encoding import choose_encoding, encoder_notes
-from fedtail.runs.execution import drive
+from fedtail.runs.execution import play
 from fedtail.runs.folder import read_history
-from fedtail.runs.problem import build_federation, load_pooled
 from fedtail.runs.result import Result
 from fedtail.settings import Settings
 from fedtail.version import VERSION
@@ -226,12 +226,9 @@ def run_document(
         ),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    result = drive(
-        problem,
-        asked,
+    result = play(
+        Run(problem, asked, about, {"name": job.model, "options": job.model_options}),
         folder,
-        about,
-        {"name": job.model, "options": job.model_options},
         resume=(folder / "config.toml").is_file(),
         on_round=after,
         on_start=begin,

@@ -34,7 +34,7 @@ from fedtail.registry import is_own
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.problem import assemble
+from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from fedtail.simulate.workers import one_by_one
 

@@ -40,11 +40,11 @@ from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
+from fedtail.runs.build import Run, classifier_option, load_pooled
 from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
-from fedtail.runs.execution import drive
+from fedtail.runs.execution import play
 from fedtail.runs.folder import choose_folder, claimed, run_name, write_clients
-from fedtail.runs.problem import classifier_option, load_pooled
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
 
@@ -213,12 +213,9 @@ def federate(
 
     with served(metrics, deploy.metrics_port), claimed(config, folder, resume) as folder:
         engine.spool = folder
-        return drive(
-            problem,
-            config,
+        return play(
+            Run(problem, config, about, architecture),
             folder,
-            about,
-            architecture,
             resume=resume,
             on_round=after,
             on_start=begin,

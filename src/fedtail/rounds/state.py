@@ -70,7 +70,7 @@ class State:
 
 @dataclass
 class Problem:
-    """What is trained and by whom; ``fedtail.runs.problem`` and ``fedtail.federate.server`` make one."""
+    """What is trained and by whom; ``fedtail.runs.build`` and ``fedtail.federate.server`` make one."""
 
     engine: Engine
     method: Method

@@ -1,35 +1,31 @@
-"""Run settings, or a federation in memory: the rounds, and what they leave."""
+"""Play a run: its rounds and what they leave, in memory (``fit``) or in a run folder (``run``)."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedtail.data.about import About
 from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress as Encoded
 from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError, writing
-from fedtail.methods import METHODS, Method
-from fedtail.models import build_model
-from fedtail.models.custom import check_output
-from fedtail.models.encoders import Encoding
-from fedtail.rates import RATES, RateStrategy
+from fedtail.methods import Method
+from fedtail.rates import RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
 from fedtail.rounds.privacy import count_undone
 from fedtail.rounds.progress import ProgressHook
-from fedtail.rounds.state import Problem, State
+from fedtail.rounds.state import State
+from fedtail.runs.build import Run, build, build_federation, load_pooled
 from fedtail.runs.config import changed, result_keys, suggestions
 from fedtail.runs.decide import check_decision
-from fedtail.runs.encoding import build_encoded
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
-from fedtail.runs.problem import assemble, build_federation, build_module, classifier_option, load_pooled, prepare
 from fedtail.runs.result import Result, conclude, titles_of
 from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
 from fedtail.settings import KEYWORDS, WHOLE_SECTIONS, Data, Rates, Settings, check_effects
@@ -55,8 +51,8 @@ def fit(
     Args:
         federation: see ``fedtail.partition``, ``Federation.from_tables``, ``from_images`` and ``from_arrays``.
         model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; defaults to
-            ``mlp``, to the ``head`` with an encoder, and to ``auto`` for your own data. With an encoder, the model
-            takes its features.
+            the data's own, which is ``mlp`` for arrays, and to the ``head`` with an encoder. With an encoder, the
+            model takes its features.
         method: a ``Method`` or its name.
         rates: a strategy (a new one for every run, since a search has state), its name, one rate for all clients,
             ``auto`` (found by a race), or one rate per client.
@@ -71,69 +67,75 @@ def fit(
     for key in ON_DISK:
         if key in settings:
             raise FedtailError(f"{key} has no effect in fit(), which does not write to disk; use result.save(folder)")
-    chosen = Settings.of(**settings)
-    if federation.own:
-        model, chosen = _suggested(federation, model, rates, settings, chosen)
-    check_effects(chosen, said_keys(settings))
-    name = model if isinstance(model, str) else "auto" if model is None else "own"
-    chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": name})})
-    federation, about, encoding = prepare(federation, chosen)
-    built = METHODS.build(method) if isinstance(method, str) else method
-    if not isinstance(built, Method):
+    if not isinstance(model, nn.Module | str | None):
+        raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
+    if not isinstance(method, Method | str):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
-    module, named = _module(model, federation, chosen, encoding, type(built))
-    strategy = _strategy(rates, federation.n_clients)
+    said = said_keys(settings)
+    chosen = Settings.of(**settings)
+    own = isinstance(model, nn.Module)
+    named = {"name": OWN_MODULE if own else model or "auto"}
     chosen = chosen.model_copy(
         update={
             "data": Data(name=federation.name, clients=federation.n_clients),
-            "model": chosen.model.model_copy(update={"name": named["name"] or "auto"}),
-            "method": MethodSection(name=built.name, **({} if isinstance(method, str) else built.config())),
-            "rates": Rates(name=strategy.name),
+            "model": chosen.model.model_copy(update=named),
+            "method": MethodSection(name=method) if isinstance(method, str) else _method_section(method),
+            "rates": _rates_section(rates),
         }
     )
-    check_decision(chosen.decision, federation.classes)
-    problem = assemble(federation, module, built, strategy, chosen)
-    seconds: list[float] = []
+    if federation.own:
+        beside = {"model.name", "model.channels"} if model is not None else set()
+        validates = any(len(rows) for rows in federation.validation)
+        found = suggestions(federation.own, chosen, said | beside, validates=validates)
+        chosen = _updated(chosen, {key: value for key, value in found.items() if not key.startswith("data.")})
+    check_effects(chosen, said)
+    made = build(
+        chosen,
+        federation,
+        module=model if own else None,  # type: ignore[arg-type]
+        method=None if isinstance(method, str) else method,
+        rates=rates if isinstance(rates, RateStrategy) else None,
+    )
+    if own:  # what a name cannot say
+        made = replace(made, settings=_updated(made.settings, {"model.name": "auto"}))
+    return play(made, on_round=on_round, on_progress=on_progress)
 
-    hooks = [on_round] if callable(on_round) else list(on_round or ())
 
-    def after(state: State, record: dict[str, Any], took: float) -> bool:
-        seconds.append(took)
-        said = [hook(state, record, took) for hook in hooks]  # all of them are called
-        return True in said
-
-    state = train_rounds(problem, chosen, problem.begin(), after, on_progress)
-    result = conclude(problem, state, about, chosen, seconds)
-    result.architecture = named
-    return result
+OWN_MODULE = "own:module"
+"""Stands for the name of a model that the caller passes as a module."""
 
 
 def said_keys(keywords: Mapping[str, Any]) -> set[str]:
-    """The dotted keys of settings given to ``fit``; a whole section given as settings says nothing of single keys."""
+    """The dotted keys of settings given to ``fit``."""
     keys = {f"{KEYWORDS[name]}.{name}" for name in keywords if name in KEYWORDS}
-    whole = {name: value for name, value in keywords.items() if name in WHOLE_SECTIONS}
-    for section, value in whole.items():
+    for section in set(WHOLE_SECTIONS) & keywords.keys():
+        value = keywords[section]
         keys |= {f"{section}.{name}" for name in (value if isinstance(value, Mapping) else value.model_fields_set)}
     return keys
 
 
-def _suggested(
-    federation: Federation, model: nn.Module | str | None, rates: Any, said: Mapping[str, Any], chosen: Settings
-) -> tuple[nn.Module | str, Settings]:
-    """Model and settings with what the user's own data suggests for what the user has not said."""
-    keys = said_keys(said)
-    own = set() if model is None else {"model.name", "model.channels"}
-    validates = any(len(rows) for rows in federation.validation)
-    if model is not None:
-        chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": "own"})})
-    found = suggestions(federation.own, chosen, keys | own, validates=validates)
-    if getattr(rates, "searches", "rate") == "lr":
-        found.pop("local.lr", None)
-    chosen = changed(
-        chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": "auto"})}),
-        {key: value for key, value in found.items() if not key.startswith("data.")},
-    )
-    return chosen.model.name if model is None else model, chosen
+def _method_section(method: Method) -> MethodSection:
+    return MethodSection(name=method.name, **method.config())
+
+
+def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> Rates:
+    """The section ``rates`` that says the same."""
+    if isinstance(rates, RateStrategy):
+        return Rates(name=rates.name, **({} if rates.searches == "rate" else {"searches": rates.searches}))
+    if isinstance(rates, str) and rates != "auto":
+        return Rates(name=rates)
+    if isinstance(rates, (int, float, str)):
+        return Rates(name="uniform", rate=rates)
+    return Rates(name="fixed", rates=[float(rate) for rate in rates])
+
+
+def _updated(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """The same settings with other values, by dotted key, which are known to be sound."""
+    for key, value in values.items():
+        section, name = key.split(".")
+        part = getattr(settings, section).model_copy(update={name: value})
+        settings = settings.model_copy(update={section: part})
+    return settings
 
 
 def _signature() -> inspect.Signature:
@@ -158,40 +160,6 @@ def _signature() -> inspect.Signature:
 fit.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _module(
-    model: nn.Module | str | None,
-    federation: Federation,
-    settings: Settings,
-    encoding: Encoding | None,
-    method: type[Method],
-) -> tuple[nn.Module, dict[str, Any]]:
-    if encoding is not None and model in (None, "auto"):
-        model = settings.model.head
-    if model is None:
-        model = "mlp"
-    if isinstance(model, nn.Module):
-        check_output(model, federation.input_shape, federation.n_classes, "the model")
-        return model, {"name": "", "options": {}}
-    if isinstance(model, str):
-        shape, n_classes, seed = federation.input_shape, federation.n_classes, settings.run.seed
-        if encoding is not None:
-            options = classifier_option(settings, method)
-            return build_encoded(encoding, model, n_classes, seed=seed, **options), {"name": model, "options": options}
-        options = {**settings.model.options, **classifier_option(settings, method)}
-        return build_model(model, shape, n_classes, seed=seed, **options), {"name": model, "options": options}
-    raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
-
-
-def _strategy(rates: RateStrategy | str | float | Sequence[float], n_clients: int) -> RateStrategy:
-    if isinstance(rates, RateStrategy):
-        return rates
-    if isinstance(rates, str) and rates != "auto":
-        return RATES.build(rates, n_clients)
-    if isinstance(rates, (int, float, str)):
-        return RATES.build("uniform", n_clients, rate=rates)
-    return RATES.build("fixed", n_clients, rates=list(rates))
-
-
 def run(
     settings: Settings,
     *,
@@ -206,27 +174,19 @@ def run(
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
     ``on_encode`` is called with the images done and all of them while an encoder is at work, ``on_progress`` inside a
-    round with how far it is. ``trackers`` are
-    listeners of the caller's own, beside those that ``run.trackers`` names. ``load`` reads the data set.
+    round with how far it is. ``trackers`` are listeners of the caller's own, beside those that ``run.trackers`` names.
+    ``load`` reads the data set.
     """
     check_trackers(settings.run.trackers)
     if rank():  # every process runs the whole loop; the first one's folder is the result
         settings = changed(settings, {"run.folder": f"{settings.run.folder}/.rank{rank()}", "run.trackers": []})
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(settings, resume)
-    pooled = load(settings)
-    federation, about, encoding = prepare(build_federation(settings, pooled), settings, on_encode)
-    module, architecture = build_module(settings, federation, pooled, encoding)
-    method = METHODS.build(settings.method.name, **settings.method.options)
-    strategy = RATES.build(settings.rates.name, federation.n_clients, **settings.rates.options)
-    problem = assemble(federation, module, method, strategy, settings)
+    made = build(settings, build_federation(settings, load(settings)), progress=on_encode)
     with claimed(settings, folder, resume) as folder:
-        return drive(
-            problem,
-            settings,
+        return play(
+            made,
             folder,
-            about,
-            architecture,
             resume=resume,
             on_round=on_round,
             on_start=on_start,
@@ -235,56 +195,73 @@ def run(
         )
 
 
-def drive(
-    problem: Problem,
-    settings: Settings,
-    folder: Path,
-    about: About,
-    architecture: dict[str, Any],
+def play(
+    made: Run,
+    folder: Path | None = None,
     *,
     resume: bool = False,
-    on_round: RoundHook | None = None,
+    on_round: RoundHook | Sequence[RoundHook] | None = None,
     on_start: Callable[[Path, int], None] | None = None,
     on_progress: ProgressHook | None = None,
     trackers: Sequence[Tracker] = (),
     amend: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
-    """All rounds of an assembled problem, with history, checkpoints and the run folder; the same on every engine.
+    """All rounds of a run, on any engine; with a ``folder`` also its history, checkpoints and results.
 
     ``amend`` may add to a round's record before it is written.
     """
-    every = settings.run.checkpoint_every
-    keys = {**result_keys(settings), "encoder": about.encoder.get("digest", "none")}
-    history = read_history(folder) if resume else []
-    state = load_checkpoint(folder / "checkpoint", problem.model.vector, history, keys) if resume else None
-    state = problem.begin() if state is None else problem.restore(state)
-    problem.undone = count_undone(history, state.history)
-    begin_search(problem, settings, state.round)
-    check_decision(settings.decision, about.classes)
-    with writing(folder):
-        begin_folder(folder, settings, about, titles_of(problem), state.history)
-    if on_start is not None:
-        on_start(folder, state.round)
-    tracked = build_trackers(settings.run.trackers, folder, trackers)
-    tracked.on_start(settings.model_dump(), state.round)
+    problem, settings, about = made.problem, made.settings, made.about
+    hooks = [on_round] if callable(on_round) else list(on_round or ())
+    seconds: list[float] = []
     outcome: dict[str, Any] | None = None
-
-    def after(now: State, record: dict[str, Any], seconds: float) -> bool:
-        if amend is not None:
-            amend(record)
-        append_round(folder, now.history, seconds)
-        if now.round % every == 0 or now.round == settings.run.rounds or exhausted(now, settings.run):
-            save_checkpoint(folder / "checkpoint", problem.capture(now), keys)
-        tracked.on_round({**record, "seconds": seconds})
-        return on_round is not None and on_round(now, record, seconds) is True
-
     try:
-        state = train_rounds(problem, settings, state, after, on_progress)
-        result = conclude(problem, state, about, settings, read_timings(folder))
-        result.architecture = architecture
-        result.finish_folder(folder)
-        outcome = result.outcome()
+        state = problem.begin() if folder is None else _begun(made, folder, resume)
+        begin_search(problem, settings, state.round)
+        check_decision(settings.decision, about.classes)
+        if folder is not None:
+            with writing(folder):
+                begin_folder(folder, settings, about, titles_of(problem), state.history)
+            seconds = read_timings(folder)
+            if on_start is not None:
+                on_start(folder, state.round)
+        tracked = build_trackers(settings.run.trackers if folder else (), folder or Path(), trackers)
+        tracked.on_start(settings.model_dump(), state.round)
+
+        def after(now: State, record: dict[str, Any], took: float) -> bool:
+            seconds.append(took)
+            if amend is not None:
+                amend(record)
+            if folder is not None:
+                append_round(folder, now.history, took)
+                last = now.round == settings.run.rounds or exhausted(now, settings.run)
+                if last or now.round % settings.run.checkpoint_every == 0:
+                    save_checkpoint(folder / "checkpoint", problem.capture(now), _keys(made))
+            tracked.on_round({**record, "seconds": took})
+            return True in [hook(now, record, took) for hook in hooks]  # all of them are called
+
+        try:
+            state = train_rounds(problem, settings, state, after, on_progress)
+            result = conclude(problem, state, about, settings, seconds)
+            result.architecture = made.architecture
+            if folder is not None:
+                result.finish_folder(folder)
+            outcome = result.outcome()
+        finally:
+            tracked.on_end(outcome)
     finally:
         problem.engine.close()
-        tracked.on_end(outcome)
     return result
+
+
+def _begun(made: Run, folder: Path, resume: bool) -> State:
+    """The state that a run in a folder goes on from."""
+    problem, history = made.problem, read_history(folder) if resume else []
+    found = load_checkpoint(folder / "checkpoint", problem.model.vector, history, _keys(made)) if resume else None
+    state = problem.begin() if found is None else problem.restore(found)
+    problem.undone = count_undone(history, state.history)
+    return state
+
+
+def _keys(made: Run) -> dict[str, Any]:
+    """What a checkpoint depends on."""
+    return {**result_keys(made.settings), "encoder": made.about.encoder.get("digest", "none")}

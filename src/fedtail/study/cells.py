@@ -28,9 +28,9 @@ from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.sources import is_public, locate
 from fedtail.errors import FedtailError, writing
 from fedtail.rounds.loop import RoundHook
+from fedtail.runs.build import LatestData
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
-from fedtail.runs.problem import LatestData
 from fedtail.settings import Settings
 from fedtail.simulate.turns import Turns
 

@@ -17,9 +17,9 @@ from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
+from fedtail.runs.build import build_federation, prepare
 from fedtail.runs.config import load_config
 from fedtail.runs.folder import read_history
-from fedtail.runs.problem import build_federation, prepare
 from fedtail.settings import Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 

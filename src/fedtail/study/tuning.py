@@ -20,17 +20,12 @@ import numpy as np
 
 from fedtail.core.metrics import signed
 from fedtail.core.random import generator
-from fedtail.data.federation import Federation
-from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError
-from fedtail.methods import METHODS
-from fedtail.models.encoders import Encoding
-from fedtail.rates import RATES
 from fedtail.rates.race import usual_lrs
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import State
+from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.config import changed
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.settings import Settings
 
 SPACE: dict[str, tuple[Any, ...]] = {
@@ -101,8 +96,8 @@ def tune_settings(
         on_trial: called after every trial with it and the seconds that are left.
     """
     began = time.perf_counter()
-    problem = _Problem.of(settings)
-    if not sum(map(len, problem.federation.validation)):
+    ready = prepare(build_federation(settings), settings)
+    if not sum(map(len, ready.federation.validation)):
         raise FedtailError("tune compares models, but there is no validation data at the clients; set data.validation")
     rounds = [max(FEWEST, settings.run.rounds // KEEP ** (RUNGS - 1 - rung)) for rung in range(RUNGS)]
     tuning = Tuning()
@@ -115,7 +110,7 @@ def tune_settings(
 
     def play(values: dict[str, Any], rung: int, *, limited: bool = True) -> Trial | None:
         try:
-            trial = problem.play(settings, values, rung, rounds[rung], left if limited else None)
+            trial = train(ready, settings, values, rung, rounds[rung], left if limited else None)
         except _OutOfTime:
             return None
         tuning.trials.append(trial)
@@ -172,42 +167,30 @@ def _complete(point: Mapping[str, Any]) -> dict[str, Any]:
     return {**({"rates.name": "uniform"} if "rates.rate" in point else {}), **point}
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """The data, read once for all trials."""
+def train(
+    ready: Prepared,
+    settings: Settings,
+    values: Mapping[str, Any],
+    rung: int,
+    rounds: int,
+    left: Callable[[], float] | None,
+) -> Trial:
+    """Train one candidate; ``left`` says after every round how much time there is."""
+    began = time.perf_counter()
+    only = {"run.rounds": rounds, "run.evaluate_every": rounds, "run.search_only": False, "run.patience": 0}
+    tried = changed(settings, {**values, **only})
+    problem = build(tried, ready).problem
 
-    pooled: Pooled
-    federation: Federation
-    encoding: Encoding | None
+    def check(state: State, record: dict[str, Any], seconds: float) -> None:
+        if left is not None and left() <= 0 and state.round < rounds:
+            raise _OutOfTime
 
-    @classmethod
-    def of(cls, settings: Settings) -> _Problem:
-        pooled = load_pooled(settings)
-        federation, _, encoding = prepare(build_federation(settings, pooled), settings)
-        return cls(pooled, federation, encoding)
-
-    def play(
-        self, settings: Settings, values: Mapping[str, Any], rung: int, rounds: int, left: Callable[[], float] | None
-    ) -> Trial:
-        """Train one candidate; ``left`` says after every round how much time there is."""
-        began = time.perf_counter()
-        only = {"run.rounds": rounds, "run.evaluate_every": rounds, "run.search_only": False, "run.patience": 0}
-        tried = changed(settings, {**values, **only})
-        method = METHODS.build(tried.method.name, **tried.method.options)
-        strategy = RATES.build(tried.rates.name, self.federation.n_clients, **tried.rates.options)
-        module, _ = build_module(tried, self.federation, self.pooled, self.encoding)
-        problem = assemble(self.federation, module, method, strategy, tried)
-
-        def check(state: State, record: dict[str, Any], seconds: float) -> None:
-            if left is not None and left() <= 0 and state.round < rounds:
-                raise _OutOfTime
-
-        try:
-            history = train_rounds(problem, tried, problem.begin(), check).history
-            metric = tried.run.metric
-            score = max(signed(metric, record.get("validation", {}).get(metric)) for record in history)
-        except FedtailError:  # it diverged, or does not fit this data: it has lost
-            score = -np.inf
-        finally:
-            problem.engine.close()
-        return Trial(dict(values), rung, rounds, float(score), time.perf_counter() - began)
+    try:
+        history = train_rounds(problem, tried, problem.begin(), check).history
+        metric = tried.run.metric
+        score = max(signed(metric, record.get("validation", {}).get(metric)) for record in history)
+    except FedtailError:  # it diverged, or does not fit this data: it has lost
+        score = -np.inf
+    finally:
+        problem.engine.close()
+    return Trial(dict(values), rung, rounds, float(score), time.perf_counter() - began)

@@ -20,16 +20,13 @@ from fedtail.core.decisions import Decision
 from fedtail.core.evidence import confusion_matrix
 from fedtail.core.metrics import summarize
 from fedtail.data.federation import Federation
-from fedtail.data.registry import Pooled
-from fedtail.methods import METHODS
 from fedtail.models import FlatModel
-from fedtail.models.encoders import Encoding
-from fedtail.rates import RATES
+from fedtail.rates import Uniform
 from fedtail.rates.race import usual_lrs
 from fedtail.rounds.evaluation import Split, federation_split, model_logits, probabilities_of
 from fedtail.rounds.loop import kept_model, train_rounds
+from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import load_model
 from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick, load_yardstick
@@ -48,12 +45,14 @@ class Setup:
 
     settings: Settings
     run: RunRecord
-    pooled: Pooled
     raw: Federation
     """As the data are."""
-    federation: Federation
-    """As they are trained on: features, where the run has an encoder."""
-    encoding: Encoding | None
+    ready: Prepared
+    """As they are trained on."""
+
+    @property
+    def federation(self) -> Federation:
+        return self.ready.federation
 
 
 def measure_yardsticks(settings: Settings, run: RunRecord, base: Path) -> Iterator[Yardstick]:
@@ -77,10 +76,8 @@ def measure_yardsticks(settings: Settings, run: RunRecord, base: Path) -> Iterat
 
 def set_up(settings: Settings, run: RunRecord) -> Setup:
     """Load and split the data of a run once for all its yardsticks."""
-    pooled = load_pooled(settings)
-    raw = build_federation(settings, pooled)
-    federation, _, encoding = prepare(raw, settings)
-    return Setup(settings=settings, run=run, pooled=pooled, raw=raw, federation=federation, encoding=encoding)
+    raw = build_federation(settings)
+    return Setup(settings=settings, run=run, raw=raw, ready=prepare(raw, settings))
 
 
 def alone(setup: Setup) -> Measured:
@@ -177,9 +174,7 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
             "decision": wanted,
         }
     )
-    module, _ = build_module(settings, one, setup.pooled, setup.encoding)
-    method = METHODS.build(settings.method.name, **settings.method.options)
-    problem = assemble(one, module, method, RATES.build("uniform", 1, rate=rate), settings)
+    problem = build(settings, replace(setup.ready, federation=one), rates=Uniform(1, rate)).problem
     try:
         kept = kept_model(problem, settings, train_rounds(problem, settings, problem.begin()))
         decision = choose_decisions(problem, kept, wanted, one.classes).at(0)

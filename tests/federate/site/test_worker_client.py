@@ -13,7 +13,7 @@ from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker, worker_client
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site, code_of
-from fedtail.runs.problem import build_federation
+from fedtail.runs.build import build_federation
 from tests.federate.conftest import full_disk, settings
 
 

@@ -13,8 +13,8 @@ from fedtail.federate.protocol.wire import Parts
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.site.site import Site
+from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import check_config
-from fedtail.runs.problem import build_federation, load_pooled
 from fedtail.settings import Settings
 
 Tamper = Callable[[str, int, Parts, Parts], Parts | None]

@@ -20,8 +20,8 @@ from fedtail.methods.base import Method
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
+from fedtail.runs.build import classifier_option
 from fedtail.runs.encoding import build_encoded
-from fedtail.runs.problem import classifier_option
 from fedtail.settings import Local, Reveal, Run, Settings, checked
 from fedtail.version import VERSION
 

@@ -20,8 +20,8 @@ from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.site.site import Site
 from fedtail.federate.site.table import TableSite
 from fedtail.models.device import check_device
+from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import load_config
-from fedtail.runs.problem import build_federation, load_pooled
 from fedtail.settings import Section, checked
 
 KINDS = ("table", "images", "slice")

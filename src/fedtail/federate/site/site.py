@@ -67,8 +67,8 @@ from fedtail.models.encoders import Encoding, default_encoder, open_encoder
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.rounds.privacy import add_noise, row_digest
+from fedtail.runs.build import is_images
 from fedtail.runs.encoding import choose_encoding
-from fedtail.runs.problem import is_images
 from fedtail.settings import Model, checked
 
 if TYPE_CHECKING:

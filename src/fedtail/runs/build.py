@@ -1,10 +1,11 @@
-"""Settings -> data, model, method, rates and the simulator: everything the round loop needs."""
+"""Build a run from settings and a federation: data, model, method, rates and the simulator."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
@@ -19,8 +20,9 @@ from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model, choose_model
 from fedtail.models.classifiers import with_classifier
+from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
-from fedtail.rates import RateStrategy
+from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.batches import batch_notes, batch_of, settled
 from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
@@ -83,11 +85,18 @@ def is_images(preprocessing: Mapping[str, Any]) -> bool:
     return preprocessing.get("kind") == "images"
 
 
-def prepare(
-    federation: Federation, settings: Settings, progress: Progress | None = None
-) -> tuple[Federation, About, Encoding | None]:
-    """What is trained on, which is features where the run has an encoder, what the run folder says of the data, and the
-    encoder."""
+@dataclass(frozen=True)
+class Prepared:
+    """Data as they are trained on: features, where the run has an encoder."""
+
+    federation: Federation
+    about: About
+    """What the run folder says of the data."""
+    encoding: Encoding | None = None
+
+
+def prepare(federation: Federation, settings: Settings, progress: Progress | None = None) -> Prepared:
+    """Encode the data if the settings ask for it, and note what follows from the data."""
     images = is_images(federation.preprocessing)
     encoding = choose_encoding(settings.model, federation.input_shape, images=images)
     batch = batch_of(settled(settings, federation.sizes).local)
@@ -100,7 +109,42 @@ def prepare(
     if encoding is not None:
         cache = bool(settings.data.options.get("cache", True))
         federation = encode_federation(federation, encoding, cache=cache, progress=progress)
-    return federation, about, encoding
+    return Prepared(federation, about, encoding)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to begin, in the simulator or over real sites."""
+
+    problem: Problem
+    settings: Settings
+    """As the user asked for them."""
+    about: About
+    architecture: dict[str, Any]
+    """Name and options of the model, by which ``load_model`` builds it again; no name for a module of the user's."""
+
+
+def build(
+    settings: Settings,
+    data: Federation | Prepared,
+    *,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    rates: RateStrategy | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Make everything that a run needs: model, method and rates from the settings, or as they are given."""
+    ready = data if isinstance(data, Prepared) else prepare(data, settings, progress)
+    federation, about, encoding = ready.federation, ready.about, ready.encoding
+    method = METHODS.build(settings.method.name, **settings.method.options) if method is None else method
+    if rates is None:
+        rates = RATES.build(settings.rates.name, federation.n_clients, **settings.rates.options)
+    architecture: dict[str, Any] = {"name": "", "options": {}}
+    if module is None:
+        module, architecture = build_module(settings, federation, encoding, type(method))
+    else:
+        check_output(module, federation.input_shape, federation.n_classes, "the model")
+    return Run(assemble(federation, module, method, rates, settings), settings, about, architecture)
 
 
 def auxiliary_size(settings: Settings) -> int:
@@ -111,24 +155,23 @@ def auxiliary_size(settings: Settings) -> int:
 
 
 def build_module(
-    settings: Settings, federation: Federation, pooled: Pooled, encoding: Encoding | None = None
+    settings: Settings, federation: Federation, encoding: Encoding | None, method: type[Method]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model that the settings name, freshly initialised, and its description (name and options)."""
-    name, options = (
-        settings.model.name,
-        {**settings.model.options, **classifier_option(settings, METHODS[settings.method.name])},
-    )
+    name, options = settings.model.name, {**settings.model.options, **classifier_option(settings, method)}
+    n_classes, seed = federation.n_classes, settings.run.seed
     if encoding is not None:
         name = settings.model.head if name == "auto" else name
-        module = build_encoded(encoding, name, federation.n_classes, seed=settings.run.seed, **options)
-        return module, {"name": name, "options": options}
+        return build_encoded(encoding, name, n_classes, seed=seed, **options), {"name": name, "options": options}
     if name == "auto":
-        name, options = pooled.model, {**pooled.model_options, **options}
+        name, options = federation.model, {**federation.model_options, **options}
     if name == "auto":  # the data has no model of its own; settled here, so that the run folder names it
         name, own = choose_model(federation.input_shape)
         options = {**own, **options}
-    module = build_model(name, federation.input_shape, federation.n_classes, seed=settings.run.seed, **options)
-    return module, {"name": name, "options": options}
+    return build_model(name, federation.input_shape, n_classes, seed=seed, **options), {
+        "name": name,
+        "options": options,
+    }
 
 
 def classifier_option(settings: Settings, method: type[Method]) -> dict[str, str]:
