@@ -105,16 +105,16 @@ def test_commands_that_do_not_need_heavy_packages_do_not_pay_for_them() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_help_needs_neither_torch_nor_numpy_and_little_time() -> None:
+def test_help_needs_neither_torch_nor_numpy_and_few_modules() -> None:
     program = (
-        "import sys, time; sys.argv = ['fedtail', '--help']\n"
+        "import sys; sys.argv = ['fedtail', '--help']\n"
         "from fedtail_command import main\n"
         "try: main()\n"
-        "except SystemExit: print([m for m in ('torch', 'numpy', 'pandas') if m in sys.modules], time.process_time())"
+        "except SystemExit: print([m for m in ('torch', 'numpy', 'pandas') if m in sys.modules], len(sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded, seconds = found.stdout.splitlines()[-1].rsplit(" ", 1)
-    assert loaded == "[]" and float(seconds) < 1.0  # 0.3 s where nothing else runs
+    loaded, modules = found.stdout.splitlines()[-1].rsplit(" ", 1)
+    assert loaded == "[]" and int(modules) < 500
     assert all(name in found.stdout for name in ALL_COMMANDS)
 
 

@@ -162,7 +162,7 @@ def test_a_clear_difference_is_decided_soon() -> None:
     assert np.median([found[0] + 1 if found.size else 60 for found in decided]) <= 12
 
 
-def test_compare_goes_on_until_it_is_decided(tmp_path: Path) -> None:
+def test_compare_goes_on_until_it_is_decided(tmp_path: Path, ticking: None) -> None:
     problem = ["data.name=blobs", "data.n_max=120", "run.rounds=3", "--workers", "1", "--seeds", "2", "--json"]
     words = ["compare", "--methods", "fedavg,fedprox", "fedprox.mu=200", "--until", "decided", "--budget", "8s"]
     said = CliRunner().invoke(app, [*words, *problem, "--out", str(tmp_path)])

@@ -25,6 +25,7 @@ from fedtail.models.classifiers import SimplexETF
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.runs.folder import choose_folder, claimed
+from tests.waiting import HANGS
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=6", "local.batch_size=16"]
 
@@ -261,21 +262,20 @@ def start(folder: Path, name: str, *more: str) -> subprocess.Popen:
 def test_a_run_killed_at_random_rounds_and_resumed_ends_bit_identical(tmp_path: Path) -> None:
     """SIGKILL five times at random moments; history and weights equal those of an uninterrupted run."""
     whole = start(tmp_path, "whole")
-    rng = random.Random(os.getpid())
-    kills, history = 0, tmp_path / "killed" / "history.jsonl"
-    while kills < 5:
-        process = start(tmp_path, "killed", *(["--resume"] if kills else []))
-        seen = len(history.read_text().splitlines()) if history.exists() else 0
-        target = seen + rng.randint(1, 6)
-        while process.poll() is None and (not history.exists() or len(history.read_text().splitlines()) < target):
+    rng, history = random.Random(0), tmp_path / "killed" / "history.jsonl"
+
+    def rounds() -> int:
+        return len(history.read_text().splitlines()) if history.exists() else 0
+
+    for kill in range(5):
+        process, target = start(tmp_path, "killed", *(["--resume"] if kill else [])), rounds() + rng.randint(1, 6)
+        while process.poll() is None and rounds() < target:
             time.sleep(0.001)
-        time.sleep(rng.random() * 0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        kills += 1
     last = start(tmp_path, "killed", "--resume")
-    assert last.wait(120) == 0, last.stderr.read()
-    assert whole.wait(120) == 0, whole.stderr.read()
+    assert last.wait(HANGS) == 0, last.stderr.read()
+    assert whole.wait(HANGS) == 0, whole.stderr.read()
     assert same(tmp_path / "whole", tmp_path / "killed")
 
 

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedtail.report import load_run
+from tests.waiting import HANGS, until
 
-GRID = ["reproduce", "table-iid", "--scale", "smoke", "--only", "K=5", "--seeds", "2"]
+GRID = ["reproduce", "table-iid", "--scale", "smoke", "--only", "K=5", "--seeds", "1"]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")]
 
 
@@ -33,7 +32,7 @@ def start(out: Path, workers: int) -> subprocess.Popen[str]:
 def complete(out: Path, workers: int) -> tuple[list[str], str]:
     """Lines of progress and the table of a grid that is left to end."""
     process = start(out, workers)
-    _, err = process.communicate(timeout=600)
+    _, err = process.communicate(timeout=HANGS)
     assert process.returncode == 0, err
     return err.splitlines(), (out / "table-iid" / "smoke" / "table.md").read_text()
 
@@ -51,20 +50,9 @@ def alive(session: int) -> list[str]:
     return found
 
 
-def left_behind(session: int) -> list[str]:
-    """The same after a moment's grace: multiprocessing's resource tracker ends once its parent has."""
-    deadline = time.monotonic() + 20
-    while (found := alive(session)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
-
-
-def wait_for(happened: Callable[[], bool], what: str) -> None:
-    """Poll for an event; the limit only ends a test that hangs."""
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline, f"waited two minutes for {what}"
-        time.sleep(0.02)
+def ends_alone(process: subprocess.Popen[str]) -> None:
+    """Wait until nothing of its session runs any more: multiprocessing's resource tracker ends once its parent has."""
+    until(lambda: alive(process.pid) == [], "what a grid left behind to end")
 
 
 def until_first_cell(process: subprocess.Popen[str]) -> None:
@@ -89,16 +77,16 @@ def test_a_stopped_grid_says_how_to_go_on_and_ends_with_the_same_table(
     out = tmp_path / "results"
     process = start(out, workers)
     until_first_cell(process)
-    wait_for(lambda: len(list(out.glob("cells/*/config.toml"))) > 1, "the next cell to begin")
+    until(lambda: len(list(out.glob("cells/*/config.toml"))) > 1, "the next cell to begin")
     (os.kill if whom == "process" else os.killpg)(process.pid, signal.SIGINT)  # Ctrl-C goes to all of a terminal
-    shown, err = process.communicate(timeout=180)
+    shown, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130 and shown == "" and "Traceback" not in err
-    assert left_behind(process.pid) == []
+    ends_alone(process)
     told = sum("done" in line for line in err.splitlines()) + 1
     finished = sorted(path.parent for path in out.glob("cells/*/result.json"))
-    assert told <= len(finished) < 20
+    assert told <= len(finished) < 10
     last = [line for line in err.splitlines() if line.strip()][-1]
-    assert last == f"stopped: {len(finished)} of 20 runs finished; run the same command to continue"
+    assert last == f"stopped: {len(finished)} of 10 runs finished; run the same command to continue"
     for folder in finished:
         assert load_run(folder).finished and (folder / "model.safetensors").is_file()
     if not goes_on:
@@ -115,5 +103,5 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     process = start(tmp_path / "results", 2)
     until_first_cell(process)
     process.kill()
-    process.communicate(timeout=30)
-    assert left_behind(process.pid) == []
+    process.communicate(timeout=HANGS)
+    ends_alone(process)

@@ -65,7 +65,7 @@ def test_a_spent_budget_still_has_the_settings_as_given() -> None:
     assert found == settings and len(tuning.trials) == 1
 
 
-def test_candidates_are_halved_and_the_winner_is_in_the_settings() -> None:
+def test_candidates_are_halved_and_the_winner_is_in_the_settings(ticking: None) -> None:
     settings = load_config(None, [*SMALL, "local.lr=1e-5", "local.lr_min=0"])
     found, tuning = tune_settings(settings, set(SPACE) - {"local.lr"}, 60.0)
     assert [sum(t.rung == rung for t in tuning.trials) for rung in (0, 2)] == [5, 2]  # of 3 and of all 9 rounds
@@ -80,7 +80,7 @@ def call(capsys: Any, monkeypatch: Any, *arguments: str) -> tuple[int, str, str]
     return int(stop.value.code or 0), out, err
 
 
-def test_tune_writes_a_config_that_run_takes(capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_tune_writes_a_config_that_run_takes(capsys: Any, monkeypatch: Any, tmp_path: Path, ticking: None) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, monkeypatch, "tune", *SMALL, "--method", "fedavg", "--budget", "2s")
     assert code == 0 and "fedtail run tuned.toml" in out and "s left" in err

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from fedtail.federate.flower import guard
 from fedtail.federate.operate.bundle import own_hash, write_bundle
 from fedtail.federate.operate.control import Control
 from fedtail.federate.site.config import load_site
+from tests.waiting import until
 
 NOBODY = 65534
 CLIENT_APP = """from pathlib import Path
@@ -149,10 +149,7 @@ def test_a_foreign_app_runs_at_no_site_and_another_user_starts_none(
     fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
     with Control(flower_deployment) as control:
         control._call("StartRun", StartRunRequest(fab=fab))
-        deadline = time.monotonic() + 90
-        while not log.exists() or not log.read_text():
-            assert time.monotonic() < deadline, "no replies"
-            time.sleep(0.3)
+        until(lambda: log.exists() and log.read_text(), "replies")
     assert log.read_text() == ";".join(["The FAB could not be verified."] * 3) and not mark.exists()
     for site in flower_deployment.sites:
         assert "refused an app that is not pinned here" in (flower_deployment.site(site) / "site.log").read_text()

@@ -46,6 +46,7 @@ from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history
 from fedtail.settings import Settings
 from tests.federate.conftest import settings
+from tests.waiting import until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
@@ -53,13 +54,6 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flo
 def start(deployment: Deployment, config: Settings, **options: Any) -> int:
     deployment.config.write_text(changed(config, {"run.folder": str(deployment.runs)}).to_toml())
     return runs.start(deployment, **options)
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.2)
 
 
 def assert_simulators_model(folder: Path, config: Settings, tmp_path: Path) -> None:
@@ -88,7 +82,7 @@ def test_fedhoo_killed_with_its_server_and_resumed_gives_the_simulators_model(
     config = settings(rates=hoo, run={"name": "hoo"})
     folder = flower_deployment.runs / "hoo"
     start(flower_deployment, config)
-    until(lambda: len(read_history(folder)) == 1, 200, "round 0")
+    until(lambda: len(read_history(folder)) == 1, "round 0")
     while left := processes.find(flower_deployment.folder, "superlink"):
         for process in left:
             processes.send_signal(process.pid, signal.SIGKILL)
@@ -225,7 +219,7 @@ def test_killed_late_and_lying_sites_are_left_out_with_their_reasons_and_come_ba
     liar = Liar(timeout)
     with lying_worker(flower_deployment.site("south") / "site.toml", liar):
         run_id = start(flower_deployment, config)
-        until(lambda: len(read_history(folder)) == 1, 120, "round 0")
+        until(lambda: len(read_history(folder)) == 1, "round 0")
         for process in processes.find(flower_deployment.folder, "site:east"):
             processes.send_signal(process.pid, signal.SIGKILL)
         bring_back(flower_deployment, "east")
@@ -255,7 +249,7 @@ def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deplo
     folder = flower_deployment.runs / "quorum"
     processes.stop(flower_deployment.folder, "site:south")
     run_id = start(flower_deployment, config)
-    until(lambda: len(read_history(folder)) >= 1, 150, "round 0")
+    until(lambda: len(read_history(folder)) >= 1, "round 0")
     bring_back(flower_deployment, "south")
     done = runs.wait(flower_deployment, run_id)
     records = read_history(folder)
@@ -365,10 +359,10 @@ def test_sites_leave_and_join_while_a_run_goes_on_and_a_revoked_key_opens_nothin
     try:
         local.up(deployment)
         run_id = start(deployment, config)
-        until(lambda: len(read_history(folder)) >= 1, 150, "round 0")
+        until(lambda: len(read_history(folder)) >= 1, "round 0")
         rest = membership.remove_site(deployment, "east")
         processes.stop(rest.folder, "site:east")
-        until(lambda: read_history(folder)[-1]["clients"] == [0, 2], 90, "a round without east")
+        until(lambda: read_history(folder)[-1]["clients"] == [0, 2], "a round without east")
         grown = membership.add_site(rest, "west")
         local.start_site(grown, "west")
         done = runs.wait(grown, run_id)

@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from fedtail.federate.site import frames, worker_client
 from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.runs.config import load_config
 from tests.federate.conftest import settings
+from tests.waiting import until
 
 SITES = ("north", "east", "south")
 
@@ -237,16 +237,13 @@ def test_status_of_a_run_that_was_cut_off_says_stopped_and_how_to_go_on(tmp_path
 
 
 def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
-    child = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+    child = "[sys.executable, '-c', 'import time; time.sleep(3600)']"
     sleep = [sys.executable, "-c", f"import subprocess, sys; subprocess.run({child}, start_new_session=True)"]
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
         folder.mkdir()
         processes.start(folder, "site:x", sleep, folder / "log", dict(os.environ))
-    deadline = time.monotonic() + 20
-    while len(processes.find(mine)) < 2 or len(processes.find(other)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: len(processes.find(mine)) == len(processes.find(other)) == 2, "two processes each")
     assert {p.role for p in processes.find(mine)} == {"site:x"}
     assert processes.stop(mine, grace=2.0) == 2
     assert processes.find(mine) == [] and len(processes.find(other)) == 2
@@ -299,10 +296,7 @@ def test_a_worker_is_started_on_demand_reused_replaced_when_killed_and_ends_when
         assert unpack(worker_client.ask(site, with_phase("nonsense", hello))).meta["error"] == "malformed"
     finally:
         os.kill(int(pid.read_text()), 15)
-    deadline = time.monotonic() + 10
-    while pid.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not pid.exists(), "the worker to end")
     assert not frames.socket_path(site).exists()
 
 
@@ -338,10 +332,8 @@ def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Pat
     site = create_deployment(tmp_path / "fed", SITES, settings()).site("north") / "site.toml"
     site.write_text(site.read_text().replace("memory_mb = 4096", "memory_mb = 256"))
     assert unpack(worker_client.ask(site, with_phase("hello", pack(Parcel({}))))).meta["site"] == "north"
-    log, deadline = site.parent / "worker.log", time.monotonic() + 10
-    while "more than worker.memory_mb = 256" not in log.read_text():  # its last line, after it has cleaned up
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    log = site.parent / "worker.log"
+    until(lambda: "more than worker.memory_mb = 256" in log.read_text(), "its last line, after it has cleaned up")
     assert not frames.socket_path(site).exists()
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,12 @@ from fedtail.federate.operate.site_clients import FlowerClient
 from fedtail.federate.operate.site_service import SiteService, Watchdog
 from fedtail.federate.site import worker_client
 from tests.federate.conftest import full_disk, settings
+from tests.waiting import HANGS, until
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     return create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2})).site("north")
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.1)
 
 
 def test_a_supernode_is_useless_only_where_the_server_can_be_reached_for_a_while() -> None:
@@ -73,7 +66,7 @@ def serve(service: SiteService) -> threading.Thread:
     ("script", "said"),
     [
         ("print('\\x1b[92mINFO\\x1b[0m :      no such key'); raise SystemExit(3)", "exited with code 3: no such key"),
-        ("import time; time.sleep(60)", "although the server is reachable; restarting it"),
+        ("import time; time.sleep(3600)", "although the server is reachable; restarting it"),
     ],
 )
 def test_a_supernode_that_ends_or_hangs_is_started_again(
@@ -85,12 +78,12 @@ def test_a_supernode_that_ends_or_hangs_is_started_again(
     service = SiteService(site, stale=0.1, grace=0.1, look=0.05, pauses=(0.05,))
     thread = serve(service)
     try:
-        until(lambda: service.health.restarts >= 2, 30, "two restarts")
+        until(lambda: service.health.restarts >= 2, "two restarts")
         with pytest.raises(FedtailError, match="another service"):
             SiteService(site).run()
     finally:
         service.stop()
-        thread.join(30)
+        thread.join(HANGS)
     lines = (site / "site.log").read_text()
     assert said in lines and "service stopped" in lines and "\x1b" not in lines
     assert json.loads((site / "health.json").read_text())["state"] == "stopped"
@@ -122,16 +115,16 @@ def test_a_message_without_an_answer_is_noticed_where_nothing_works_on_it(
 def test_a_supernode_whose_message_has_no_answer_is_started_again(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_WAITING']).touch(); time.sleep(60)"
+    script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_WAITING']).touch(); time.sleep(3600)"
     (tmp_path / "stub.py").write_text(script)
     monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
     service = SiteService(site, answer=0.2, look=0.05, pauses=(0.05,))
     thread = serve(service)
     try:
-        until(lambda: service.health.restarts >= 1, 30, "a restart")
+        until(lambda: service.health.restarts >= 1, "a restart")
     finally:
         service.stop()
-        thread.join(30)
+        thread.join(HANGS)
     assert "a message has had no answer for" in (site / "site.log").read_text()
 
 
@@ -157,7 +150,7 @@ def test_the_service_runs_nvflares_client_where_the_site_has_its_kit(site: Path)
     kit = site / "kit" / "startup"
     kit.mkdir(parents=True)
     (kit / "fed_client.json").write_text(json.dumps({"servers": [{"service": {"target": f"127.0.0.1:{port}"}}]}))
-    dial = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(60)"
+    dial = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(3600)"
     (kit / "sub_start.sh").write_text(f'[ "$1" = --once ] && exec {sys.executable} -c "{dial}"\n')
     toml = (site / "site.toml").read_text().replace("[site]", '[site]\nnvflare = "kit"')
     (site / "site.toml").write_text(toml)
@@ -166,11 +159,11 @@ def test_the_service_runs_nvflares_client_where_the_site_has_its_kit(site: Path)
     service = SiteService(site, look=0.05)
     thread = serve(service)
     try:
-        until(lambda: service.health.state == "connected", 30, "the client's connection")
+        until(lambda: service.health.state == "connected", "the client's connection")
         assert service.health.server == f"127.0.0.1:{port}" and service.health.contact > service.health.started
     finally:
         service.stop()
-        thread.join(30)
+        thread.join(HANGS)
         server.close()
     assert "NVFlare client started" in (site / "site.log").read_text()
     (kit / "fed_client.json").unlink()
@@ -263,14 +256,14 @@ class Served:
         wait_until_healthy(self.deployment, 90, self.deployment.server / "superlink.log")
         with Control(self.deployment) as control:
             control.register("north")
-        until(self.online, 120, "the site")
-        until(lambda: CliRunner().invoke(app, ["site", "health", str(self.site)]).exit_code == 0, 30, "a healthy site")
+        until(self.online, "the site")
+        until(lambda: CliRunner().invoke(app, ["site", "health", str(self.site)]).exit_code == 0, "a healthy site")
         return self
 
     def __exit__(self, *reason: object) -> None:
         self.service.send_signal(signal.SIGTERM)
         try:
-            assert self.service.wait(30) == 0
+            assert self.service.wait(HANGS) == 0
         finally:
             self.service.kill()
             local.down(self.deployment)
@@ -303,8 +296,8 @@ def test_a_site_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fed.gate.shut()
         time.sleep(12)
         fed.gate.open = True
-        until(lambda: not fed.online(), 90, "Flower to notice")
-        until(fed.online, 180, "the site to come back after closed handshakes")
+        until(lambda: not fed.online(), "Flower to notice")
+        until(fed.online, "the site to come back after closed handshakes")
         assert fed.health()["pid"] != before, "another SuperNode"
         assert "restarting it" in (fed.site / "site.log").read_text()
 
@@ -314,20 +307,20 @@ def test_a_site_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         time.sleep(2)  # it is valid until now
         monkeypatch.undo()
         fed.start_server()
-        until(lambda: "expired" in (fed.site / "site.log").read_text(), 150, "the site to say why")
+        until(lambda: "expired" in (fed.site / "site.log").read_text(), "the site to say why")
         fed.end_server()
         assert membership.renew_certificate(fed.deployment)
         fed.start_server()
         wait_until_healthy(fed.deployment, 60, server / "superlink.log")
-        until(fed.online, 240, "the site to come back after a renewed certificate and restarts of the server")
+        until(fed.online, "the site to come back after a renewed certificate and restarts of the server")
 
         stopped = [p.pid for p in processes.find(fed.deployment.folder) if p.role != "superlink"]
         for pid in stopped:
             processes.send_signal(pid, signal.SIGSTOP)
-        until(lambda: not fed.online(), 150, "Flower to take it for gone")
+        until(lambda: not fed.online(), "Flower to take it for gone")
         yesterday = time.time() - 86400
         os.utime(fed.site / "contact", (yesterday, yesterday))
         for pid in stopped:
             processes.send_signal(pid, signal.SIGCONT)
-        until(fed.online, 240, "the site to come back after a day")
-        until(lambda: fed.health()["state"] == "connected", 120, "a healthy site")
+        until(fed.online, "the site to come back after a day")
+        until(lambda: fed.health()["state"] == "connected", "a healthy site")
