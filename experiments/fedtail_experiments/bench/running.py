@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedtail.core.random import generator
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
 from fedtail.methods import METHODS
@@ -20,13 +22,11 @@ from fedtail.runs.config import check_config, layered
 from fedtail.study.cells import Cell, Outcome
 from fedtail_experiments.bench.suite import Set, Suite, measured
 from fedtail_experiments.paper.grid import slug
-from fedtail_experiments.paper.search import Trial, draw_trials, race_trials, search_space
+from fedtail_experiments.paper.search import Trial, race_trials, search_space
 
 Run = Callable[[str, Sequence[Cell]], list[Outcome]]
 """(What for, cells) -> what became of them."""
 FILE = "submission.json"
-SHARED = ("local.batch_size",)
-"""Settings that the suite fixes and other searches vary."""
 CLOSE = 0.02
 """How far macro F1 may be off on another machine, whose sums round differently."""
 
@@ -111,10 +111,29 @@ def take_over(done: Submission, folder: Path) -> None:
 
 def tune(suite: Suite, one: Set, base: Mapping[str, Any], method: str, run: Run) -> list[Trial]:
     """The race for a method's settings on one set."""
-    field = draw_trials(f"bench/{one.name}", one.settings, method, search_space(method, SHARED), suite.trials)
-    return race_trials(
-        f"bench-{one.name}", base, method, field, [suite.tuning_seed], lambda cells: run(f"tune {one.name}", cells)
-    )
+    name = f"bench-{one.name}"
+    field = trials_of(suite, one, method)
+    return race_trials(name, base, method, field, suite.tuning_seeds, lambda cells: run(f"tune {one.name}", cells))
+
+
+def trials_of(suite: Suite, one: Set, method: str) -> list[dict[str, Any]]:
+    """The suite's share of a method's grid, drawn without repetition.
+
+    Draws go through what all methods share in the same order, whole rounds of it before a value comes again, so that
+    a method with settings of its own tries no other learning rates."""
+    own = suite.own.get(method) or search_space(method).own
+    common, mine = points(suite.grid), points(own)
+    generator(0, f"bench/{one.name}").shuffle(common)
+    n = math.ceil(suite.share * len(common) * len(mine))
+    rng = generator(0, f"bench/{one.name}/{method}")
+    orders = [rng.permutation(len(mine)) for _ in common]  # each shared point meets each of the own ones once
+    at = [divmod(i, len(common)) for i in range(n)]
+    return [{**common[place], **mine[int(orders[place][time])]} for time, place in at]
+
+
+def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of a grid's values."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def final_cell(base: Mapping[str, Any], one: Set, method: str, chosen: Mapping[str, Any], seed: int) -> Cell:

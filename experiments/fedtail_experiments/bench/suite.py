@@ -57,8 +57,14 @@ class Suite:
 
     version: int
     seeds: int
-    trials: int
-    tuning_seed: int
+    share: float
+    """Of each method's grid, that is tried."""
+    tuning_seeds: tuple[int, ...]
+    """What trials are compared under; they do not count."""
+    grid: Mapping[str, list[Any]]
+    """What every method's grid has."""
+    own: Mapping[str, Mapping[str, list[Any]]]
+    """method -> its own part, where it is not that of other searches."""
     sets: tuple[Set, ...]
 
     def only(self, words: Sequence[str]) -> tuple[Set, ...]:
@@ -79,8 +85,10 @@ def load_suite() -> Suite:
     return Suite(
         version=raw["version"],
         seeds=raw["seeds"],
-        trials=raw["trials"],
-        tuning_seed=raw["tuning_seed"],
+        share=raw["share"],
+        tuning_seeds=tuple(raw["tuning_seeds"]),
+        grid=raw["grid"],
+        own=raw["own"],
         sets=tuple(sets),
     )
 

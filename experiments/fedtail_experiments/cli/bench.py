@@ -72,7 +72,7 @@ def bench(
     there = [s for s in submissions(out) if asked <= set(s.chosen)]
     part = bool(only) and not names  # a look at some of the sets, which is not the suite's ranking
     board = rank_submissions(there, asked if part else ())
-    answer = board_json(board, suite) if part else write_board(out, board, suite)
+    answer = board_json(board) if part else write_board(out, board, suite)
     if as_json:
         typer.echo(json.dumps({**answer, "folder": str(out), "seconds": round(time.perf_counter() - began, 1)}))
         return

@@ -26,10 +26,12 @@ from fedtail_experiments.paper.page import write_page
 from fedtail_experiments.paper.records import FOLDER
 from fedtail_experiments.paper.reproduce import Reproduction
 from fedtail_experiments.paper.search import TRIALS, reproduce_search, write_trials
+from fedtail_experiments.paper.studies import FILE, STUDIES, run_studies
 
 BESIDE_GRIDS = {
     "search": "Hyperparameter search on validation data, with the same number of trials per method; see --tuned",
     "convergence": "Gradient norm against T when rates settle, drift or oscillate",
+    "studies": "What reviewers asked for: candidates trained instead of summed, FedHOO's controls, its cost by clients",
     "page": "The tables of RESULTS.md, regenerated from the records of all finished cells",
 }
 
@@ -76,6 +78,8 @@ def reproduce(
             raise FedtailError(f"{name!r} takes no settings, got {' '.join(given)}; tables and figures do")
         if name == "convergence":
             convergence(scale, seeds, out / name / scale)
+        elif name == "studies":
+            studies(scale, range(seeds), words, out)
         elif name == "page":
             page = Path("RESULTS.md")
             made = write_page(page, out / FOLDER)
@@ -138,6 +142,16 @@ def convergence(scale: str, seeds: int, folder: Path) -> None:
         shown.add_row(*row)
     terminal().print(shown)
     typer.echo(f"wrote {', '.join(map(str, written))}")
+
+
+def studies(scale: str, seeds: Sequence[int], only: Sequence[str], out: Path) -> None:
+    """Measure what is not on file yet; ``only`` names studies, and what they are measured on."""
+    names, places = [w for w in only if w in STUDIES], [w for w in only if w not in STUDIES]
+    known = [place for _, each in STUDIES.values() for place in each]
+    if strange := [place for place in places if place not in known]:
+        raise one_of("--only", strange[0], [*STUDIES, *known])
+    for s in run_studies(names, places, seeds, out / (f"{scale}-{FILE}" if scale == "smoke" else FILE), scale):
+        typer.echo(f"{s.study}, {s.place}, seed {s.seed}: {', '.join(f'{k} {v:.4g}' for k, v in s.values.items())}")
 
 
 def search(

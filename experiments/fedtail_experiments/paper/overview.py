@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import ttest_1samp
 
+from fedtail.core.significance import holm
 from fedtail_experiments.paper.declared import load_grid
 from fedtail_experiments.paper.records import Record
 from fedtail_experiments.paper.search import Found
-from fedtail_experiments.paper.summaries import agreement, difference, number, said, summaries
+from fedtail_experiments.paper.studies import Study
+from fedtail_experiments.paper.summaries import agreement, difference, number, p_value, said, summaries
 from fedtail_experiments.paper.tables import markdown_table
 
 
@@ -22,6 +25,32 @@ def raced(races: Iterable[Found]) -> str:
         for f in sorted(races, key=lambda f: (f.key, f.method, f.seeds))
     ]
     return markdown_table(["", "", "trials", "seeds", "runs", "the best", "validation"], rows)
+
+
+def studied(view: Mapping[str, Any], studies: Sequence[Study]) -> str:
+    """Measurements of a study: a line for each of ``rows``, a column for each place, means over seeds.
+
+    A row shows a value, or with ``minus`` the paired difference of two with its p-value, corrected over the table by
+    Holm's method."""
+    mine = [s for s in studies if s.study == view["study"]]
+    places = [p for p in view["places"] if any(s.place == p for s in mine)]
+    shown: dict[tuple[int, str], str] = {}
+    tests: dict[tuple[int, str], float] = {}
+    for i, row in enumerate(view["rows"]):
+        for place in places:
+            values = np.array([s.values[row["value"]] for s in mine if s.place == place])
+            if "minus" in row:
+                values = values - np.array([s.values[row["minus"]] for s in mine if s.place == place])
+                if len(values) > 2 and np.ptp(values) > 0:
+                    tests[i, place] = float(ttest_1samp(values, 0.0).pvalue)
+            mean = (difference if "minus" in row else number)(float(values.mean()), row.get("digits", 3))
+            spread = f" ± {number(float(values.std(ddof=1)), row.get('digits', 3))}" if len(values) > 1 else ""
+            shown[i, place] = f"{mean}{spread}"
+    for key, p in zip(tests, holm(list(tests.values())), strict=True):
+        shown[key] += f" (p {p_value(p)})"
+    seeds = ["seeds", *(str(sum(s.place == place for s in mine)) for place in places)]
+    rows = [[row["name"], *(shown[i, place] for place in places)] for i, row in enumerate(view["rows"])]
+    return markdown_table(["", *places], [*rows, seeds])
 
 
 def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import METRICS
-from fedtail.core.significance import paired
+from fedtail.core.significance import holm, paired
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail_experiments.paper.declared import load_grid
 from fedtail_experiments.paper.grid import Grid
-from fedtail_experiments.paper.overview import compared, raced, reached
+from fedtail_experiments.paper.overview import compared, raced, reached, studied
 from fedtail_experiments.paper.recipes import load_toml
 from fedtail_experiments.paper.records import Record, read_records
 from fedtail_experiments.paper.search import TRIALS, Found, read_trials
+from fedtail_experiments.paper.studies import FILE as STUDIES
+from fedtail_experiments.paper.studies import Study, read_studies
 from fedtail_experiments.paper.summaries import (
     Key,
     Summary,
@@ -32,6 +34,7 @@ from fedtail_experiments.paper.summaries import (
     column_floor,
     difference,
     number,
+    p_value,
     said,
     summaries,
 )
@@ -55,7 +58,7 @@ class Written:
 
 
 def write_page(page: Path, folder: Path) -> Written:
-    """Bring a page's tables up to date with a folder of records; trials lie beside it."""
+    """Bring a page's tables up to date with a folder of records; trials and studies lie beside it."""
     if not page.is_file():
         raise FedtailError(f"{str(page)!r} does not exist here; run this in the repository, next to RESULTS.md")
     records = read_records(folder)
@@ -63,21 +66,24 @@ def write_page(page: Path, folder: Path) -> Written:
         raise FedtailError(f"no records in {str(folder)!r}; run a table first, e.g. `fedtail reproduce table-iid`")
     text = page.read_text(encoding="utf-8")
     with writing(page):
-        page.write_text(filled(text, records, read_trials(folder.with_name(TRIALS))), encoding="utf-8")
+        beside = read_trials(folder.with_name(TRIALS)), read_studies(folder.with_name(STUDIES))
+        page.write_text(filled(text, records, *beside), encoding="utf-8")
     names = [name for name, _ in MARK.findall(text)]
     return Written(len(names), len(records), [line for name in names for line in below_floor(name, records)])
 
 
-def filled(text: str, records: Sequence[Record], races: Sequence[Found] = ()) -> str:
-    """The page with its tables as records and recorded searches give them."""
-    return MARK.sub(lambda m: f"<!-- table {m[1]} -->\n{table(m[1], records, races)}<!-- end -->", text)
+def filled(text: str, records: Sequence[Record], races: Sequence[Found] = (), studies: Sequence[Study] = ()) -> str:
+    """The page with its tables as records, recorded searches and studies give them."""
+    return MARK.sub(lambda m: f"<!-- table {m[1]} -->\n{table(m[1], records, races, studies)}<!-- end -->", text)
 
 
-def table(name: str, records: Sequence[Record], races: Sequence[Found] = ()) -> str:
+def table(name: str, records: Sequence[Record], races: Sequence[Found] = (), studies: Sequence[Study] = ()) -> str:
     """One table of the page, in Markdown."""
     view = _view(name)
     if view.get("kind") == "raced":
         return raced(races)
+    if view.get("kind") == "studied":
+        return studied(view, studies)
     kinds = {"list": listed, "reached": reached, "compared": compared, "grid": tabulated}
     return kinds[view.get("kind", "grid")](view, records)
 
@@ -89,8 +95,9 @@ def tabulated(view: Mapping[str, Any], records: Sequence[Record]) -> str:
     blocks = {block for block, _ in columns} if "blocks" not in view else view["blocks"]
     head = [METRICS[view["metric"]].title, *(c if len(blocks) == 1 else f"{c}, {b}" for b, c in columns)]
     named = view.get("rows", [row.name for row in grid.rows])
+    tests = _tests(found, columns, named, against)
     rows = [
-        [name, *(_cell(grid, found, place, name, against) for place in columns)]
+        [name, *(_cell(grid, found, place, name, tests) for place in columns)]
         for name in named
         if any((*place, name) in found for place in columns)
     ]
@@ -150,7 +157,28 @@ def _part(view: Mapping[str, Any], records: Sequence[Record]) -> tuple[Grid, dic
     return grid, found, [place for place in wanted if any(key[:2] == place for key in found)]
 
 
-def _cell(grid: Grid, found: Mapping[Any, Summary], place: tuple[str, str], row: str, against: str) -> str:
+def _tests(
+    found: Mapping[Any, Summary], places: Sequence[tuple[str, str]], rows: Sequence[str], against: str
+) -> dict[Key, tuple[float, float]]:
+    """(difference, p) of the cells of a table that have a paired test; p corrected for all of them by Holm's method."""
+    tests = {}
+    for place in places:
+        base = found.get((*place, against))
+        for row in rows:
+            mine = found.get((*place, row))
+            if mine and base and row != against and (test := paired(mine.values, base.values)) and test.n > 2:
+                tests[*place, row] = test
+    corrected = holm([test.p_t for test in tests.values()])
+    return {key: (test.difference, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
+
+
+def _cell(
+    grid: Grid,
+    found: Mapping[Any, Summary],
+    place: tuple[str, str],
+    row: str,
+    tests: Mapping[Key, tuple[float, float]],
+) -> str:
     mine = found.get((*place, row))
     if mine is None:
         return "–"
@@ -159,13 +187,9 @@ def _cell(grid: Grid, found: Mapping[Any, Summary], place: tuple[str, str], row:
     best = max(s.mean for s in column if 2 * s.seeds >= most)  # a lucky seed or two does not win against ten
     shown = number(mine.mean) + ("" if math.isnan(mine.spread) else f" ± {number(mine.spread)}")
     shown = f"**{shown}**" if mine.mean == best else shown
-    base = found.get((*place, against))
-    if base is not None and row != against and (test := paired(mine.values, base.values)) and test.n > 2:
-        shown += f" ({difference(test.difference)}, p {_p(test.p_t)})"
+    if (*place, row) in tests:
+        apart, p = tests[*place, row]
+        shown += f" ({difference(apart)}, p {p_value(p)})"
     shown += f" ×{mine.seeds}" + (OLD if mine.imported else "") + (BELOW if mine.below_floor else "")
     paper = grid.reported(place[0], row, place[1])
     return shown if paper is None else f"{shown} [{number(paper, 4)}]"
-
-
-def _p(value: float) -> str:
-    return "–" if math.isnan(value) else "< .001" if value < 0.001 else number(value)

@@ -105,6 +105,11 @@ def difference(value: float, digits: int = 3) -> str:
     return f"{value:+.{digits}f}".replace("+0.", "+.").replace("-0.", "−.")
 
 
+def p_value(value: float) -> str:
+    """A p-value in three digits; a dash where there is none."""
+    return "–" if math.isnan(value) else "< .001" if value < 0.001 else number(value)
+
+
 def said(settings: Mapping[str, Any]) -> str:
     """Changed settings in a few words."""
     return ", ".join(

@@ -16,6 +16,8 @@ from fedtail_experiments.paper.page import MARK, below_floor, filled, listed, ta
 from fedtail_experiments.paper.recipes import load_toml
 from fedtail_experiments.paper.records import FOLDER, Record, append, read_records, recorder
 from fedtail_experiments.paper.search import TRIALS, read_trials
+from fedtail_experiments.paper.studies import FILE as STUDIES
+from fedtail_experiments.paper.studies import read_studies
 from fedtail_experiments.paper.summaries import summarize
 
 ROOT = Path(__file__).parents[3]
@@ -33,9 +35,9 @@ def test_the_tables_of_the_results_page_are_what_the_records_give() -> None:
     page = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert MARK.findall(page)
     results = ROOT / "results"
-    assert page == filled(page, read_records(results / FOLDER), read_trials(results / TRIALS)), (
-        "run `fedtail reproduce page`"
-    )
+    assert page == filled(
+        page, read_records(results / FOLDER), read_trials(results / TRIALS), read_studies(results / STUDIES)
+    ), "run `fedtail reproduce page`"
 
 
 def test_every_record_of_this_repository_stands_in_a_declared_grid() -> None:
