@@ -25,13 +25,13 @@ from fedtail.core.metrics import score
 from fedtail.core.random import generator
 from fedtail.core.records import Task
 from fedtail.errors import FedtailError, one_of, writing
-from fedtail.methods import METHODS
-from fedtail.rates import RATES, FedHOO, RateStrategy, Setting, Uniform
+from fedtail.rates import FedHOO, RateStrategy, Setting, Uniform
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
+from fedtail.runs.build import build as build_run
+from fedtail.runs.build import build_federation
 from fedtail.runs.config import changed
-from fedtail.runs.problem import assemble, build_federation, build_module, load_pooled, prepare
 from fedtail.settings import Settings
 from fedtail_experiments.paper.declared import load_grid
 from fedtail_experiments.paper.records import DIGITS, commit, numbers
@@ -274,12 +274,7 @@ def settings_of(place: str, row: str, seed: int, scale: str) -> Settings:
 
 def build(settings: Settings) -> Problem:
     """The problem that the settings describe."""
-    pooled = load_pooled(settings)
-    federation, _, encoding = prepare(build_federation(settings, pooled), settings)
-    module, _ = build_module(settings, federation, pooled, encoding)
-    method = METHODS.build(settings.method.name, **settings.method.options)
-    rates = RATES.build(settings.rates.name, federation.n_clients, **settings.rates.options)
-    return assemble(federation, module, method, rates, settings)
+    return build_run(settings, build_federation(settings)).problem
 
 
 def finished(problem: Problem, settings: Settings) -> State:
