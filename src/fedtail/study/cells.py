@@ -38,6 +38,8 @@ LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
 FORMER: dict[str, Any] = {}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
+LATER: dict[str, Any] = {"deploy.trust": "server"}
+"""Settings that came later -> the value that means what there was before, which digests leave out."""
 AT_ONCE = 4
 """Most runs at once on one GPU: it is full by then, and each takes memory."""
 
@@ -51,7 +53,8 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        text = json.dumps({**FORMER, **result_keys(self.config)}, sort_keys=True, default=str)
+        keys = {k: v for k, v in result_keys(self.config).items() if LATER.get(k, ...) != v}
+        text = json.dumps({**FORMER, **keys}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def folder(self, base: Path) -> Path:
