@@ -19,6 +19,7 @@ from fedtail.federate.protocol.limits import Budget, Kind
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, pack_candidates
 from fedtail.federate.replies import refused
+from fedtail.rounds.acceptance import least
 
 CANDIDATES = ("affine", "models")
 T = TypeVar("T")
@@ -111,11 +112,11 @@ class Asking:
         """
         replies, refusals = self.exchange(phase, parcels, read, Budget(kinds))
         self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
-        if not replies or len(replies) < self.quorum * wanted - 1e-9:
+        if len(replies) < (needed := least(self.quorum, wanted)):
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
             raise FedtailError(
-                f"round {self.round}: {len(replies)} of {wanted} clients answered {phase.value!r}, fewer than the "
-                f"quorum of {self.quorum:g} ({first})"
+                f"round {self.round}: {len(replies)} of {wanted} clients answered {phase.value!r}, but {needed} are "
+                f"needed (run.quorum = {self.quorum:g}; {first})"
             )
         return replies
 

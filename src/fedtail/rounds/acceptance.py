@@ -22,6 +22,11 @@ class QuorumError(FedtailError):
     """Too few clients returned an update that can be taken."""
 
 
+def least(quorum: float, n: int) -> int:
+    """How many of ``n`` clients must answer; a little off a product such as 0.28 * 25 is not one more."""
+    return max(1, math.ceil(quorum * n - 1e-9))
+
+
 REPORTS = {DIVERGED: (0.0, 1.0)}
 """Range of the scalars that clients report, where there is one."""
 
@@ -43,11 +48,11 @@ def accept(
         else:
             bad += [Refusal(k, task.round, reason, "update") for k in u.clients]
     n_good = len(clients_of(good))
-    if n_good < max(quorum * len(task.clients) - 1e-9, 1):  # 0.28 * 25 is a little more than 7
+    if n_good < (needed := least(quorum, len(task.clients))):
         first = "; ".join(f"client {r.client}: {r.reason}" for r in bad[:3]) or "no replies"
         raise QuorumError(
-            f"round {task.round}: {n_good} of {len(task.clients)} clients returned a valid update, fewer than the "
-            f"quorum of {quorum:g} ({first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
+            f"round {task.round}: {n_good} of {len(task.clients)} clients returned a valid update, but {needed} are "
+            f"needed (run.quorum = {quorum:g}; {first}); if a loss is not finite, lower local.lr (now {task.lr:g})"
         )
     return good, bad
 

@@ -18,9 +18,9 @@ from fedtail.errors import FedtailError
 from fedtail.federate.flower.content import ACTION, from_content, to_content
 from fedtail.federate.flower.guard import private
 from fedtail.federate.protocol.faults import clean, log
-from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import Errors, Take, with_phase
 from fedtail.federate.protocol.wire import Parts, size_of
+from fedtail.rounds.acceptance import least
 
 POLL_SECONDS = 0.25
 PULLED_BYTES, PULLED_MESSAGES = 1 << 26, 16

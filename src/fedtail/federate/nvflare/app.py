@@ -16,13 +16,13 @@ from nvflare.job_config.api import FedJob
 from fedtail.errors import FedtailError
 from fedtail.federate.nvflare import job_code
 from fedtail.federate.nvflare.transport import TASK, NVFlareTransport
-from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import error_parts
 from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site, code_of
 from fedtail.federate.status import Status
+from fedtail.rounds.acceptance import least
 from fedtail.runs.config import load_config
 
 ASK_SECONDS = 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 import time
@@ -21,6 +20,7 @@ from fedtail.federate.protocol.limits import Budget, WireError, real, whole
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.models.encoders import Encoding
+from fedtail.rounds.acceptance import least
 from fedtail.settings import Model
 from fedtail.version import VERSION
 
@@ -209,11 +209,6 @@ def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
             return f"{key} differ from {whose}: {' and '.join(p for p in (lacks, has) if p)}"
         return f"{key} match {whose} but in a different order"
     return f"{key} is {other!r}, but at {whose} it is {ours!r}"
-
-
-def least(quorum: float, n: int) -> int:
-    """How many of ``n`` sites must be there; a little off a product such as 0.28 * 25 is not one more."""
-    return max(1, math.ceil(quorum * n - 1e-9))
 
 
 def settle(

@@ -15,10 +15,10 @@ from fedtail.data.tables.sketch import BINS
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import log
-from fedtail.federate.protocol.handshake import least
 from fedtail.federate.protocol.limits import Budget, WireError, whole
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel
+from fedtail.rounds.acceptance import least
 
 T = TypeVar("T")
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
