@@ -7,6 +7,7 @@ import html
 import http.client
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -376,3 +377,73 @@ def test_sites_leave_and_join_while_a_run_goes_on_and_a_revoked_key_opens_nothin
             assert sum(n.status == "online" for n in control._nodes()) == 2
     finally:
         local.down(deployment)
+
+
+def of_site(deployment: Deployment, site: str, program: str = "") -> list[int]:
+    found = processes.find(deployment.folder, f"site:{site}")
+    return [p.pid for p in found if program in ("", p.program)]
+
+
+@contextmanager
+def signalled(pids: list[int], begin: int, end: int) -> Iterator[None]:
+    for pid in pids:
+        processes.send_signal(pid, begin)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            processes.send_signal(pid, end)
+
+
+def kill_server(deployment: Deployment) -> None:
+    while left := processes.find(deployment.folder, "superlink"):
+        for process in left:
+            processes.send_signal(process.pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+@pytest.mark.faults
+def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_killed_while_a_site_answers_loses_nothing(
+    flower_deployment: Deployment, tmp_path: Path
+) -> None:
+    """All sites must answer (quorum 1), and in the end the model is the simulator's, bit by bit."""
+    rounds = {"rounds": 8}
+    config = settings(run={"name": "through", **rounds}, deploy={"timeout": 90.0})
+    folder = flower_deployment.runs / "through"
+
+    def reach(done: int) -> None:
+        until(lambda: len(read_history(folder)) >= done, 200, f"round {done}")
+
+    run_id = start(flower_deployment, config)
+    reach(1)
+    with signalled(of_site(flower_deployment, "east"), signal.SIGSTOP, signal.SIGCONT):
+        time.sleep(8)
+    frozen = [p.pid for p in processes.find(flower_deployment.folder, "superlink")]
+    with signalled(frozen, signal.SIGSTOP, signal.SIGCONT):
+        time.sleep(8)
+    (worker,) = of_site(flower_deployment, "north", "worker")
+    processes.send_signal(worker, signal.SIGKILL)
+    reach(3)
+
+    (worker,) = of_site(flower_deployment, "south", "worker")
+    unlimited = resource.prlimit(worker, resource.RLIMIT_FSIZE)
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    with pytest.raises(FedtailError, match=r"2 of 3 clients .*, but 3 are needed .*disk"):
+        runs.wait(flower_deployment, run_id)
+    assert of_site(flower_deployment, "south", "worker") == [worker], "a full disk ends no worker"
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, unlimited)
+
+    before = len(read_history(folder))
+    run_id = start(flower_deployment, config, resume=True)
+    reach(before + 1)
+    with signalled(of_site(flower_deployment, "east", "worker"), signal.SIGSTOP, signal.SIGCONT):
+        waiting = flower_deployment.site("east") / "waiting"
+        until(waiting.exists, 60, "a message at east")
+        time.sleep(1)
+        kill_server(flower_deployment)
+        until(lambda: runs.where(flower_deployment)["state"] == "stopped", 5, "status to say so")
+    local.start_superlink(flower_deployment)
+    wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
+    local.wait_until_online(flower_deployment, 90)
+    runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
+    assert_simulators_model(folder, settings(run={"name": "through", **rounds}), tmp_path)

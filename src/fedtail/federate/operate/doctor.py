@@ -18,6 +18,7 @@ import numpy as np
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, split_address
+from fedtail.federate.flower import TESTED
 from fedtail.federate.operate import runs
 from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
@@ -25,11 +26,11 @@ from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
 from fedtail.federate.protocol.keys import read_roster, read_site_key
 from fedtail.federate.site.config import load_site
+from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.prepared import SiteData
 from fedtail.models.device import check_device
 from fedtail.version import VERSION
 
-FLOWER = "1.41.0"
 EXPIRY_DAYS = 30
 SILENT_SECONDS = 900.0
 """A run that says nothing for so long is worth a look."""
@@ -85,6 +86,7 @@ def examine_site(file: str | Path, address: str = "") -> list[Finding]:
     except FedtailError as error:
         out.append(Finding("error", "worker", str(error)))
     try:
+        Ledger(config.folder)
         out.append(Finding("ok", "data", describe_data(config.open_data())))
     except FedtailError as error:
         out.append(Finding("error", "data", str(error)))
@@ -103,14 +105,15 @@ def describe_data(data: SiteData) -> str:
 
 
 def check_software() -> list[Finding]:
-    """Flower in the version this package was tested with."""
+    """Whether Flower is there, in the version that fedtail is tested with."""
     try:
         found = version("flwr")
     except PackageNotFoundError:
         return [Finding("error", "software", "flwr is not installed; pip install 'fedtail[flower]'")]
-    if found != FLOWER:
-        return [Finding("error", "software", f"flwr {found} is installed, but fedtail needs {FLOWER}")]
-    return [Finding("ok", "software", f"fedtail {VERSION}, flwr {found}, app {own_hash()}")]
+    out = [Finding("ok", "software", f"fedtail {VERSION}, flwr {found}, app {own_hash()}")]
+    if found != TESTED:
+        out.append(Finding("warning", "software", f"flwr {found} is installed; fedtail is tested with {TESTED}"))
+    return out
 
 
 def check_certificate(deployment: Deployment) -> list[Finding]:
