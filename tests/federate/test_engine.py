@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedtail.core.candidates import binary_candidates
-from fedtail.core.decisions import Decision, SiteGoal
+from fedtail.core.decisions import POWERS, Decision, SiteGoal
 from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
@@ -331,7 +331,9 @@ def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Fe
 def test_sites_decide_for_themselves_as_the_simulator_would_and_keep_it(
     federation: Federation, tmp_path: Path, what: str
 ) -> None:
-    goal = SiteGoal(common=Decision(temperature=1.2), goal=what, shares=(0.4, 0.3, 0.2, 0.1), curve=(0.5,) * 6)
+    goal = SiteGoal(
+        common=Decision(temperature=1.2), goal=what, shares=(0.4, 0.3, 0.2, 0.1), curve=(0.5,) * len(POWERS)
+    )
     there = remote(federation, reveal="classes")
     x = there.model.vector.clone()
     here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedavg"), SETTINGS)
