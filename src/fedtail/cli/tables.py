@@ -11,20 +11,9 @@ from rich.text import Text
 
 from fedtail.cli.progress import terminal
 from fedtail.core.metrics import METRICS
-from fedtail.report.tables import Table, difference, footnote, mean_spread
+from fedtail.report.tables import Table, difference, footnote
+from fedtail.words import mean_spread
 
-NARROW = (
-    "balanced_accuracy",
-    "weighted_f1",
-    "site_spread",
-    "accuracy",
-    "head",
-    "pr_auc",
-    "calibration_error",
-    "worst_site",
-    "tail",
-)
-"""Columns left out, in this order, where the terminal is too narrow; files and reports have them all."""
 FLOOR = "majority only"
 LABEL = 28
 """Letters of a row's name for which columns are left out; a longer one wraps."""
@@ -44,12 +33,13 @@ def print_table(table: Table, console: Console | None = None) -> None:
     label = min(max(map(len, names)), LABEL)
 
     def room(i: int) -> int:
-        cells = (mean_spread(row.cells[i]) for row in (*table.rows, *table.yardsticks))
+        cells = (mean_spread(*row.cells[i]) for row in (*table.rows, *table.yardsticks))
         return 3 + max(len(METRICS[table.columns[i]].title), *map(len, cells))
 
-    for name in NARROW:
-        if label + 1 + sum(map(room, kept)) > out.width:
-            kept = [i for i in kept if table.columns[i] != name or name == table.metric]
+    others = [i for i in kept if table.columns[i] != table.metric]
+    for least in sorted(others, key=lambda i: METRICS[table.columns[i]].priority):
+        if label + 1 + sum(map(room, kept)) > out.width:  # files and reports have them all
+            kept.remove(least)
     tested = len(table.rows) > 1 and label + 1 + sum(map(room, kept)) + 24 <= out.width
     shown = bare_table(title=table.title, title_justify="left", title_style="bold")
     shown.add_column(
@@ -61,14 +51,14 @@ def print_table(table: Table, console: Console | None = None) -> None:
         shown.add_column(f"Δ {METRICS[table.metric].title}", justify="right", no_wrap=True)
         shown.add_column("p", justify="right", no_wrap=True)
     for row in table.rows:
-        cells = [Text(mean_spread(row.cells[i]), style="bold green" if table.marked(row, i) else "") for i in kept]
+        cells = [Text(mean_spread(*row.cells[i]), style="bold green" if table.marked(row, i) else "") for i in kept]
         delta, _, p = difference(row)
         shown.add_row(row.shown, *cells, *((delta or "–", p or "–") if tested else ()))
     if table.floor:
         floors = [table.floor.get(table.columns[i]) for i in kept]
         shown.add_row(FLOOR, *("–" if f is None else f"{f:.3f}" for f in floors), style="dim")
     for name, row in measured:
-        values = [mean_spread(row.cells[i]) for i in kept]
+        values = [mean_spread(*row.cells[i]) for i in kept]
         shown.add_row(name, *values, *(("", "") if tested else ()), style="dim")
     out.print(shown)
     if measured:

@@ -107,6 +107,27 @@ def rarest(train_counts: ArrayLike) -> np.ndarray:
     return third(Evidence(np.zeros((3, n.size)), None, n), "tail")
 
 
+def rarest_class(e: Evidence) -> int:
+    """Return the class with the fewest training samples, or where these are not known the fewest of those scored."""
+    if e.train_counts is None:
+        n = np.where(e.seen, e.support, np.inf)
+    else:
+        n = np.asarray(e.train_counts)
+    return int(np.lexsort((-np.arange(n.size), n))[0])
+
+
+def area_interval(area: float, positives: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the interval of an area under a precision-recall curve, by default of 95 %; (0, 1) without positives.
+
+    The logit interval of Boyd, Eng and Page (2013), which keeps its promise with few positives.
+    """
+    if not positives or not np.isfinite(area):
+        return 0.0, 1.0
+    share = min(max(area, 0.5 / positives), 1 - 0.5 / positives) if positives > 1 else 0.5
+    middle, room = np.log(share / (1 - share)), z / np.sqrt(positives * share * (1 - share))
+    return float(1 / (1 + np.exp(room - middle))), float(1 / (1 + np.exp(-room - middle)))
+
+
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
     """The interval of a share seen on n samples (Wilson, 1927), by default of 95 %; (0, 1) without samples."""
     if not n:

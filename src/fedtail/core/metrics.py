@@ -6,7 +6,7 @@ samples per class are what metrics are made of: sites can add them up, and sums 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedtail.core.evidence import Evidence, evidence_of, per_class, ratio, shot_groups, third
+from fedtail.core.evidence import Evidence, evidence_of, per_class, rarest_class, ratio, shot_groups, third
 from fedtail.core.scores import (
     Scores,
     average_precision,
@@ -46,6 +46,8 @@ class Metric:
     """Whether it can be told from totals, where a site reveals no counts per class."""
     headline: bool = True
     """Whether tables show it, where the runs have it."""
+    priority: int = 10
+    """Where there is no room for all, those of lower priority are left out first."""
     smooth: tuple[str, ...] = ()
     """Metrics of probabilities that go with it and that fewer samples tell: what races compare models by."""
 
@@ -91,6 +93,7 @@ _declare(
     "Accuracy",
     lambda e: ratio(e.hit.sum(-1), e.support.sum(-1), np.nan),
     totals=True,
+    priority=4,
     smooth=("log_loss",),
 )
 _declare(
@@ -98,10 +101,11 @@ _declare(
     "Balanced acc.",
     lambda e: _class_mean(e.recall, e.seen),
     words="balanced accuracy",
+    priority=1,
     smooth=("balanced_loss", "pr_auc"),
 )
 _declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth=("balanced_loss", "pr_auc"))
-_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), smooth=("log_loss",))
+_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), priority=2, smooth=("log_loss",))
 _declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False, smooth=("log_loss",))
 for _kind in ("many", "medium", "few"):
     _declare(
@@ -116,8 +120,9 @@ _declare(
     "head",
     "Head",
     lambda e: _class_mean(e.recall, e.seen & third(e, "head")),
-    words="accuracy of the commonest third",
+    words="accuracy of the most frequent third",
     needs="train_counts",
+    priority=3,
 )
 _declare(
     "tail",
@@ -125,6 +130,7 @@ _declare(
     lambda e: _class_mean(e.recall, e.seen & third(e, "tail")),
     words="accuracy of the rarest third",
     needs="train_counts",
+    priority=9,
 )
 _declare(
     "pr_auc",
@@ -132,6 +138,15 @@ _declare(
     lambda e: _over_classes(e, average_precision),
     words="mean area under the precision-recall curves",
     needs="scores",
+    priority=6,
+)
+_declare(
+    "rare_pr_auc",
+    "PR-AUC, rarest",
+    lambda e: np.asarray(np.nan if e.scores is None else average_precision(e.scores.bins[rarest_class(e)])),
+    words="area under the precision-recall curve of the rarest class",
+    needs="scores",
+    priority=7,
 )
 _declare(
     "roc_auc",
@@ -161,6 +176,7 @@ _declare(
     words="expected calibration error",
     needs="scores",
     higher_is_better=False,
+    priority=5,
 )
 _declare(
     "worst_site",
@@ -168,6 +184,7 @@ _declare(
     lambda e: _over_sites(e, np.min),
     words="macro F1 of the worst site",
     needs="sites",
+    priority=8,
 )
 _declare(
     "site_spread",
@@ -176,6 +193,7 @@ _declare(
     words="standard deviation of macro F1 over sites",
     needs="sites",
     higher_is_better=False,
+    priority=0,
 )
 _declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="background")
 _declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", headline=False)
@@ -210,6 +228,20 @@ def defect_score(confusion: ArrayLike, background: int) -> dict[str, float]:
 def metrics() -> list[Metric]:
     """Every metric, the user's own that this process uses included."""
     return [METRICS[name] for name in METRICS.named()]
+
+
+def shown(values: Mapping[str, Any], most: int = 99) -> list[Metric]:
+    """Return the metrics that tables show of a result, at most so many; of two classes the PR-AUC of the rare one
+    says what the mean of both would hide."""
+    two = len(values.get("per_class_accuracy") or ()) == 2
+    known = [m for m in metrics() if m.headline and np.isfinite(_value(values.get(m.name)))]
+    known = [m for m in known if not (two and m.name == "pr_auc")]
+    kept = sorted(known, key=lambda m: -m.priority)[:most]
+    return [m for m in known if m in kept]
+
+
+def _value(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def summarize(

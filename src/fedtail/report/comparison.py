@@ -14,6 +14,7 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.runs.record import RunRecord
 from fedtail.runs.yardstick import Yardstick, beside
 from fedtail.settings import flatten, is_free
+from fedtail.words import plural, setting
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Contender:
         """Seed -> final test metric; seeds without it are left out."""
         found = {pair_key(r): r.metric(metric) for r in self.runs}
         return {k: v for k, v in found.items() if math.isfinite(v)}
+
+    def by_seed(self, metric: str) -> dict[str, float]:
+        """``seed 0`` -> final test metric."""
+        return {f"seed {r.seed}": r.metric(metric) for r in self.runs if math.isfinite(r.metric(metric))}
 
     def mean(self, metric: str) -> float:
         values = list(self.values(metric).values())
@@ -98,17 +103,8 @@ def pair_key(run: RunRecord) -> object:
     return run.seed, run.setting("data", "seed")
 
 
-def short(value: Any) -> str:
-    """A setting as a reader would write it."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list):
-        return "[" + ", ".join(short(v) for v in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
-    rates_differ = len({(r.rates, short(r.setting("rates", "rate"))) for r in runs}) > 1
+    rates_differ = len({(r.rates, setting(r.setting("rates", "rate"))) for r in runs}) > 1
     by_name: dict[str, list[RunRecord]] = {}
     for run in runs:
         name = run.method_title
@@ -119,7 +115,7 @@ def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
         flats = [_flat(r) for r in members]
         common = _common(flats)
         for run, flat in zip(members, flats, strict=True):
-            extra = [f"{k.rpartition('.')[2]} {short(flat.get(k, 'unset'))}" for k in _keys(flats) if k not in common]
+            extra = [f"{k.rpartition('.')[2]} {setting(flat.get(k, 'unset'))}" for k in _keys(flats) if k not in common]
             label = ", ".join([name, *extra])
             seeds = labelled.setdefault(label, {})
             if pair_key(run) in seeds:
@@ -138,16 +134,20 @@ def _baseline(contenders: Sequence[Contender], wanted: str | None) -> int:
 def _rates(run: RunRecord) -> str:
     name = run.rates_title
     rate = run.setting("rates", "rate")
-    return f"{name} {short(rate)}" if run.rates == "uniform" and rate is not None else name
+    return f"{name} {setting(rate)}" if run.rates == "uniform" and rate is not None else name
+
+
+OWN = ("table", "tables", "site_tables", "images")
+"""Data sets that are the user's own files, and are called like them."""
 
 
 def _data_title(run: RunRecord, common: set[str]) -> str:
     name, path = str(run.setting("data", "name", "data")), run.setting("data", "path")
     files = Path(str(path)).absolute()
     files = files.parent if "*" in files.name else files
-    parts = [files.stem if path and name in ("table", "site_tables", "images") else name]
+    parts = [files.stem if path and name in OWN else name]
     n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
-    parts.append(f"{n_clients} client{'s' if n_clients != 1 else ''}")
+    parts.append(plural(n_clients, "client"))
     split, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
     if split == "auto":  # the data's own sites where it has some, else Dirichlet
         own = any(not str(s).startswith("client ") for s in run.clients.get("sites") or [])
@@ -156,7 +156,7 @@ def _data_title(run: RunRecord, common: set[str]) -> str:
         parts.append(f"{split} {alpha:g}" if "dirichlet" in str(split) and alpha is not None else str(split))
     said = {"data.name", "data.clients", "data.partition", "data.alpha"}
     flat = _flat(run, "data")
-    parts += [f"{k.rpartition('.')[2]} {short(v)}" for k, v in flat.items() if k not in common | said]
+    parts += [f"{k.rpartition('.')[2]} {setting(v)}" for k, v in flat.items() if k not in common | said]
     return " · ".join(parts)
 
 

@@ -10,14 +10,21 @@ from dataclasses import dataclass
 
 from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
-from fedtail.report.chart import Cell, html_table, scroll
+from fedtail.report.blocks import Block, Cell, Text
+from fedtail.report.blocks import Table as TableBlock
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.yardsticks import yardstick_cells
+from fedtail.report.facts import best_of
+from fedtail.report.sections.yardsticks import yardstick_cells
 from fedtail.runs.yardstick import TITLES
+from fedtail.words import fixed, mean_spread, p_value
 
 NOTHING = "Always the majority class"
 CLEAR = 0.05
 """A difference with a smaller p is taken as one."""
+LEAST_SEEDS = 6
+"""Shared seeds below which no difference is marked: an exact sign-flip test could not give p below 0.05."""
+MOST_COLUMNS = 5
+"""Metrics of the page's headline table; all of them are folded away below it."""
 
 
 def tested() -> list[str]:
@@ -67,21 +74,25 @@ class Table:
 
 
 def winner(contenders: Sequence[Contender], metric: str) -> str | None:
-    """The contender that a paired test tells from every other (Holm-corrected, p < 0.05); None where there is none:
-    the largest of some means that are equal but for luck deserves no mark."""
+    """Return the contender that a paired test over six shared seeds or more tells from every other (Holm-corrected,
+    p < 0.05); None where there is none: the largest of some means that are equal but for luck deserves no mark."""
     scored = [one for one in contenders if math.isfinite(one.mean(metric))]
     if len(scored) < 2:
         return None
     best, *others = sorted(scored, key=lambda one: -signed(metric, one.mean(metric)))
     tests = [paired(best.values(metric), one.values(metric)) for one in others]
-    apart = [math.nan if t is None else 0.0 if math.isnan(t.p_t) and t.n > 1 else t.p_t for t in tests]
+    if any(t is None or t.n < LEAST_SEEDS for t in tests):
+        return None
+    apart = [0.0 if math.isnan(t.p_t) else t.p_t for t in tests if t is not None]
     return best.label if all(p < CLEAR for p in holm(apart)) else None
 
 
 def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
     """A row per contender; ``metric`` is the one that is tested against the baseline, and the first column."""
-    shown = sorted((m.name for m in metrics() if m.headline or m.name == metric), key=lambda name: name != metric)
-    columns = tuple(c for c in shown if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
+    two = len(comparison.runs[0].classes) == 2  # whose mean PR-AUC hides the rare one
+    known = [m.name for m in metrics() if m.name == metric or (m.headline and not (two and m.name == "pr_auc"))]
+    known = sorted(known, key=lambda name: name != metric)
+    columns = tuple(c for c in known if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
     base = comparison.reference
     tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
     adjusted = holm([t.p_t if t else math.nan for t in tests])
@@ -161,12 +172,6 @@ def footnote(table: Table) -> str:
     )
 
 
-def mean_spread(cell: tuple[float, float], joint: str = " ± ") -> str:
-    """``0.857 ± 0.012``; without spread where there is one seed."""
-    mean, spread = cell
-    return f"{mean:.3f}{joint}{spread:.3f}" if math.isfinite(spread) else f"{mean:.3f}" if math.isfinite(mean) else "–"
-
-
 def difference(row: Row) -> tuple[str, str, str]:
     """(difference, interval, p) as text."""
     v = row.versus
@@ -176,56 +181,54 @@ def difference(row: Row) -> tuple[str, str, str]:
     return f"{v.difference:+.3f}", interval, p_value(row.p_holm)
 
 
-def p_value(p: float) -> str:
-    return "" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+def table_block(table: Table, colours: Mapping[str, int]) -> Block:
+    """Return the table of the page: the tested metric and its test first, then what says most, and no more columns than
+    a screen has room for. ``colours``: of the contenders, for the filter."""
+    others = sorted(table.columns[1:], key=lambda c: -METRICS[c].priority)[: MOST_COLUMNS - 1]
+    return _block(table, [c for c in table.columns if c in others or c == table.metric], colours, test=True)
 
 
-def to_html(table: Table, colours: Mapping[str, int] | None = None) -> str:
-    """The table of the page: the tested metric and its test first. ``colours``: of the contenders, for the filter."""
-    many = len(table.rows) > 1
+def all_metrics(table: Table, colours: Mapping[str, int]) -> Block:
+    """Return every metric that the runs have; nothing where the headline table has them all."""
+    if len(table.columns) <= MOST_COLUMNS:
+        return Text("")
+    return _block(table, table.columns, colours, test=False)
+
+
+def _block(table: Table, columns: Sequence[str], colours: Mapping[str, int], test: bool) -> Block:
+    if not columns:
+        return Text("")
+    test = test and len(table.rows) > 1
     seeds = max(r.seeds for r in table.rows) > 1
-    if not table.columns:
-        return ""
-    first, *others = table.columns
+    first, *others = columns
+    at = [table.columns.index(c) for c in columns]
     head = ["Method", *(["Seeds"] if seeds else []), METRICS[first].title]
-    head += [f"Δ {METRICS[table.metric].title}", "p"] if many else []
-    head += [METRICS[c].title for c in others]
-    blank = ["", ""] if many else []
+    head += [*([f"Δ {METRICS[first].title}", "p"] if test else []), *(METRICS[c].title for c in others)]
+    blank = ["", ""] if test else []
     rest: list[list[str | Cell]] = []
     if table.floor:
-        floor = [number_3(_floor(table, c)) for c in table.columns]
+        floor = [fixed(table.floor.get(c)) for c in columns]
         rest.append([NOTHING, *([""] if seeds else []), floor[0], *blank, *floor[1:]])
     for row in table.yardsticks:
-        values = [number_3(mean) for mean, _ in row.cells]
+        values = [fixed(row.cells[i][0]) for i in at]
         rest.append([row.label, *([str(row.seeds)] if seeds else []), values[0], *blank, *values[1:]])
-    rows = [_html_row(table, row, seeds) for row in table.rows]
-    runs = [(colours or {}).get(row.label) for row in table.rows]
-    return scroll(html_table(head, rows, runs=runs, rest=rest, look="headline"), "Headline table")
-
-
-def _html_row(table: Table, row: Row, seeds: bool) -> list[str | Cell]:
-    cells = [
-        Cell(
-            number_3(mean),
-            small=f"± {spread:.3f}" if math.isfinite(spread) else "",
-            look="best" if table.marked(row, i) else "",
-        )
-        for i, (mean, spread) in enumerate(row.cells)
-    ]
-    out: list[str | Cell] = [Cell(row.label, small=row.note), *([str(row.seeds)] if seeds else []), cells[0]]
-    if len(table.rows) > 1:
-        delta, interval, p = difference(row)
-        out += [Cell(delta, small=interval) if row.versus else "baseline", p or "–"]
-    return [*out, *cells[1:]]
-
-
-def _floor(table: Table, column: str) -> float:
-    value = table.floor.get(column)
-    return math.nan if value is None else float(value)
-
-
-def number_3(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else "–"
+    rows: list[list[str | Cell]] = []
+    for row in table.rows:
+        cells = [
+            Cell(
+                fixed(row.cells[i][0]),
+                small=f"± {row.cells[i][1]:.3f}" if math.isfinite(row.cells[i][1]) else "",
+                look="best" if table.marked(row, i) else "",
+            )
+            for i in at
+        ]
+        out: list[str | Cell] = [Cell(row.label, small=row.note), *([str(row.seeds)] if seeds else []), cells[0]]
+        if test:
+            delta, interval, p = difference(row)
+            out += [Cell(delta, small=interval) if row.versus else "baseline", p or "–"]
+        rows.append([*out, *cells[1:]])
+    runs = [colours.get(row.label) for row in table.rows]
+    return TableBlock(head, rows, "Headline table", runs=runs, rest=rest, look="headline")
 
 
 def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
@@ -233,14 +236,14 @@ def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
     head = ["Method", "Seeds", *(METRICS[c].title for c in table.columns)]
     head += [f"Δ {METRICS[table.metric].title}", "95 % interval", "p"] if many else []
     rows = [
-        [r.shown, str(r.seeds), *(mean_spread(c) for c in r.cells), *(difference(r) if many else ())]
+        [r.shown, str(r.seeds), *(mean_spread(*c) for c in r.cells), *(difference(r) if many else ())]
         for r in table.rows
     ]
     if table.floor:
-        floor = [number_3(_floor(table, c)) for c in table.columns]
+        floor = [fixed(table.floor.get(c)) for c in table.columns]
         rows.append([NOTHING, "", *floor, *(["", "", ""] if many else [])])
     for r in table.yardsticks:
-        rows.append([r.label, str(r.seeds), *(mean_spread(c) for c in r.cells), *(["", "", ""] if many else [])])
+        rows.append([r.label, str(r.seeds), *(mean_spread(*c) for c in r.cells), *(["", "", ""] if many else [])])
     return head, rows
 
 
@@ -266,7 +269,7 @@ def to_latex(tables: Sequence[Table]) -> str:
         for row in table.rows:
             cells = [_tex(row.shown)]
             for i, cell in enumerate(row.cells):
-                text = mean_spread(cell, r" \pm ").replace("–", r"\text{--}")
+                text = mean_spread(*cell, joint=r" \pm ").replace("–", r"\text{--}")
                 bold = table.marked(row, i)
                 cells.append(rf"$\mathbf{{{text}}}$" if bold else f"${text}$")
             if many:
@@ -302,12 +305,12 @@ def to_csv(compared: Sequence[Comparison]) -> str:
 def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     """What the table says, in a sentence or two of plain text."""
     scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
-    if not scored:
+    best = best_of(comparison, metric)
+    if best is None:
         return "No run was scored on test samples."
-    best = max(scored, key=lambda one: signed(metric, one.mean(metric)))
     name = METRICS[metric].words
     seeds = len(best.runs)
-    text = f"{best.label} reaches {name} {mean_spread((best.mean(metric), best.spread(metric)))}"
+    text = f"{best.label} reaches {name} {mean_spread(best.mean(metric), best.spread(metric))}"
     text += f" over {seeds} seeds" if seeds > 1 else " in one run"
     base = comparison.reference
     if best is base:
@@ -320,9 +323,7 @@ def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     text += f", {abs(test.difference):.3f} {'above' if high else 'below'} {base.label}"
     if test.n > 1:
         clear = test.low > 0 if high else test.high < 0
-        text += (
-            f" (95 % interval {test.low:+.3f} to {test.high:+.3f}{'' if clear else ', which includes no difference'})"
-        )
+        text += f" (95 % interval {test.low:+.3f} to {test.high:+.3f}{'' if clear else ', which includes zero'})"
     text += "."
     return text + _tail_sentence(best, base)
 

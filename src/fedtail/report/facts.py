@@ -1,0 +1,171 @@
+"""What a run comes to, in counts and sentences that need no knowledge of metrics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtail.core.evidence import area_interval
+from fedtail.core.metrics import METRICS, signed
+from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.pictures import class_order
+from fedtail.runs.record import RunRecord
+from fedtail.words import fixed, percent, plural
+
+METRIC = "macro_f1"
+SMALL = 30
+"""Samples below which a site's number says little."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One class on the test set, in counts."""
+
+    name: str
+    support: int
+    found: int
+    false_alarms: int
+
+    def __str__(self) -> str:
+        return (
+            f"of {self.support:,} test samples of {self.name} it finds {self.found:,} and misses "
+            f"{self.support - self.found:,}, with {plural(self.false_alarms, 'false alarm')}"
+        )
+
+
+def found_and_missed(run: RunRecord, most: int = 1) -> list[Found]:
+    """Return what is found of the rarest classes that have test samples; empty where sites reveal no counts."""
+    table = run.confusion
+    if table is None or len(table) != len(run.classes):
+        return []
+    order = [int(c) for c in class_order(run) if table[c].sum()]
+    if run.train_counts is None:
+        order.sort(key=lambda c: float(table[c].sum()))
+    return [
+        Found(run.classes[c], int(table[c].sum()), int(table[c, c]), int(table[:, c].sum() - table[c, c]))
+        for c in order[:most]
+    ]
+
+
+@dataclass(frozen=True)
+class AtSite:
+    """The final model at one site."""
+
+    name: str
+    values: dict[str, Any]
+    before: dict[str, Any]
+    """The same with the plain argmax; empty where that is what the answers are."""
+
+    @property
+    def support(self) -> list[int]:
+        return [int(n) for n in self.values.get("per_class_support") or []]
+
+    @property
+    def samples(self) -> int:
+        return sum(self.support)
+
+    def value(self, metric: str = METRIC) -> float:
+        """A metric, NaN where the site cannot tell: of samples of one class alone, F1 would be 1 for nothing."""
+        return math.nan if _one_class(self.support) else number_in(self.values, metric)
+
+    def argmax(self, metric: str = METRIC) -> float:
+        """The metric of the plain argmax."""
+        return math.nan if _one_class(self.support) else number_in(self.before, metric)
+
+    def positives(self, c: int) -> int:
+        """Samples of a class."""
+        return self.support[c] if len(self.support) > c else 0
+
+
+def _one_class(support: list[int]) -> bool:
+    return sum(n > 0 for n in support) == 1
+
+
+def at_sites(run: RunRecord) -> tuple[str, list[AtSite]]:
+    """Return (split, sites), worst first, those that cannot tell last: by the split that the run names its worst site
+    by; where it names none, on their own test sets if all have one, else on their private splits."""
+    rows = [row for row in run.result.get("sites") or [] if isinstance(row, dict)]
+    split = (run.result.get("worst") or {}).get("split")
+    if split not in ("test", "validation"):
+        split = "test" if rows and all(row.get("test") for row in rows) else "validation"
+    sites = [
+        AtSite(str(row["site"]), row[split], (row.get("before") or {}).get(split) or {})
+        for row in rows
+        if row.get(split) and math.isfinite(number_in(row[split], METRIC))
+    ]
+    return split, sorted(sites, key=lambda site: (math.isnan(site.value()), site.value()))
+
+
+def telling(run: RunRecord) -> list[AtSite]:
+    """Return the sites that can tell how good the model is there, worst first."""
+    return [site for site in at_sites(run)[1] if math.isfinite(site.value())]
+
+
+def number_in(values: Any, name: str) -> float:
+    """Return a number of a record, NaN where it has none."""
+    value = values.get(name) if isinstance(values, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def best_of(comparison: Comparison, metric: str = METRIC) -> Contender | None:
+    """Return the contender with the best mean; None where none was scored."""
+    scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
+    return max(scored, key=lambda one: signed(metric, one.mean(metric))) if scored else None
+
+
+def in_short(comparison: Comparison, metric: str = METRIC) -> str:
+    """Return the paragraph for somebody who only wants to know what came of it; empty where nothing was scored."""
+    best = best_of(comparison, metric)
+    if best is None:
+        return ""
+    run = best.runs[0]
+    n_sites, n_test = len(run.clients.get("sites") or run.rate_path()[0]), int(np.nansum(run.per_class("support")))
+    text = f"{plural(n_sites, 'site')} trained one model together, without handing over their data. "
+    if n_test:
+        text += f"It was tested on {plural(n_test, 'sample')} that it had never seen. "
+    found = found_and_missed(run)
+    seed = f" (seed {run.seed} of {len(best.runs)})" if len(best.runs) > 1 else ""
+    for one in found:
+        rare = "the rarer of two classes" if len(run.classes) == 2 else f"the rarest of {len(run.classes)} classes"
+        share = f", {percent(round(one.found / one.support, 2))}"
+        text += f"Of {one.support:,} cases of {one.name}, {rare}, it finds {one.found:,}{share}{seed}. "
+        alarms = one.found + one.false_alarms
+        text += (
+            f"It says {one.name} {plural(alarms, 'time')}, and is right in {one.found:,} of them. "
+            if alarms
+            else f"It never says {one.name}. "
+        )
+    sites = telling(run)
+    if len(sites) > 1:
+        mean = float(np.mean([site.value() for site in sites]))
+        text += (
+            f"At the weakest of {len(sites)} sites, {sites[0].name} ({plural(sites[0].samples, 'sample')}), "
+            f"{METRICS[METRIC].words} is {fixed(sites[0].value(), 2)}, against {fixed(mean, 2)} on average. "
+        )
+    floor = number_in(run.result.get("floor"), metric)
+    if math.isfinite(floor):
+        text += (
+            f"Over all classes, {METRICS[metric].words} is {fixed(best.mean(metric), 2)}; always answering the most "
+            f"frequent class would reach {fixed(floor, 2)} and find none of the rare cases."
+        )
+    return text.strip()
+
+
+def area_with_interval(run: RunRecord, c: int) -> tuple[float, str]:
+    """Return the PR-AUC of a class and its 95 % interval in words."""
+    areas, support = run.per_class("pr_auc"), run.per_class("support")
+    if areas.size <= c or support.size <= c or not math.isfinite(areas[c]):
+        return math.nan, ""
+    low, high = area_interval(float(areas[c]), int(support[c]))
+    return float(areas[c]), f"{low:.2f} to {high:.2f}"
+
+
+def provenance(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what tells a reader how to get the same again: (what, value), as far as it was recorded."""
+    made = run.clients.get("made") or {}
+    keys = (("date", "date"), ("version", "fedtail"), ("command", "command"), ("commit", "commit"))
+    rows = [(title, str(made[key])) for key, title in keys if made.get(key)]
+    return rows + ([("data digest", str(run.clients["digest"]))] if run.clients.get("digest") else [])

@@ -1,0 +1,408 @@
+"""Charts as the page draws them: scales, paths and places, for the template of SVG with its accessible frame."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedtail.plots import Chart, Heat, Line, Lines, Rows, Series, thinned
+from fedtail.report.blocks import Table, environment
+from fedtail.words import mean_spread, number, shortened
+
+WIDTH, HEIGHT = 480, 290
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 46
+LETTERS = 24
+"""Letters of a name on one line."""
+FEW = 16
+"""Rows up to which they stand wide apart."""
+MOST_ROWS = 40
+"""Points in the data table of a curve."""
+LEVELS = 10
+"""Colours of a map."""
+MOST_LETTERS = 30
+"""Longer names of a map are cut; the tooltip and the data table have them whole."""
+MOST_CELLS = 400
+"""Cells of a map in a data table that is written out."""
+LEAST = 15
+"""Least size of a cell with a name of its own: no name is dropped, a map of many scrolls."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map from data to canvas units."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span else 0.5
+        return round(self.start + share * (self.stop - self.start), 2)
+
+    @property
+    def middle(self) -> float:
+        return round((self.start + self.stop) / 2, 2)
+
+    def within(self, value: float) -> float:
+        """Return the nearest value that the axis has."""
+        return min(max(value, self.low), self.high)
+
+
+def svg(chart: Chart) -> Markup:
+    """Return a chart as a figure of the page, with legend, caption and the numbers behind it."""
+    draw: dict[type, Callable[[Any], dict[str, Any]]] = {Lines: _lines, Rows: _rows, Heat: _heat}
+    values = {"c": chart, "wide": False, "legend": [], "data": "", **draw[type(chart)](chart)}
+    return Markup(environment().get_template("charts.html").render(**values))
+
+
+def shade_of(index: int) -> int:
+    """Return the colour class of the i-th series; 0 is the grey of the baseline."""
+    return index if index < 8 else 1 + (index - 1) % 7
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round numbers inside [low, high], about ``count`` of them.
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    step = _step(low, high, count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
+
+
+def nice_range(values: Sequence[float], floor: float | None, ceiling: float | None) -> tuple[float, float]:
+    """Return a range that holds all finite values, ends on ticks and stays within floor and ceiling."""
+    finite = [v for v in values if math.isfinite(v)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if high - low < 1e-9:
+        pad = abs(high) * 0.1 or 0.5
+        low, high = low - pad, high + pad
+    step = _step(low, high, 5)
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    low = low if floor is None else max(low, floor)
+    high = high if ceiling is None else min(high, ceiling)
+    return round(low, 12), round(high, 12)
+
+
+def _step(low: float, high: float, count: int) -> float:
+    """Return the least round number (1, 2 or 5 times a power of ten) that takes at most ``count`` steps."""
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+
+
+def _lines(chart: Lines) -> dict[str, Any]:
+    lines = [thinned(line) for line in chart.lines]
+    height = HEIGHT + 50 if chart.diagonal else HEIGHT
+    bounds = [v for li in lines for s in (-1, 1) for v in (li.y + s * li.spread if li.spread.size else li.y)]
+    ends_at = [v for v in (chart.floor, chart.ceiling) if v is not None] if chart.full else []
+    y = Scale(*nice_range([*bounds, *ends_at], chart.floor, chart.ceiling), height - BOTTOM, TOP)
+    ends = [float(v) for li in lines for v in (li.x.min(), li.x.max())] + list(chart.x_ticks or ())
+    x = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
+    whole = {v: f"{v:g}" for v in ticks(x.low, x.high, 6) if v == int(v)} or {x.low: f"{x.low:g}"}
+    last = ", ".join(f"{li.name} {number(float(li.y[-1]))}" for li in lines[:8])
+    return {
+        "kind": "lines",
+        "x": x,
+        "y": y,
+        "x_ticks": chart.x_ticks or whole,
+        "series": [
+            {
+                "line": li,
+                "path": _path(li, x, y, chart.steps),
+                "band": _band(li, x, y),
+                "points": list(_points(li, x, y)),
+            }
+            for li in lines
+        ],
+        "size": (WIDTH, height),
+        "summary": f"Line chart over {chart.x_label}; last values: {last}. Arrow keys step through the values.",
+        "table": _line_table(chart, lines),
+        "legend": [(li.name, li.colour) for li in lines]
+        if len(lines) > 1 or not (chart.runs or chart.diagonal)
+        else [],
+        "data": _json(
+            {
+                "x": [x.low, x.high, x.start, x.stop],
+                "y": [y.low, y.high, y.start, y.stop],
+                "label": chart.x_label,
+                "steps": chart.steps,
+                "between": chart.between,
+                "names": [chart.x_name(v) for v in sorted({round(float(v), 5) for li in lines for v in li.x})],
+                "series": [
+                    {
+                        "name": li.name,
+                        "c": shade_of(li.colour),
+                        "x": li.x.tolist(),
+                        "y": li.y.tolist(),
+                        "s": li.spread.tolist(),
+                    }
+                    for li in lines
+                ],
+            }
+        ),
+    }
+
+
+def _points(line: Line, x: Scale, y: Scale) -> Iterator[dict[str, Any]]:
+    """Yield dots as large as their samples are many; a lone point is one too."""
+    if line.samples.size:
+        for i, n in enumerate(line.samples):
+            size = round(2.5 + 6 * math.sqrt(float(n) / float(line.samples.max())), 1)
+            ends = {"low": y(float(line.low[i])), "high": y(float(line.high[i]))}
+            yield {"x": x(float(line.x[i])), "y": y(float(line.y[i])), "r": size, **ends}
+    elif len(line.x) == 1:
+        yield {"x": x(float(line.x[0])), "y": y(float(line.y[0])), "r": 4, "low": None, "high": None}
+
+
+def _path(line: Line, x: Scale, y: Scale, steps: bool) -> str:
+    parts, pen, previous = [], "M", 0.0
+    for a, b in zip(line.x.tolist(), line.y.tolist(), strict=True):
+        if not math.isfinite(b):
+            pen = "M"
+            continue
+        if steps and pen == "L":
+            parts.append(f"L{x(a):g} {previous:g}")
+        previous = y(b)
+        parts.append(f"{pen}{x(a):g} {previous:g}")
+        pen = "L"
+    return "".join(parts)
+
+
+def _band(line: Line, x: Scale, y: Scale) -> str:
+    if not line.spread.size or not float(np.nanmax(line.spread)) > 0:
+        return ""
+    ok = np.isfinite(line.y) & np.isfinite(line.spread)
+    xs = [x(v) for v in line.x[ok].tolist()]
+    up, down = ([y(y.within(v)) for v in (line.y + s * line.spread)[ok].tolist()] for s in (1, -1))
+    points = [f"{a:g} {b:g}" for a, b in [*zip(xs, up, strict=True), *zip(xs[::-1], down[::-1], strict=True)]]
+    return "M" + "L".join(points) + "Z"
+
+
+def _line_table(chart: Lines, lines: Sequence[Line]) -> Table:
+    every = sorted({v for li in lines for v in li.x.tolist()})
+    keep = every
+    if len(every) > MOST_ROWS:
+        keep = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, MOST_ROWS).round().astype(int))]
+    rows = []
+    for v in keep:
+        row = [chart.x_name(v)]
+        for li in lines:
+            at = np.flatnonzero(li.x == v)
+            spread = float(li.spread[at[0]]) if at.size and li.spread.size else math.nan
+            row.append(_value(float(li.y[at[0]]), spread if spread > 0 else math.nan) if at.size else "–")
+        rows.append(row)
+    part = f" ({len(keep)} of {len(every)} points)" if len(keep) < len(every) else ""
+    return Table([chart.x_label + part, *(li.name for li in lines)], rows)
+
+
+def _rows(chart: Rows) -> dict[str, Any]:
+    n, apart = len(chart.names), len(chart.series)
+    parts = [wrapped(name) for name in chart.names]
+    tall = (24 if n <= FEW else 19) + 13 * (max(map(len, parts)) - 1)
+    tall = 34 if chart.owners else max(tall, 6 + (5 if chart.link else 8) * apart)
+    left = 24 + max(_letters(part) for name in parts for part in name)
+    right = WIDTH - 16 - (8.2 * max(map(len, (*chart.sides, chart.side_label))) if chart.sides else 0)
+    values = [v for s in chart.series for v in s.values]
+    values += [v for s in chart.series for each in s.each for v in each.values()]
+    low, high = (chart.floor, chart.ceiling or 1.0) if chart.whole else nice_range(values, chart.floor, chart.ceiling)
+    top = 26.0 if (chart.sides and chart.side_label) or n > FEW else 8.0
+    x, y = Scale(low, high, left, right), Scale(0, n, top, top + tall * n)
+    shift = 0.0 if chart.owners else min(8.0, tall * 0.7 / max(apart, 1))
+    series = [_row_series(chart, s, x, y, (i - (apart - 1) / 2) * shift) for i, s in enumerate(chart.series)]
+    names = []
+    for j in range(n):
+        dots = [(d["x"], d["y"]) for s in series for d in s["dots"] if d["row"] == j]
+        names.append(
+            {
+                "parts": parts[j],
+                "at": y(j + 0.5),
+                "side": chart.sides[j] if chart.sides else "",
+                "owner": chart.owners[j] if chart.owners else None,
+                "link": " ".join(f"{a:g},{b:g}" for a, b in dots) if chart.link and len(dots) > 1 else "",
+            }
+        )
+    seeds = list(dict.fromkeys(name for s in chart.series for each in s.each for name in each))
+    return {
+        "kind": "marks",
+        "x": x,
+        "y": y,
+        "tall": tall,
+        "names": names,
+        "series": series,
+        "twice": n > FEW,
+        "size": (WIDTH, y.stop + 44),
+        "summary": f"{chart.x_label} of {n} rows. Arrow keys step through the values.",
+        "table": _row_table(chart, seeds),
+        "legend": [] if chart.owners or (chart.runs and apart == 1) else [(s.name, s.colour) for s in chart.series],
+    }
+
+
+def _row_series(chart: Rows, series: Series, x: Scale, y: Scale, shift: float) -> dict[str, Any]:
+    dots = []
+    for j, name in enumerate(chart.names):
+        v, spread = float(series.values[j]), series.spread(j)
+        if not math.isfinite(v):
+            continue
+        each = dict(series.each[j]) if series.each else {}
+        ends: tuple[float, float] | None = None
+        if each:
+            ends = x(min(each.values())), x(max(each.values()))
+        elif math.isfinite(spread) and spread > 0:
+            ends = x(x.within(v - spread)), x(x.within(v + spread))
+        dots.append(
+            {
+                "row": j,
+                "x": x(v),
+                "y": round(y(j + 0.5) + shift, 1),
+                "tip": f"{name}\n{series.name}: {_value(v, spread)}",
+                "range": ends,
+                "each": [(x(value), f"{name}\n{seed}: {number(value)}") for seed, value in each.items()],
+            }
+        )
+    return {"colour": series.colour, "dots": dots}
+
+
+def _row_table(chart: Rows, seeds: Sequence[str]) -> Table:
+    if seeds:
+        found = {j: s for s in chart.series for j in range(len(chart.names)) if s.each and s.each[j]}
+        rows = [
+            [name, *(number(found[j].each[j].get(s, math.nan)) for s in seeds), number(float(found[j].values[j]))]
+            for j, name in enumerate(chart.names)
+            if j in found
+        ]
+        return Table([chart.heading, *seeds, "mean"], rows)
+    rows = [
+        [
+            name,
+            *([chart.sides[j]] if chart.sides else []),
+            *(_value(float(s.values[j]), s.spread(j)) for s in chart.series),
+        ]
+        for j, name in enumerate(chart.names)
+    ]
+    return Table([chart.heading, *([chart.side_label] if chart.sides else []), *(s.name for s in chart.series)], rows)
+
+
+def _heat(chart: Heat) -> dict[str, Any]:
+    values, (n_rows, n_columns) = chart.values, chart.values.shape
+    left = 40 + 7 * min(max(map(len, chart.rows)), MOST_LETTERS)
+    right = 12 + (8 * max(map(len, chart.sides)) if chart.sides else 0)
+    width = 2 * WIDTH if chart.wide else WIDTH
+    cell = min((width - left - right) / n_columns, 84 if chart.wide else 46 if n_columns > 6 else 70)
+    cell = max(cell, LEAST) if chart.every == 1 else cell
+    tall = min(max(cell, LEAST), 30) if n_rows > 1 else 30
+    tall = min(tall, 18) if n_rows > 24 else tall
+    long = min(max(map(len, chart.columns)), MOST_LETTERS)
+    turned = 7.5 * long > cell * chart.every  # so that every class has its name
+    height = 8 + tall * n_rows + (20 + 6.3 * long if turned else 22) + 24
+    x = Scale(0, n_columns, left, round(left + cell * n_columns, 2))
+    y = Scale(0, n_rows, 8, round(8 + tall * n_rows, 2))
+    shade = np.clip(np.ceil(np.nan_to_num(chart.shades) * LEVELS), 1, LEVELS)
+    levels = np.where(np.nan_to_num(values) > 0, shade, 0).astype(int)
+    heading = f"{chart.row_label} / {chart.column_label}"
+    return {
+        "kind": "heat",
+        "x": x,
+        "y": y,
+        "cells": list(_cells(levels, x, y, cell, tall)),
+        "numbers": list(_numbers(values, levels, x, y))
+        if chart.numbers and cell >= 24 and tall >= 16 and values.size <= 600
+        else [],
+        "names": list(_names(chart, x, y, turned)),
+        "size": (max(x.stop + right, width), height),
+        "summary": f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",
+        # of many cells the page's script makes the table when it is opened
+        "table": Table(
+            [heading, *chart.columns],
+            [[chart.rows[r], *(number(float(v), 2) for v in values[r])] for r in range(n_rows)],
+        )
+        if values.size <= MOST_CELLS
+        else None,
+        "wide": chart.wide,
+        "data": _json(
+            {
+                "grid": [x.start, y.start, cell, tall],
+                "rows": list(chart.rows),
+                "columns": list(chart.columns),
+                "values": [[float(v) for v in row] for row in values],
+                "labels": [chart.row_label, chart.column_label],
+                "unit": chart.unit,
+            }
+        ),
+    }
+
+
+def _cells(levels: np.ndarray, x: Scale, y: Scale, cell: float, tall: float) -> Iterator[tuple[int, str]]:
+    """Yield cells of one colour as one path, so that 100 x 100 cells stay a small page."""
+    gap = 1 if cell > 8 else 0
+    box = f"h{cell - gap:.2f}v{tall - gap:.2f}h-{cell - gap:.2f}z"
+    for level in range(1, LEVELS + 1):
+        path = "".join(f"M{x(float(c)):g} {y(float(r)):g}{box}" for r, c in np.argwhere(levels == level))
+        if path:
+            yield level, path
+
+
+def _numbers(values: np.ndarray, levels: np.ndarray, x: Scale, y: Scale) -> Iterator[dict[str, Any]]:
+    for (r, c), value in np.ndenumerate(values):
+        if value > 0:
+            text = f"{value:g}" if float(value).is_integer() else f"{value:.2f}".lstrip("0")
+            ink = "on-dark" if levels[r, c] > LEVELS * 0.55 else "on-light"
+            yield {"x": x(c + 0.5), "y": y(r + 0.5), "text": text, "ink": ink}
+
+
+def _names(chart: Heat, x: Scale, y: Scale, turned: bool) -> Iterator[dict[str, Any]]:
+    """Yield the names beside the rows and below the columns, and what stands at the end of a row."""
+
+    def text(whole: str, at_x: float, at_y: float, anchor: str, **more: bool) -> dict[str, Any]:
+        shown = {"text": shortened(whole, MOST_LETTERS), "whole": whole}
+        return {"x": at_x, "y": at_y, "anchor": anchor, "turn": False, "dy": False, **shown, **more}
+
+    for r, name in enumerate(chart.rows):
+        yield text(name, x.start - 7, y(r + 0.5), "end", dy=True)
+    for r, name in enumerate(chart.sides):
+        yield text(name, x.stop + 8, y(r + 0.5), "start", dy=True)
+    for c, name in enumerate(chart.columns):
+        if c % chart.every == 0 and turned:
+            yield text(name, round(x(c + 0.5) + 3, 2), y.stop + 8, "end", turn=True)
+        elif c % chart.every == 0:
+            yield text(name, x(c + 0.5), y.stop + 16, "middle")
+
+
+def _value(mean: float, spread: float) -> str:
+    """Return a value as the charts write it; whole numbers stay whole."""
+    return mean_spread(mean, spread) if math.isfinite(spread) else number(mean)
+
+
+def wrapped(name: str) -> list[str]:
+    """Return a name in at most two lines; the end of a very long one is cut, and stands in the data table."""
+    return textwrap.wrap(name, LETTERS, max_lines=2, placeholder="…") or [""]
+
+
+def _letters(text: str) -> float:
+    """Return the canvas units that a name takes, in the larger letters of a phone."""
+    return sum(11.2 if c.isupper() or c in "mw%+" else 5.0 if c in "ijlft.,:;' " else 8.7 for c in text)
+
+
+def _json(data: Any) -> Markup:
+    # a "<" inside a string could begin "</script>" or "<!--" and change how the rest of the page is read
+    return Markup(json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return None if not math.isfinite(data) else int(data) if data.is_integer() else round(data, 5)
+    if isinstance(data, dict):
+        return {k: _finite(v) for k, v in data.items()}
+    return [_finite(v) for v in data] if isinstance(data, Iterable) and not isinstance(data, str) else data
