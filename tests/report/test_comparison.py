@@ -9,7 +9,7 @@ import pytest
 from fedtail.errors import FedtailError
 from fedtail.report import load_run, load_runs
 from fedtail.report.comparison import comparisons
-from fedtail.report.sites import at_sites
+from fedtail.report.facts import at_sites
 
 Writer = Callable[..., Path]
 

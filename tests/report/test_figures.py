@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtail.plots import Rows
 from fedtail.report import load_runs
 from fedtail.report.comparison import comparisons
 from fedtail.report.figures import FIGURES, write_figures
@@ -39,15 +40,15 @@ def test_each_problem_has_its_own_folder(run_folder: Writer, tmp_path: Path) -> 
     assert {p.parent.name for p in written} == {"problem-1", "problem-2"}
 
 
-def test_bars_of_head_and_tail_are_the_metrics_of_these_names(run_folder: Writer) -> None:
+def test_rare_and_frequent_thirds_are_the_metrics_of_these_names(run_folder: Writer) -> None:
     (found,) = comparisons(load_runs([run_folder("a", n_classes=6), run_folder("b", seed=1, n_classes=6)]))
     runs = [
         json.loads((found_run.folder / "result.json").read_text()) for c in found.contenders for found_run in c.runs
     ]
-    axes = FIGURES["groups"](found).axes[0]
-    names, bars = [t.get_text() for t in axes.get_xticklabels()], [bar.get_height() for bar in axes.patches]
-    assert names == ["head", "middle", "tail"]
-    for name, bar in zip(names, bars, strict=True):
-        if name != "middle":
-            assert bar == pytest.approx(sum(r["test"][name] for r in runs) / len(runs), abs=1e-9)
-    assert bars[0] > bars[2] + 0.05
+    chart = FIGURES["groups"](found)
+    assert isinstance(chart, Rows)
+    assert [name.partition(" (")[0] for name in chart.names] == ["rarest", "middle", "most frequent"]
+    values = chart.series[0].values
+    for name, value in (("tail", values[0]), ("head", values[2])):
+        assert value == pytest.approx(sum(r["test"][name] for r in runs) / len(runs), abs=1e-9)
+    assert values[2] > values[0] + 0.05

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from fedtail.errors import FedtailError
+from fedtail.plots import Heat
 from fedtail.report import load_run, load_runs, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.figures import write_figures
-from fedtail.report.heatmap import heatmap
-from fedtail.report.influence import influences
 from fedtail.report.page import PARTS
+from fedtail.report.sections.influence import influences
+from fedtail.report.svg import svg
 from fedtail.report.tables import headline, to_csv, to_latex
 from fedtail.rounds.history import influence_of
 from fedtail.runs.yardstick import FOLDER, Yardstick
@@ -85,21 +86,25 @@ def _data(html: str, title: str) -> dict[str, Any]:
 def test_figures_show_what_result_json_has(run_folder: Writer, tmp_path: Path) -> None:
     folder = run_folder("a", scored=True, outlier=2)
     html, result = page([folder], tmp_path), json.loads((folder / "result.json").read_text())
-    lines = {line["name"]: line for line in _data(html, "Precision and recall of each class")["series"]}
+    lines = {line["name"][:7]: line for line in _data(html, "Precision and recall of each class")["series"]}
     for name, curve in result["curves"]["test"]["pr"].items():
         assert lines[name]["x"] == curve["recall"] and lines[name]["y"] == curve["precision"]
+    assert next(iter(lines)) == "class 5", "rarest first"
+    assert all(line["c"] for line in lines.values()), "none is grey"
     trade = _data(html, "Recall and precision of class 5 by threshold")
     assert sorted(trade["series"][0]["y"]) == pytest.approx(sorted(result["tradeoff"]["recall"]))
-    for p, accuracy, n in zip(*result["curves"]["test"]["reliability"].values(), strict=True):
-        assert f"predicted {p:.3f}\ncorrect {accuracy:.3f}" in html and f"{n:,} samples" in html
+    names, drawn = ("before calibration", "calibrated"), _data(html, "Reliability")["series"]
+    for name, line, key in zip(names, drawn, ("reliability_before", "reliability"), strict=True):
+        bins = result["curves"]["test"][key]
+        assert (line["name"], line["x"], line["y"]) == (name, bins["probability"], bins["accuracy"])
     worst = min(result["sites"], key=lambda site: site["validation"]["macro_f1"])
     assert f"The worst site is {worst['site']} with macro F1 {worst['validation']['macro_f1']:.3f}" in html
-    shown = re.search(r'<table class="sortable heat">(.*?)</table>', html)
+    shown = re.search(r'<table class="sortable heat">(.*?)</table>', html, re.S)
     assert shown is not None
     first = re.findall(r"<t[hd][^>]*>([^<]*)", shown[1].partition("<tbody>")[2].partition("</tr>")[0])
-    recall = worst["validation"]["per_class_accuracy"]
-    assert first[0] == worst["site"]
-    assert first[3:9] == ["–" if v is None else f"{v:.2f}".lstrip("0") if v < 1 else "1" for v in recall]
+    recall = worst["validation"]["per_class_accuracy"][::-1]
+    assert first[0] == worst["site"] and first[2] == str(worst["validation"]["per_class_support"][-1])
+    assert first[4:10] == ["–" if v is None else f"{v:.2f}".lstrip("0") if v < 1 else "1" for v in recall]
     before, after = (found["calibration_error"] for found in (result["before"], result["test"]))
     assert f"Calibration error {before:.3f} → {after:.3f}" in html
 
@@ -113,7 +118,7 @@ def test_over_several_seeds_the_worst_site_is_a_mean_and_single_figures_name_the
     assert worst[0] != worst[1]
     html = page(folders, tmp_path)
     tile = (
-        f"<dt>macro F1 at the worst site</dt><dd class='big'>{sum(worst) / 2:.3f}</dd><dd>mean of 2 seeds; in seed 3: "
+        f'<dt>macro F1 at the worst site</dt><dd class="big">{sum(worst) / 2:.3f}</dd><dd>mean of 2 seeds; in seed 3: '
     )
     assert tile in html
     assert "In seed 3, the worst site is " in html and f"with macro F1 {worst[0]:.3f}" in html
@@ -142,7 +147,7 @@ def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp
 def test_what_the_search_did_is_folded_away_and_51_rates_are_all_named(run_folder: Writer, tmp_path: Path) -> None:
     html = page([run_folder("a", rates="fedhoo", n_clients=51)], tmp_path)
     rates = html.partition('<section id="rates">')[2].partition("</section>")[0]
-    shown, _, folded = rates.partition("<details class='fold'><summary>Inside the search")
+    shown, _, folded = rates.partition('<details class="fold"><summary>Inside the search')
     assert "Path variation" in folded and "Nodes" in folded and "Path variation" not in shown
     drawn = shown.partition("<details>")[0]
     assert all(f">site {k}</text>" in drawn for k in range(51)) and f">{0.4 + 0.05 * 50:.3f}</text>" in drawn
@@ -267,7 +272,7 @@ def test_no_runs_is_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [2, 4, 9])
 def test_every_class_of_a_small_heat_map_has_its_name(n: int) -> None:
     names = [f"serious injury {c}" for c in range(n)]
-    drawn = heatmap("t", np.eye(n), names, names, row_label="true", column_label="predicted").partition("<details>")[0]
+    drawn = str(svg(Heat("t", np.eye(n), names, names, "true", "predicted"))).partition("<details>")[0]
     assert all(drawn.count(f">{name}</text>") == 2 for name in names)
 
 

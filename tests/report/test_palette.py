@@ -9,7 +9,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from fedtail.runs.plotting import COLOURS
+from fedtail.plots import COLOURS
 
 # What people without red, green or blue cones see, as maps of linear RGB (Machado, Oliveira and Fernandes, 2009)
 SIGHT = {
@@ -25,7 +25,7 @@ LAB += [[0.0259040371, 0.7827717662, -0.8086757660]]
 
 
 def themes() -> list[list[str]]:
-    css = files("fedtail.report").joinpath("page.css").read_text()
+    css = files("fedtail.report").joinpath("templates", "page.css").read_text()
     return [re.findall(r"--s\d: (#\w{6});", line) for line in css.splitlines() if "--s0: " in line]
 
 

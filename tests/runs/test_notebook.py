@@ -12,7 +12,7 @@ import pytest
 
 import fedtail as ft
 from fedtail.data import Federation
-from fedtail.runs.drawing import PLOTS
+from fedtail.report.figures import PLOTS
 from tests.conftest import blob_federation
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -32,7 +32,6 @@ def shown(cells: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_and_carries_no_outputs(path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs fedtail[figures]")
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
     values = shown(["".join(cell["source"]) for cell in cells])
@@ -49,23 +48,33 @@ def result() -> ft.Result:
 
 @pytest.mark.parametrize("kind", PLOTS)
 def test_every_plot_shows_the_numbers_of_the_result(result: ft.Result, kind: str) -> None:
-    pytest.importorskip("matplotlib", reason="needs fedtail[figures]")
-    (axes,) = result.plot(kind).axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    figure = result.plot(kind)
+    axes = figure.axes[0]
+    legend = figure.legends[0] if figure.legends else axes.get_legend()
+    labels = [text.get_text() for text in legend.get_texts()]
     if kind == "sites":
-        heights = [bar.get_height() for bar in axes.patches]
-        assert heights == sorted(heights) and heights[0] == pytest.approx(result.worst["value"])
-        assert axes.get_xticklabels()[0].get_text() == result.worst["site"]
-        assert {"on their own test sets", "likeliest class"} < set(labels)
+        drawn = {tuple(line.get_xdata()): line for line in axes.lines if line.get_marker() == "o"}
+        values = list(drawn)[1]
+        assert labels == ["plain argmax", "with decision rule"]
+        assert list(values) == sorted(values) and values[0] == pytest.approx(result.worst["value"])
+        assert axes.get_yticklabels()[0].get_text().startswith(result.worst["site"])
     elif kind == "classes":
-        bars = sorted(bar.get_height() for bar in axes.patches[: len(result.about.classes)])
-        assert bars == pytest.approx(sorted(result.test["per_class_accuracy"]))
+        values = [line.get_xdata() for line in axes.lines if line.get_marker() == "o"]
+        rarest_first = np.argsort(result.about.train_counts, kind="stable")
+        for key, shown in zip(("accuracy", "precision"), values, strict=True):
+            assert shown == pytest.approx(np.array(result.test[f"per_class_{key}"])[rarest_first])
+        assert labels == ["recall", "precision"]
     elif kind == "curves":
         assert labels == ["test", "validation", "worst site", "majority only"]
     elif kind == "reliability":
-        assert labels == ["perfect calibration", "before calibration", "model"]
+        assert labels == ["before calibration", "calibrated"]
     else:
         assert len(labels) == len(result.about.classes) and all("(" in label for label in labels)
+
+
+def test_a_plot_is_a_png_wherever_it_is_shown(result: ft.Result) -> None:
+    png = result.plot("classes")._repr_png_()
+    assert png.startswith(b"\x89PNG") and 5_000 < len(png) < 60_000
 
 
 def test_a_plot_that_is_none_is_one_line(result: ft.Result) -> None:

@@ -14,8 +14,8 @@ import pytest
 from fedtail.cli import main
 from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
+from fedtail.report.sections.yardsticks import verdict_of_federating
 from fedtail.report.tables import headline
-from fedtail.report.yardsticks import verdict_of_federating
 from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
@@ -103,10 +103,14 @@ def test_rows_are_marked_and_the_report_opens_with_what_federating_gains(
     table = headline(comparison)
     assert [row.label for row in table.yardsticks] == [f"yardstick: {title}" for title in TITLES.values()]
     said = verdict_of_federating(comparison)
-    assert said.startswith("Federating ") and "Not pooling the data" in said
+    assert said.startswith("On their own held-out rows, ") and "Not pooling the data" in said
     html = write_report([load_run(base / "a")], base / "r.html", "t").read_text()
-    lead = html.partition("class='lead'")[2]
-    assert lead.startswith(">Federating ") and "yardstick: all data pooled" in html and "Alone vs. federated" in html
+    lead = html.partition('class="lead"')[2]
+    assert (
+        lead.startswith(">On their own held-out rows")
+        and "yardstick: all data pooled" in html
+        and "Alone vs. federated" in html
+    )
 
 
 def test_gain_and_cost_are_differences_to_the_run_they_were_measured_against(tmp_path: Path) -> None:
@@ -120,7 +124,8 @@ def test_gain_and_cost_are_differences_to_the_run_they_were_measured_against(tmp
     Yardstick("pooled", 0, "another", {"macro_f1": 0.0}, 1.0).save(tmp_path / "yardsticks" / "pooled-another.json")
     assert len(beside([folder])) == 2
     said = verdict_of_federating(comparisons([load_run(folder)])[0])
-    assert "gains each site 0.250 macro F1" in said and "1 of 1 sites" in said and "costs 0.050" in said
+    assert "gains 0.250 macro F1 over a site alone" in said and "costs 0.050" in said
+    assert "1 of 1 sites" in said and "+0.300" in said
 
 
 def test_of_very_many_sites_some_of_every_size_are_trained_alone() -> None:
@@ -155,7 +160,7 @@ def test_compare_prints_yardsticks_below_the_ranking(capsys: Any, monkeypatch: A
     with pytest.raises(SystemExit) as stop:
         main()
     out = capsys.readouterr().out
-    assert not stop.value.code and "Federating" in out and "* pooled gradient boosting" in out
+    assert not stop.value.code and "On their own held-out rows" in out and "* pooled gradient boosting" in out
     assert "* yardsticks are neither ranked nor tested" in out
     answer = json.loads((tmp_path / "comparison.json").read_text())
     assert set(answer["problems"][0]["yardsticks"]) == set(TITLES.values())

@@ -19,8 +19,8 @@ from scipy.stats import rankdata
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
+from fedtail.plots import COLOURS, PAGE, STYLE
 from fedtail.rounds.history import plain
-from fedtail.runs.plotting import COLOURS, PAGE, STYLE
 from fedtail_experiments.bench.running import Submission
 from fedtail_experiments.bench.suite import MEASURES, Suite
 

@@ -28,7 +28,7 @@ from fedtail.core.momentum import cgnm_direction
 from fedtail.core.movement import path_variation
 from fedtail.core.random import generator
 from fedtail.errors import writing
-from fedtail.runs.plotting import COLOURS, PAGE
+from fedtail.plots import COLOURS, PAGE
 from fedtail_experiments.paper.figures import save_figure, subplots
 from fedtail_experiments.paper.tables import markdown_table
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
-from fedtail.runs.plotting import COLOURS, PAGE, STYLE
+from fedtail.plots import COLOURS, PAGE, STYLE
 from fedtail.runs.record import RunRecord
 from fedtail_experiments.paper.tables import GridResult
 

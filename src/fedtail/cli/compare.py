@@ -20,8 +20,8 @@ from fedtail.registry import is_own
 from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.ranking import ranking, write_rankings
+from fedtail.report.sections.yardsticks import verdict_of_federating
 from fedtail.report.tables import tested
-from fedtail.report.yardsticks import verdict_of_federating
 from fedtail.settings import Settings
 from fedtail.study.cells import Outcome, seeds_of
 from fedtail.study.compare import (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedtail.data.federation import Federation, Transform
+
+DIGESTED = 2048
+"""Inputs that a digest reads of each part: enough to notice other data, and quick for any number."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class About:
     """The encoder whose features were trained on, as ``models.encoders.Encoding`` writes it; empty if none."""
     label_map: np.ndarray | None = None
     """(K, C) training samples per client and class; in simulation only."""
+    digest: str = ""
+    """What tells the same data, split in the same way, from any other; in simulation only."""
 
     @property
     def train_counts(self) -> np.ndarray | None:
@@ -52,4 +59,17 @@ def describe(federation: Federation) -> About:
         notes=federation.notes,
         test_counts=federation.test.counts(federation.n_classes),
         label_map=federation.label_map(),
+        digest=digest(federation),
     )
+
+
+def digest(federation: Federation) -> str:
+    """Return a short hash of labels, splits and evenly spaced inputs: the same data give the same one anywhere."""
+    found = hashlib.sha256(repr((federation.classes, federation.sites, tuple(federation.input_shape))).encode())
+    for samples in (federation.pool, federation.test):
+        found.update(samples.y.numpy().astype("<i8").tobytes())
+        rows = np.unique(np.linspace(0, max(len(samples) - 1, 0), min(len(samples), DIGESTED)).astype(np.int64))
+        found.update(np.ascontiguousarray(samples.x[torch.as_tensor(rows)].numpy()).tobytes())
+    for index in (*federation.train, *federation.validation):
+        found.update(np.asarray(index, dtype="<i8").tobytes())
+    return found.hexdigest()[:16]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from fedtail.errors import writing
 from fedtail.report.blocks import Block, Section, kept, source, template
 from fedtail.report.comparison import Comparison, comparisons, require_runs
@@ -78,7 +80,7 @@ def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1",
     return template(
         "page.html",
         title=title,
-        policy=POLICY if live is None else f"{POLICY}; connect-src 'self'",
+        policy=Markup(POLICY if live is None else f"{POLICY}; connect-src 'self'"),
         version=VERSION,
         style=source("page.css"),
         script=source("page.js"),

@@ -8,8 +8,12 @@ import json
 import os
 import platform
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from fedtail.files import write_atomically
 from fedtail.rounds.history import history_line, history_text, parse_history, parse_timings, plain
 from fedtail.runs.config import first_difference, load_config
 from fedtail.settings import Settings
+from fedtail.version import VERSION
 
 try:
     import fcntl
@@ -124,7 +129,15 @@ def begin_folder(
 
 
 def write_clients(folder: Path, about: About, titles: Mapping[str, Any]) -> None:
-    """``clients.json``: sites, classes and sizes, as they are known now."""
+    """``clients.json``: sites, classes and sizes, as they are known now, and how to get the same again."""
+    path = folder / "clients.json"
+    made = json.loads(path.read_text()).get("made") if path.is_file() else None
+    clients = {**clients_of(about, titles), "made": made or provenance()}
+    write_atomically(path, json.dumps(plain(clients)))
+
+
+def clients_of(about: About, titles: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``clients.json`` says of the data, with nothing of the data itself."""
     clients: dict[str, Any] = {
         "sites": about.sites,
         "classes": about.classes,
@@ -134,10 +147,11 @@ def write_clients(folder: Path, about: About, titles: Mapping[str, Any]) -> None
         "notes": about.notes,
         "titles": titles,
         **({"encoder": about.encoder} if about.encoder else {}),
+        **({"digest": about.digest} if about.digest else {}),
     }
     if about.label_map is not None:
         clients |= {"train_counts": about.label_map.sum(0), "label_map": about.label_map}
-    write_atomically(folder / "clients.json", json.dumps(plain(clients)))
+    return clients
 
 
 def end_folder(
@@ -178,6 +192,18 @@ def _trajectories(about: About, rows: Sequence[tuple[int, Sequence[float]]]) -> 
             writer.writerow([t, *values])
         last = values
     return table.getvalue()
+
+
+def provenance() -> dict[str, str]:
+    """Return when, by which version and command, and at which commit of the working folder a run was begun."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    out = {"date": now, "version": VERSION, "command": command}
+    with suppress(OSError, subprocess.SubprocessError):
+        ask = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        commit = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        out |= {"commit": commit} if commit else {}
+    return out
 
 
 def hardware() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,27 +12,26 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedtail.core.decisions import Decision
-from fedtail.core.metrics import majority_floor, metrics
+from fedtail.core.metrics import majority_floor, metrics, shown
 from fedtail.core.scores import Scores
 from fedtail.data.about import About
 from fedtail.data.shown import aligned, html_table
 from fedtail.errors import FedtailError
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
-from fedtail.rounds.history import influence_of
+from fedtail.rounds.history import influence_of, plain
 from fedtail.rounds.loop import kept_model
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.decide import choose_decisions, describe_decision
-from fedtail.runs.drawing import draw
-from fedtail.runs.folder import append_round, begin_folder, end_folder
+from fedtail.runs.folder import append_round, begin_folder, clients_of, end_folder
+from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import SavedModel
 from fedtail.runs.told import curves_of, metrics_of_test, site_rows, tell_splits, tradeoff_of, worst_of
 from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
-LESS = ("balanced_accuracy", "weighted_f1", "site_spread")
 MOST_COLUMNS = 6
-"""Metrics beyond which a printed result leaves out those that say little beside the others."""
+"""Metrics of a printed result, those that say most."""
 
 
 @dataclass
@@ -78,8 +78,7 @@ class Result:
 
     def _table(self) -> tuple[str, list[list[str]], list[str]]:
         """What a printed result says: a line, a table, and what is wrong."""
-        known = [m for m in metrics() if m.headline and np.isfinite(self.test.get(m.name, np.nan))]
-        known = [m for m in known if m.name not in LESS or len(known) <= MOST_COLUMNS]
+        known = shown(self.test, MOST_COLUMNS)
         rows = [["", *(m.title for m in known)], ["model", *(f"{self.test[m.name]:.3f}" for m in known)]]
         for title, of in (("likeliest class", self.before), ("majority only", self.floor)):
             if of:
@@ -149,9 +148,9 @@ class Result:
                 )
             self.save(Path(path).with_suffix(""))
         assert self.folder is not None
-        import fedtail  # reports are a layer above runs; the package knows both
+        from fedtail.report import write_run_report  # a layer above, imported where a user asks for it
 
-        page = fedtail.write_run_report(self.folder)
+        page = write_run_report(self.folder)
         if path is None:
             return page
         Path(path).write_bytes(page.read_bytes())
@@ -160,7 +159,20 @@ class Result:
     def plot(self, kind: str = "curves", metric: str = "macro_f1") -> Any:
         """A matplotlib figure: ``curves`` over rounds, precision and recall of ``classes``, a metric of ``sites``,
         ``reliability`` of probabilities, or precision against recall (``pr``)."""
-        return draw(self, kind, metric)
+        from fedtail.report.figures import plot  # a layer above, imported where a user asks for it
+
+        return plot(self.record(), kind, metric)
+
+    def record(self) -> RunRecord:
+        """The run as its folder would tell it."""
+        return RunRecord(
+            folder=self.folder or Path(self.about.name),
+            config=tomllib.loads(self.settings.to_toml()),
+            history=plain(self.history),
+            clients=plain(clients_of(self.about, self.titles)),
+            result=plain(self.outcome()),
+            timings=self.seconds,
+        )
 
 
 def titles_of(problem: Problem) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def gain_of_sites(comparison: Comparison) -> str:
     more = sum(gain > 0 for gain in gains)
     span = f", from {signed(gains[0])} ({rows[0][0]}) to {signed(gains[-1])} ({rows[-1][0]})" if len(rows) > 1 else ""
     return (
-        f"On their own held-out rows, {more} of {plural(len(rows), 'site')} do better with {measured(comparison)} than "
+        f"On their own held-out rows, {more} of {len(rows)} sites do better with {measured(comparison)} than "
         f"alone: {signed(float(np.mean(gains)))} macro F1 on average{span}."
     )
 
