@@ -6,7 +6,7 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,6 +34,39 @@ def has_finished(now: Mapping[str, Any]) -> bool:
     if now.get("state") == "failed":
         raise FedtailError(str(now["error"]))
     return now.get("state") == "finished"
+
+
+def follow(
+    read: Callable[[], Mapping[str, Any]],
+    tell: Callable[[dict[str, Any]], None],
+    fault: Callable[[], str],
+    *,
+    silence: float = 5.0,
+    timeout: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Wait for the end of a run that ``read`` tells of, and return the last that it says; each change is told.
+
+    A run that dies says nothing: after ``silence`` seconds without a change ``fault`` is asked why, and an empty answer
+    means that it is well. ``FedtailError`` for a run that failed or does not end in time.
+    """
+    began = heard = clock()
+    last: dict[str, Any] = {}
+    while True:
+        now = dict(read())
+        if now != last:
+            last, heard = now, clock()
+            tell(now)
+        if has_finished(now):
+            return now
+        if clock() - heard > silence:
+            if (why := fault()) and dict(read()) == last:
+                raise FedtailError(why)
+            heard = clock()
+        if clock() - began > timeout:
+            raise FedtailError(f"the run did not end within {timeout:g} s; see its logs")
+        sleep(0.3)
 
 
 class Status:

@@ -128,17 +128,10 @@ def _builder(
 
 
 def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    names = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    allowed = dict.fromkeys((*names, "decipher_only"), False)
+    allowed |= dict.fromkeys(("key_cert_sign", "crl_sign"), sign_certificates)
+    return x509.KeyUsage(digital_signature=not sign_certificates, **allowed)
 
 
 def _alternative(host: str) -> x509.GeneralName:

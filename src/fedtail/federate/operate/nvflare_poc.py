@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from fedtail.federate.deployment import Deployment
 from fedtail.federate.nvflare.app import make_job
 from fedtail.federate.operate import processes
 from fedtail.federate.operate.create import write_config
-from fedtail.federate.status import has_finished
+from fedtail.federate.status import follow
 
-WAIT_SECONDS = 120.0
 GOING_ON = ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
 """NVFlare's words for a job that is not over; the others are ``FINISHED:`` and how."""
 
@@ -44,49 +42,22 @@ def rehearse(
     try:
         tell({"state": f"starting NVFlare's server and {len(deployment.sites)} clients"})
         nvflare(deployment, "poc", "prepare", "--force", "-c", *deployment.sites)
-        nvflare(deployment, "poc", "start", "--timeout", f"{WAIT_SECONDS:.0f}")
+        nvflare(deployment, "poc", "start", "--timeout", "120")
         tell({"state": "submitting the job"})
         said = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
         found = re.search(r"job_id: (\S+)", said)
         if found is None:
             raise FedtailError(f"NVFlare did not accept the job: {' '.join(said.split())[-300:]}")
         tell({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
-        return follow(status, timeout, tell, lambda: job_fault(deployment, found[1]))
+        return follow(
+            lambda: json.loads(status.read_text()) if status.is_file() else {},
+            tell,
+            lambda: job_fault(deployment, found[1]),
+            silence=20.0,
+            timeout=timeout,
+        )
     finally:
         processes.stop(deployment.folder)
-
-
-def follow(
-    status: Path,
-    timeout: float,
-    tell: Callable[[dict[str, Any]], None],
-    fault: Callable[[], str],
-    poll: float = 0.2,
-    silence: float = 20.0,
-) -> dict[str, Any]:
-    """Wait for the end of the run that writes ``status``, telling what it says.
-
-    A job that dies writes nothing: after every ``silence`` seconds without a word, ``fault`` is asked why; an empty
-    answer means that the job is well.
-    """
-    deadline = time.monotonic() + timeout
-    last: dict[str, Any] = {}
-    heard = time.monotonic()
-    while time.monotonic() < deadline:
-        now = dict(json.loads(status.read_text())) if status.is_file() else {}
-        if now != last:
-            heard = time.monotonic()
-            tell(now)
-        last = now
-        if has_finished(now):
-            return now
-        if time.monotonic() - heard > silence:
-            why = fault()
-            if why and (not status.is_file() or json.loads(status.read_text()) == last):
-                raise FedtailError(why)
-            heard = time.monotonic()
-        time.sleep(poll)
-    raise FedtailError(f"the run did not end within {timeout:g} s; see the logs under {status.parent}")
 
 
 def job_fault(deployment: Deployment, job_id: str) -> str:

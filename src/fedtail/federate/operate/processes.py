@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,8 +19,6 @@ from pathlib import Path
 from fedtail.federate.site.worker_client import WORKER
 
 MARK, ROLE = "FEDTAIL_DEPLOYMENT", "FEDTAIL_ROLE"
-OURS = ("superlink.py", "supernode.py", "superexec.py")
-"""Scripts that run Flower's programs."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,11 @@ class Process:
     @property
     def program(self) -> str:
         """The program's name, without interpreter and path."""
-        words = self.command.split()
-        names = [Path(w).name for w in words[:3]]
         if " ".join(WORKER) in self.command:
             return "worker"
-        known = next((n for n in names if not n.startswith(("python", "-"))), names[0] if names else "?")
-        return (
-            f"flower-{known.removesuffix('.py')}"
-            if known in ("superlink.py", "supernode.py", "superexec.py")
-            else known
-        )
+        ours = re.search(r"/federate/flower/(superlink|supernode|superexec)\.py", self.command)
+        names = [Path(word).name for word in self.command.split()[:3]]
+        return f"flower-{ours[1]}" if ours else next((n for n in names if not n.startswith(("python", "-"))), "?")
 
 
 def start(folder: Path, role: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.operate.create import LAST_CONFIG, write_config
-from fedtail.federate.status import RUN_LOCK, has_finished
+from fedtail.federate.status import RUN_LOCK, follow
 from fedtail.files import is_locked
 from fedtail.settings import Settings
 
@@ -62,30 +61,20 @@ def stop(deployment: Deployment) -> bool:
 
 
 def wait(
-    deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None, poll: float = 0.5
+    deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
     """Follow a run to its end; returns its last status. ``FedtailError`` if it failed."""
-    last: dict[str, Any] = {}
-    asked = time.monotonic()
-    while True:
-        now = read_status(deployment, run_id)
-        if now and now != last and on_change is not None:
-            on_change(now)
-        last = now
-        if has_finished(now):
-            return now
-        if time.monotonic() - asked > 5.0:  # the run may have ended without a word of ours
-            asked = time.monotonic()
-            with Control(deployment) as control:
-                status, details = control.run_status(run_id)
-            if status.startswith("finished:stopped"):
-                raise FedtailError(
-                    f"the run was stopped; resume it with `fedtail deploy run {deployment.shown} --resume`"
-                )
-            if status.startswith(OVER) and read_status(deployment, run_id).get("state") not in ENDED:
-                why = f" {details}" if details else ""
-                raise FedtailError(f"Flower ended the run ({status}){why}; see {deployment.server}/superlink.log")
-        time.sleep(poll)
+
+    def fault() -> str:
+        with Control(deployment) as control:
+            status, details = control.run_status(run_id)
+        if status.startswith("finished:stopped"):
+            return f"the run was stopped; resume it with `fedtail deploy run {deployment.shown} --resume`"
+        if not status.startswith(OVER):
+            return ""
+        return f"Flower ended the run ({' '.join([status, details]).strip()}); see {deployment.server}/superlink.log"
+
+    return follow(lambda: read_status(deployment, run_id), on_change or (lambda _: None), fault)
 
 
 def where(deployment: Deployment) -> dict[str, Any]:

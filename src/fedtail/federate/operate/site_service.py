@@ -43,10 +43,6 @@ its last heartbeat has expired, up to a minute."""
 LOG_BYTES, LOG_FILES = 5_000_000, 5
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LEVEL = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) *: *)?(.*)")
-SMALL_TALK = re.compile(
-    "Started server process|Waiting for application|FastAPI lifespan|Application (startup|shutdown)|Uvicorn running|"
-    "Finished server process|Shutting down|For more information"
-)
 
 
 @dataclass
@@ -139,20 +135,18 @@ class SiteService:
         return process
 
     def copy_log(self, process: subprocess.Popen[str]) -> None:
-        """The client's lines into the log, without colours and small talk; its last error is why it ended."""
+        """Copy the client's lines into the log, without colours; its last error is why it ended."""
         assert process.stdout is not None
-        error: list[str] = []
+        failed = False
         for line in process.stdout:
             level, said = LEVEL.fullmatch(COLOUR.sub("", line).strip()).groups()  # type: ignore[union-attr]
-            if not said or SMALL_TALK.match(said):
+            if not said:
                 continue
-            if level:
-                error = []
-            if level == "ERROR" or error:
-                error = [*error, said][:3]
-                self.last_words = " ".join(word for word in error if not word.startswith("Exit Code"))
-            elif not self.last_words:
+            if level == "ERROR" or (failed and not level):  # an error may have several lines
+                self.last_words = f"{self.last_words} {said}".strip() if failed and not level else said
+            elif not failed:
                 self.last_words = said
+            failed = failed or level == "ERROR"
             self.log.info(f"  {level.lower() + ': ' if level in ('WARNING', 'ERROR') else ''}{said}")
 
     def watch(self, process: subprocess.Popen[str]) -> str:
