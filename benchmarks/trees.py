@@ -28,13 +28,15 @@ import numpy as np
 
 from fedtail.boosting import splits
 from fedtail.boosting.bins import Column, columns_of, read_columns
-from fedtail.boosting.grower import Plan, Site, asking, best_round, boost
+from fedtail.boosting.grower import Site, asking, best_round, boost
+from fedtail.boosting.start import Plan
 from fedtail.core.totals import LocalTotals
 from fedtail.data import partition
 from table_models import ASIDE, CHOOSE, as_table
 
 POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
 OPTIONS: dict[str, Any] = {"rounds": 60, "lr": 0.1, "patience": 0}
+CONSTANTS = {name: value for name, value in vars(splits).items() if name.isupper()}
 SCIKIT = (0.0, 0.5, 1.0)
 """Powers of inverse class share that scikit-learn's rows are weighted by."""
 
@@ -79,8 +81,8 @@ def measures(p_held: np.ndarray, held: np.ndarray, p: np.ndarray, y: np.ndarray)
 
 
 def trees(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
-    for constant in filter(str.isupper, options):
-        setattr(splits, constant, options[constant])
+    for constant, value in CONSTANTS.items():
+        setattr(splits, constant, options.get(constant, value))
     options = {**OPTIONS, **{key: value for key, value in options.items() if not key.isupper()}}
     columns, (train, held, test), n_classes = table(name, seed)
     sent: list[int] = []
@@ -140,7 +142,7 @@ def compare(
         for seed in seeds:
             work += [(name, seed, "scikit", power) for power in SCIKIT if pooled]
             work += [(name, seed, "trees", options) for options in grid]
-    with mp.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool, keep.open("a") as file:
+    with mp.get_context("spawn").Pool(jobs) as pool, keep.open("a") as file:
         for row in pool.imap_unordered(one, work):
             file.write(json.dumps(row) + "\n")
             file.flush()

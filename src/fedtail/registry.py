@@ -57,9 +57,11 @@ class Registry(Generic[T]):
         self.group = f"fedtail.{group or self.section}"
         self._entries: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
+        self._apart: set[str] = set()
 
-    def add(self, name: str) -> Callable[[Any], Any]:
-        """Decorator that registers a class, function or record under ``name``."""
+    def add(self, name: str, *, apart: bool = False) -> Callable[[Any], Any]:
+        """Decorator that registers a class, function or record under ``name``. One that is ``apart`` is found by its
+        name and left out where all entries are gone through."""
 
         def register(entry: Any) -> Any:
             if name in self._entries:
@@ -67,6 +69,7 @@ class Registry(Generic[T]):
             if isinstance(entry, type):
                 entry.name = name  # type: ignore[attr-defined]
             self._entries[name] = entry
+            self._apart |= {name} if apart else set()
             return entry
 
         return register
@@ -83,7 +86,7 @@ class Registry(Generic[T]):
             return load_object(self.kind, name)
         for point in entry_points(group=self.group, name=name):
             return point.load()
-        error = one_of(self.kind, name, self)
+        error = one_of(self.kind, name, [*self, *sorted(self._apart)])
         if self.section in ("method", "data") and importlib.util.find_spec("fedtail_experiments") is None:
             raise FedtailError(f"{error}. The package fedtail-experiments, which is not installed, has more")
         raise error
@@ -93,7 +96,7 @@ class Registry(Generic[T]):
         return name in self._entries or (isinstance(name, str) and (is_own(name) or name in self._installed()))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._entries, *self._installed()]))
+        return iter(dict.fromkeys([*(name for name in self._entries if name not in self._apart), *self._installed()]))
 
     def _installed(self) -> list[str]:
         return _point_names(entry_points, self.group)

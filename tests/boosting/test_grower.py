@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtail.boosting.bins import Column, read_columns
-from fedtail.boosting.grower import Plan, best_round
+from fedtail.boosting.grower import best_round
 from fedtail.boosting.predictor import Forest
+from fedtail.boosting.start import Plan
 from tests.boosting.growing import a_plan, grown, same, table
 
 
@@ -23,14 +24,18 @@ def test_every_partition_into_sites_gives_the_bits_of_pooled_rows(seed: int, n_s
     assert (pooled.column >= 0).any()
 
 
-def test_held_out_rows_of_all_sites_tell_the_same_sums() -> None:
+def test_rows_of_all_sites_tell_after_each_round_how_good_the_forest_is() -> None:
     x, y = table(1)
     forest, sites = grown(x, y, [np.arange(200), np.arange(200, 300)], held=np.arange(300, 400))
-    assert len(forest.checks) == forest.rounds + 1
-    assert all(check[:-1].sum() == 100 for check in forest.checks)
-    assert forest.checks[-1][-1] < forest.checks[0][-1]
+    assert len(forest.checks) == forest.rounds
+    assert all(check[2:].sum() == 100 for check in forest.checks)
+    assert forest.checks[-1][0] < forest.checks[0][0] and forest.checks[-1][1] < forest.checks[0][1]
     assert sites[0].rows is not None
-    assert np.array_equal(forest.checks[-1], forest.start.check(sites[0].rows[1]))
+    z = forest.logits(sites[0].rows[1].scores)
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    table_of = np.zeros((3, 3), dtype=int)
+    np.add.at(table_of, (y[300:], p.argmax(1)), 1)
+    assert np.array_equal(forest.checks[-1][2:].reshape(3, 3), table_of)
 
 
 def test_a_forest_that_goes_on_is_the_forest_that_never_stopped() -> None:
@@ -72,7 +77,7 @@ def test_training_ends_when_held_out_rows_find_nothing_better() -> None:
     y = rng.permutation(y)  # nothing to learn
     forest, _ = grown(x, y, [np.arange(300)], a_plan(rounds=30, patience=3), np.arange(300, 400))
     assert forest.rounds < 30
-    assert best_round(forest) == len(forest.checks) - 1 - 3
+    assert best_round(forest) == forest.rounds - 3
 
 
 def test_a_rare_class_weighs_more_in_training_and_its_probability_is_corrected() -> None:

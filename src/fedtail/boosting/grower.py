@@ -12,80 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtail.boosting.bins import Bins, Column, Count, Weigh, find_bins
-from fedtail.boosting.histograms import Fields, Rows
+from fedtail.boosting.bins import Count, Weigh, find_bins
+from fedtail.boosting.histograms import Rows
 from fedtail.boosting.predictor import Forest
 from fedtail.boosting.splits import Finder, Split
+from fedtail.boosting.start import Plan, Start
 from fedtail.core.totals import Totals
 
 LOSS_BITS, LEAST_PROBABILITY = 20, 1e-9
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is agreed before the first sum."""
-
-    columns: tuple[Column, ...]
-    n_classes: int
-    rounds: int
-    lr: float = 0.1
-    leaves: int = 31
-    depth: int = 6
-    bins: int = 128
-    least_rows: int = 20
-    power: float = 0.5
-    """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
-    patience: int = 0
-    """End after so many rounds without a smaller loss on held-out rows; 0: never."""
-
-    @property
-    def trees(self) -> int:
-        """Trees per round: one per class, or one for two classes."""
-        return 1 if self.n_classes == 2 else self.n_classes
-
-
-@dataclass(frozen=True)
-class Start:
-    """What bins and counts settle: rows become ``Rows`` by it."""
-
-    bins: Bins
-    counts: np.ndarray
-    """(C,) training rows over all sites."""
-    weights: np.ndarray
-    """(C,) of a row of each class, 1 on average."""
-    scores: np.ndarray
-    """(K,) before the first tree: the weighted classes' shares."""
-    fields: Fields
-
-    @classmethod
-    def of(cls, plan: Plan, bins: Bins, counts: np.ndarray) -> Start:
-        share = np.maximum(counts, 0.5) / counts.sum()
-        weights = share**-plan.power
-        weights *= counts.sum() / (counts * weights).sum()
-        score = np.log(share * weights / (share * weights).sum())
-        scores = score[1:] - score[:1] if plan.trees == 1 else score - score.mean()
-        fields = Fields.of(int(counts.sum()), float(counts @ weights))
-        return cls(bins, counts, weights, scores, fields)
-
-    @property
-    def correction(self) -> np.ndarray:
-        """(C,) added to log-probabilities of the weighted classes to have those of the classes as they are."""
-        return np.asarray(-np.log(self.weights))
-
-    def check(self, held: Rows) -> np.ndarray:
-        """(C * C + 1,) how held-out rows are answered, true class after true class, and their weighted log loss."""
-        c, p = len(self.counts), held.probabilities()
-        answers = (p / self.weights[:, None]).argmax(0)
-        table = np.bincount(held.y * c + answers, minlength=c * c)
-        own = np.maximum(p[held.y, np.arange(len(held))], LEAST_PROBABILITY)
-        loss = np.rint(np.ldexp(-np.log(own) * self.weights[held.y], LOSS_BITS)).astype(np.int64).sum()
-        return np.append(table, loss)
-
-
-@dataclass(frozen=True)
 class Level:
-    """The question of a level: the histograms of some of its nodes, and at the roots how good the forest is so far.
-    First, rows take the splits of the level before."""
+    """The question of a level: the histograms of some of its nodes. First, rows take the splits of the level before."""
 
     start: Start
     tree: int
@@ -100,29 +39,41 @@ class Level:
     """The tree of each of those."""
 
     @property
-    def checks(self) -> int:
-        """How many of the sums, the first, are about held-out rows."""
-        return len(self.start.counts) ** 2 + 1 if self.split is None else 0
+    def size(self) -> int:
+        return len(self.built) * self.start.bins.total
+
+    def answer(self, train: Rows, held: Rows) -> np.ndarray:
+        if self.split is None:
+            train.begin()
+            held.begin()
+            train.differentiate(self.start.fields, self.start.weights, self.tree)
+        else:
+            train.move(self.split, self.before)
+            held.move(self.split, self.before)
+        return train.histograms(self.built, self.trees, self.start.bins.sizes).ravel()
+
+
+@dataclass(frozen=True)
+class Check:
+    """The question after a round: the weighted log loss of training and of held-out rows, and how those are answered.
+
+    (2 + C * C,) integers, the last of them a confusion matrix, row by row.
+    """
+
+    start: Start
 
     @property
     def size(self) -> int:
-        return len(self.built) * self.start.bins.total + self.checks
+        return 2 + len(self.start.counts) ** 2
 
-    def answer(self, rows: Rows, held: Rows) -> np.ndarray:
-        """The sums of these rows, which move on first."""
-        self.move(rows)
-        self.move(held, train=False)
-        sums = rows.histograms(self.built, self.trees, self.start.bins.sizes).ravel()
-        return np.concatenate([self.start.check(held), sums]) if self.checks else sums
-
-    def move(self, rows: Rows, *, train: bool = True) -> None:
-        """Rows at the roots of new trees, or down by the splits of the level before."""
-        if self.split is not None:
-            rows.move(self.split, self.before)
-            return
-        rows.begin()
-        if train and self.built:
-            rows.differentiate(self.start.fields, self.start.weights, self.tree)
+    def answer(self, train: Rows, held: Rows) -> np.ndarray:
+        weights, losses = self.start.weights, []
+        for rows in (train, held):
+            p = rows.probabilities()
+            own = np.maximum(p[rows.y, np.arange(len(rows))], LEAST_PROBABILITY)
+            losses.append(int(np.rint(np.ldexp(-np.log(own) * weights[rows.y], LOSS_BITS)).sum()))
+        answers = (p / weights[:, None]).argmax(0)
+        return np.array([*losses, *np.bincount(held.y * len(weights) + answers, minlength=len(weights) ** 2)])
 
 
 @dataclass
@@ -143,41 +94,39 @@ class _Tree:
     nodes: int = 1
 
 
-Question = Count | Weigh | Level
+Question = Count | Weigh | Level | Check
 Ask = Callable[[Question], np.ndarray]
 """A question -> the sum of all sites' answers. One of size 0 is not sent: by it, rows only move."""
 
 
 def boost(
-    plan: Plan, ask: Ask, forest: Forest | None = None, on_round: Callable[[Forest], object] | None = None
+    plan: Plan, ask: Ask, forest: Forest | None = None, on_round: Callable[[Forest], bool | None] | None = None
 ) -> Forest:
     """Grow a forest, or go on with one, until its last round or until held-out rows find nothing better.
 
     ``on_round`` is called after each round; if it returns True, that was the last.
     """
     if forest is None:
-        bins, counts = find_bins(plan.columns, plan.n_classes, plan.bins, ask)
-        forest = Forest.begin(Start.of(plan, bins, counts), plan)
+        forest = begin(plan, ask)
     for t in range(forest.rounds, plan.rounds):
-        if stale(forest, plan):
-            return forest
-        grow(plan, forest, t, ask)
-        if on_round is not None and on_round(forest) is True:
+        if plan.patience and t - best_round(forest) >= plan.patience:
             break
-    if len(forest.checks) <= forest.rounds:
-        forest.checks.append(ask(Level(forest.start, forest.rounds, (), ())))
+        grow(plan, forest, t, ask)
+        forest.checks.append(ask(Check(forest.start)))
+        if on_round is not None and on_round(forest):
+            break
     return forest
 
 
-def stale(forest: Forest, plan: Plan) -> bool:
-    """Whether held-out rows have seen nothing better for ``plan.patience`` rounds."""
-    return bool(plan.patience) and len(forest.checks) - 1 - best_round(forest) >= plan.patience
+def begin(plan: Plan, ask: Ask) -> Forest:
+    """A forest without trees: bins, and what rows weigh."""
+    return Forest.begin(Start.of(plan, *find_bins(plan.columns, plan.n_classes, plan.bins, ask)), plan)
 
 
 def best_round(forest: Forest) -> int:
     """The number of rounds with the least loss on held-out rows; all of them where there are none."""
-    losses = [int(check[-1]) for check in forest.checks]
-    return int(np.argmin(losses)) if any(losses) else forest.rounds
+    losses = [int(check[1]) for check in forest.checks]
+    return 1 + int(np.argmin(losses)) if any(losses) else forest.rounds
 
 
 def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
@@ -185,12 +134,8 @@ def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
     start, finder = forest.start, Finder(forest.start.bins, forest.start.fields, plan.least_rows)
     width, trees = start.bins.total, [_Tree() for _ in range(plan.trees)]
     roots = tuple(range(plan.trees))
-    level = Level(start, t, roots, roots)
-    sums = ask(level)
-    if len(forest.checks) <= t:
-        forest.checks.append(sums[: level.checks])
     forest.add_round()
-    told = sums[level.checks :].reshape(-1, width)
+    told = ask(Level(start, t, roots, roots)).reshape(-1, width)
     nodes = [_Node(k, 0, int(row[: start.bins.sizes[0]].sum()), row) for k, row in enumerate(told)]
     for depth in range(plan.depth):
         open_ = [n for n in nodes if n.sums is not None]
@@ -261,7 +206,7 @@ class Site:
 
     def answer(self, question: Question) -> np.ndarray:
         """This site's integers."""
-        if not isinstance(question, Level):
+        if isinstance(question, Count | Weigh):
             return question.answer(*self._given[0])
         if self.rows is None:
             start = question.start

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from fedtail.boosting.grower import Plan, Start
     from fedtail.boosting.splits import Split
+    from fedtail.boosting.start import Plan, Start
 
 LEAF = -1
 CHUNK = 1 << 13
@@ -22,7 +22,7 @@ class Forest:
     ) -> None:
         self.start = start
         self.checks: list[np.ndarray] = []
-        """What held-out rows have told before each round and after the last; see ``Start.check``."""
+        """What rows have told after each round; see ``Check``."""
         self.column = column
         """(T, K, M) int16: the column that a node asks for; -1 in a leaf."""
         self.child = child
@@ -58,7 +58,7 @@ class Forest:
     def first(self, rounds: int) -> Forest:
         """The forest of the first rounds."""
         found = Forest(self.start, **{name: of[:rounds] for name, of in self.arrays().items()})
-        found.checks = self.checks[: rounds + 1]
+        found.checks = self.checks[:rounds]
         return found
 
     def add_round(self) -> None:

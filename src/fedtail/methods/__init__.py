@@ -18,6 +18,7 @@ from fedtail.methods.logit_adjustment import LogitAdjustment
 from fedtail.methods.pcn import PCN, PCNO
 from fedtail.methods.registry import METHODS
 from fedtail.methods.scaffold import Scaffold
+from fedtail.methods.trees import Trees
 from fedtail.methods.weighted_ce import WeightedCE
 
 __all__ = [
@@ -43,5 +44,6 @@ __all__ = [
     "Method",
     "Scaffold",
     "Server",
+    "Trees",
     "WeightedCE",
 ]

@@ -1,0 +1,111 @@
+"""The rounds of a run with trees: what the round loop is for networks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedtail.boosting.grower import LOSS_BITS, Ask, best_round, boost
+from fedtail.boosting.model import TreesModel
+from fedtail.boosting.predictor import Forest
+from fedtail.boosting.start import Plan
+from fedtail.methods.trees import Trees
+from fedtail.rounds.loop import RoundHook
+from fedtail.rounds.progress import Pace, ProgressHook
+from fedtail.rounds.search import RatesInForce
+from fedtail.rounds.state import Best, Problem, State
+from fedtail.rounds.validation import SITE_METRIC, over_sites
+from fedtail.settings import Settings
+
+
+class Asks(Protocol):
+    """What an engine needs for trees beside what every engine has."""
+
+    def asking(self, forest: Forest | None) -> Ask:
+        """Questions to all sites, whose rows have been through the trees of ``forest``."""
+        ...
+
+
+def plan_of(method: Trees, settings: Settings, model: TreesModel) -> Plan:
+    """What is agreed before the first sum."""
+    options = {name: getattr(method, name) for name in ("lr", "leaves", "depth", "bins", "least_rows", "power")}
+    shape = model.shape
+    return Plan(shape.columns, shape.n_classes, settings.run.rounds, patience=settings.run.patience, **options)
+
+
+def train_trees(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
+) -> State:
+    """Run the rounds that are left, each with its trees, as ``rounds.loop.train_rounds`` does for networks.
+
+    The model to keep is that of the least weighted log loss on held-out rows: probabilities tell forests apart that
+    answer alike.
+    """
+    engine: Any = problem.engine
+    model: TreesModel = engine.model
+    assert isinstance(problem.method, Trees)
+    plan, run = plan_of(problem.method, settings, model), settings.run
+    in_force, began = RatesInForce(state.history), time.perf_counter()
+    pace = Pace(run.rounds, on_progress) if on_progress is not None else None
+
+    def after(forest: Forest) -> bool:
+        nonlocal began
+        t = forest.rounds - 1
+        state.round, state.x = forest.rounds, model.shape.pack(forest)
+        check = forest.checks[t]
+        counts = check[2:].reshape(problem.n_classes, -1)
+        weight = forest.start.counts @ forest.start.weights
+        record: dict[str, Any] = {
+            "round": t,
+            "lr": plan.lr,
+            "clients": list(range(engine.n_clients)),
+            "train_loss": float(np.ldexp(float(check[0]), -LOSS_BITS) / weight),
+            **in_force.record(problem.rates, engine.sizes / engine.sizes.sum(), t),
+            "searching": False,
+            "refused": [],
+        }
+        last = state.round == run.rounds or ending(forest, plan)
+        if last or state.round % run.evaluate_every == 0:
+            record["test"] = problem.metrics(engine.confusion(state.x, "test"))
+        if counts.sum() and run.validate_every and (last or state.round % run.validate_every == 0):
+            record |= _validation(problem, state, counts)
+            record["validation"]["weighted_loss"] = float(np.ldexp(float(check[1]), -LOSS_BITS) / counts.sum())
+        if counts.sum() and (run.select == "best" or run.patience):
+            _keep_best(state, forest)
+        state.history.append(record)
+        if pace is not None:
+            pace.advance(1.0)
+            pace.end()
+            pace.begin(state.round, 1)
+        took, began = time.perf_counter() - began, time.perf_counter()
+        return on_round is not None and on_round(state, record, took) is True
+
+    if pace is not None:
+        pace.begin(state.round, 1)
+    forest = model.shape.unpack(state.x)
+    boost(plan, engine.asking(forest), forest, after)
+    return state
+
+
+def ending(forest: Forest, plan: Plan) -> bool:
+    """Whether held-out rows have found nothing better for as many rounds as the plan is patient."""
+    return bool(plan.patience) and forest.rounds - best_round(forest) >= plan.patience
+
+
+def _validation(problem: Problem, state: State, counts: np.ndarray) -> dict[str, Any]:
+    parts = problem.engine.confusions(state.x)
+    each = {k: float(problem.metrics(m)[SITE_METRIC]) for k, m in parts.items() if m.sum()}
+    found: dict[str, Any] = {"validation": problem.metrics(counts, None, list(each.values()) or None)}
+    return found | ({"sites": sites} if (sites := over_sites(each, SITE_METRIC)) else {})
+
+
+def _keep_best(state: State, forest: Forest) -> None:
+    if best_round(forest) == forest.rounds:
+        score = -float(np.ldexp(float(forest.checks[-1][1]), -LOSS_BITS))
+        state.best = Best(round=forest.rounds, score=score, x=state.x, since=forest.rounds)
