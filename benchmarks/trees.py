@@ -50,7 +50,7 @@ def table(name: str, seed: int) -> tuple[tuple[Column, ...], list[tuple[np.ndarr
         site[np.concatenate([train, held])] = k
     tested = fed.test_clients if fed.test_clients.size else np.full(len(fed.test), -1)
     x, x_test = np.c_[fed.pool.x.numpy(), site], np.c_[fed.test.x.numpy(), tested.astype(np.float32)]
-    columns = columns_of(fed.preprocessing, x.shape[1], fed.n_clients)
+    columns = columns_of(fed.preprocessing, x.shape[1] - 1, fed.n_clients)
     columns = columns if pooled.sites is not None else columns[:-1]
     values, y = read_columns(x, columns), fed.pool.y.numpy()
     splits = [(values[:, rows], y[rows]) for rows in (np.concatenate(fed.train), np.concatenate(fed.validation))]

@@ -431,12 +431,22 @@ EFFECTS: tuple[Effect, ...] = (
 )
 """Settings that have an effect only where another setting has one of these values."""
 
+NETWORKS_ONLY = ("local", "server")
+"""Sections of which trees need nothing."""
+
 
 def check_effects(settings: Settings, said: Container[str], decided: Container[str] = ()) -> None:
     """Refuse a setting that was given and has no effect beside the others.
 
     ``said``: the dotted keys given. ``decided``: keys given after them, whose value may take effect away.
     """
+    for section in NETWORKS_ONLY if settings.method.name == "trees" and "method.name" not in decided else ():
+        for key in (f"{section}.{name}" for name in type(getattr(settings, section)).model_fields):
+            if key in said:
+                raise FedtailError(
+                    f"{key} has no effect with method.name = 'trees', which trains no network; leave it out. Trees "
+                    "have method.lr, method.leaves, method.depth and run.rounds"
+                )
     for keys, other, values in EFFECTS:
         section, name = other.split(".")
         value = getattr(getattr(settings, section), name)

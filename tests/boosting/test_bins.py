@@ -71,13 +71,15 @@ def test_missing_values_have_the_last_bin() -> None:
 def test_columns_follow_from_what_samples_were_made_of() -> None:
     schema = {
         "kind": "table",
+        "label": "injury",
+        "classes": ["no", "yes"],
         "columns": [
             {"name": "age", "kind": "numeric", "cuts": [0.0, 1.0, 2.0], "missing": True},
             {"name": "road", "kind": "category", "levels": ["a", "b"], "missing": True},
             {"name": "part", "kind": "hashed", "buckets": 8},
         ],
     }
-    columns = columns_of(schema, 16, site=3)
+    columns = columns_of(schema, 15, site=3)
     assert [(c.name, c.at, c.levels, c.missing, c.code) for c in columns] == [
         ("age", 0, 0, 3, False),
         ("road", 4, 2, 6, False),

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.data.inputs import saved_schema
+
 CELLS = 512
 """Cells per number in one exchange."""
 DIVISIONS = 2
@@ -38,39 +40,21 @@ class Column:
     code: bool = False
     """The category is stored as one number, -1 where it is unknown."""
 
-    @property
-    def label(self) -> str:
-        return self.name
-
 
 def columns_of(preprocessing: Mapping[str, Any], width: int, site: int = 0) -> tuple[Column, ...]:
     """The columns in samples of ``width`` features, by what they were made from; of plain arrays a number each.
 
-    ``site``: number of sites, where the last feature is the number of the row's site.
+    ``site``: number of sites, where one more feature behind is the number of the row's site.
     """
-    end = width - 1 if site else width
-    found: list[Column] = []
-    if preprocessing.get("kind") == "table":
-        at = 0
-        for raw in preprocessing["columns"]:
-            gone, levels = bool(raw.get("missing")), 0
-            if raw["kind"] == "numeric":
-                size = 1 + max(len(raw.get("cuts", ())) - 1, 0)
-            else:
-                size = levels = len(raw["levels"]) if raw["kind"] == "category" else int(raw["buckets"])
-            found.append(Column(raw["name"], at, levels, at + size if gone else -1))
-            at += size + gone
-    elif preprocessing.get("kind") == "layout":
-        found = [Column(name, i) for i, name in enumerate(preprocessing["numeric"])]
-        at = len(found)
-        for name, values in preprocessing["vocabulary"].items():
-            found.append(Column(name, at, len(values)))
-            at += len(values)
-    if sum(max(c.levels, 1) for c in found) > end or not found:
-        found = [Column(f"column {i + 1}", i) for i in range(end)]
-    if site:
-        found.append(Column("site", end, site, code=True))
-    return tuple(found)
+    schema, at, found = saved_schema(dict(preprocessing)), 0, list[Column]()
+    for column in () if schema is None else schema.columns:
+        levels = {"category": len(column.levels), "hashed": column.buckets}.get(column.kind, 0)
+        end = at + column.width
+        found.append(Column(column.name, at, levels, end - 1 if column.missing else -1))
+        at = end
+    if at != width:
+        found = [Column(f"column {i + 1}", i) for i in range(width)]
+    return (*found, *([Column("site", width, site, code=True)] if site else ()))
 
 
 def read_columns(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:

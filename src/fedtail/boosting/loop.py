@@ -11,8 +11,10 @@ from fedtail.boosting.grower import LOSS_BITS, Ask, best_round, boost
 from fedtail.boosting.model import TreesModel
 from fedtail.boosting.predictor import Forest
 from fedtail.boosting.start import Plan
+from fedtail.core.metrics import METRICS
+from fedtail.core.scores import total
 from fedtail.methods.trees import Trees
-from fedtail.rounds.loop import RoundHook
+from fedtail.rounds.loop import RoundHook, train_rounds
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.search import RatesInForce
 from fedtail.rounds.state import Best, Problem, State
@@ -33,6 +35,18 @@ def plan_of(method: Trees, settings: Settings, model: TreesModel) -> Plan:
     options = {name: getattr(method, name) for name in ("lr", "leaves", "depth", "bins", "least_rows", "power")}
     shape = model.shape
     return Plan(shape.columns, shape.n_classes, settings.run.rounds, patience=settings.run.patience, **options)
+
+
+def run_rounds(
+    problem: Problem,
+    settings: Settings,
+    state: State,
+    on_round: RoundHook | None = None,
+    on_progress: ProgressHook | None = None,
+) -> State:
+    """All rounds that are left, of networks or of trees."""
+    loop = train_trees if isinstance(problem.method, Trees) else train_rounds
+    return loop(problem, settings, state, on_round, on_progress)
 
 
 def train_trees(
@@ -74,7 +88,7 @@ def train_trees(
         if last or state.round % run.evaluate_every == 0:
             record["test"] = problem.metrics(engine.confusion(state.x, "test"))
         if counts.sum() and run.validate_every and (last or state.round % run.validate_every == 0):
-            record |= _validation(problem, state, counts)
+            record |= _validation(problem, state, counts, run.metric)
             record["validation"]["weighted_loss"] = float(np.ldexp(float(check[1]), -LOSS_BITS) / counts.sum())
         if counts.sum() and (run.select == "best" or run.patience):
             _keep_best(state, forest)
@@ -98,10 +112,13 @@ def ending(forest: Forest, plan: Plan) -> bool:
     return bool(plan.patience) and forest.rounds - best_round(forest) >= plan.patience
 
 
-def _validation(problem: Problem, state: State, counts: np.ndarray) -> dict[str, Any]:
-    parts = problem.engine.confusions(state.x)
+def _validation(problem: Problem, state: State, counts: np.ndarray, metric: str) -> dict[str, Any]:
+    engine, scores = problem.engine, None
+    if METRICS[metric].needs == "scores":
+        scores = total(found for _, found in engine.scores(state.x, "validation"))
+    parts = engine.confusions(state.x)
     each = {k: float(problem.metrics(m)[SITE_METRIC]) for k, m in parts.items() if m.sum()}
-    found: dict[str, Any] = {"validation": problem.metrics(counts, None, list(each.values()) or None)}
+    found: dict[str, Any] = {"validation": problem.metrics(counts, scores, list(each.values()) or None)}
     return found | ({"sites": sites} if (sites := over_sites(each, SITE_METRIC)) else {})
 
 

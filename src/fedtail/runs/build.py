@@ -18,6 +18,7 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg, Method
 from fedtail.methods.optimizers import with_optimizer
+from fedtail.methods.trees import Trees
 from fedtail.models import build_model, choose_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.models.custom import check_output
@@ -33,6 +34,7 @@ from fedtail.rounds.search import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem
 from fedtail.runs.encoding import build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
+from fedtail.runs.trees import assemble_trees
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 
@@ -101,9 +103,13 @@ def prepare(federation: Federation, settings: Settings, progress: Progress | Non
     encoding = choose_encoding(settings.model, federation.input_shape, images=images)
     batch = batch_of(settled(settings, federation.sizes).local)
     notes = (
-        *encoder_notes(encoding, settings.model, images=images),
-        *batch_notes(settings.local, batch, federation.sizes),
-        *server_notes(settings.server, follow_sites(federation.sizes), federation.sizes),
+        encoder_notes(encoding, settings.model, images=images)
+        if settings.method.name == "trees"
+        else (
+            *encoder_notes(encoding, settings.model, images=images),
+            *batch_notes(settings.local, batch, federation.sizes),
+            *server_notes(settings.server, follow_sites(federation.sizes), federation.sizes),
+        )
     )
     about = with_encoding(describe(federation), encoding, notes)
     if encoding is not None:
@@ -139,7 +145,13 @@ def build(
     method = METHODS.build(settings.method.name, **settings.method.options) if method is None else method
     if rates is None:
         rates = RATES.build(settings.rates.name, federation.n_clients, **settings.rates.options)
-    architecture: dict[str, Any] = {"name": "", "options": {}}
+    if isinstance(method, Trees):
+        if module is not None:
+            raise FedtailError("method 'trees' is its own model; leave the model out")
+        check_validation(federation, settings)
+        problem, architecture = assemble_trees(federation, method, settings)
+        return Run(problem, settings, about, architecture)
+    architecture = {"name": "", "options": {}}
     if module is None:
         module, architecture = build_module(settings, federation, encoding, type(method))
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedtail.boosting.loop import run_rounds
 from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress as Encoded
 from fedtail.data.registry import Pooled
@@ -18,7 +19,7 @@ from fedtail.errors import FedtailError, writing
 from fedtail.methods import Method
 from fedtail.rates import RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.rounds.loop import RoundHook, begin_search, exhausted, train_rounds
+from fedtail.rounds.loop import RoundHook, begin_search, exhausted
 from fedtail.rounds.privacy import count_undone
 from fedtail.rounds.progress import ProgressHook
 from fedtail.rounds.state import State
@@ -240,7 +241,7 @@ def play(
             return True in [hook(now, record, took) for hook in hooks]  # all of them are called
 
         try:
-            state = train_rounds(problem, settings, state, after, on_progress)
+            state = run_rounds(problem, settings, state, after, on_progress)
             result = conclude(problem, state, about, settings, seconds)
             result.architecture = made.architecture
             if folder is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedtail.boosting.model import TreesModule
 from fedtail.core.decisions import Decision
 from fedtail.core.metrics import majority_floor, metrics, shown
 from fedtail.core.scores import Scores
@@ -203,6 +204,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         "selected_round": state.round if best is None else best.round,
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
+        **({"importance": told} if (told := importance_of(problem.model.module)) else {}),
         **({"found": found} if (found := {**problem.found, **_found(rates)}) else {}),
         **({"influence": told} if (told := influence_of(state.history, problem.engine.n_clients)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
@@ -233,6 +235,14 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         settings=settings,
         verdict=verdict(test, confusion, floor, state.history, about.classes, settings, n_validation),
     )
+
+
+def importance_of(module: nn.Module) -> dict[str, float]:
+    """Each column's share of what all splits of trees gain, the largest first; empty of networks."""
+    if not isinstance(module, TreesModule):
+        return {}
+    shares = dict(zip((c.name for c in module.shape.columns), module.read().importance().tolist(), strict=True))
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str]) -> dict[str, Any]:

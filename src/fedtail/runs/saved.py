@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from dataclasses import asdict, dataclass, field, replace
@@ -10,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedtail.boosting.model import Shape, TreesModule, with_site
 from fedtail.core.decisions import Decision
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
-from fedtail.data.inputs import prepare_inputs
+from fedtail.data.inputs import prepare_inputs, read_for
+from fedtail.data.tables.pooled import is_table
+from fedtail.data.tables.read import Table
 from fedtail.errors import FedtailError, one_of
 from fedtail.models import build_model
 from fedtail.models.device import check_device
@@ -49,6 +54,8 @@ class SavedModel:
     """How probabilities are calibrated and become answers."""
     sites: dict[str, Decision] = field(default_factory=dict)
     """Site -> its own decision; see ``at``."""
+    site: str | None = None
+    """The site that all rows are of, where the model knows sites and the data do not name them."""
     encoding: Encoding | None = None
     """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
@@ -67,7 +74,7 @@ class SavedModel:
             transform=about.transform,
             preprocessing=plain(about.preprocessing),
             name=about.name,
-            device=next(module.parameters()).device,
+            device=next(itertools.chain(module.parameters(), module.buffers())).device,
             architecture=plain(architecture or {}),
             encoding=Encoding.from_dict(about.encoder) if about.encoder else None,
         )
@@ -105,11 +112,12 @@ class SavedModel:
 
     def at(self, site: str) -> SavedModel:
         """The same model with one site's decision rule: ``load_model("runs/x").at("DL").predict(rows)``."""
-        if not self.sites:
+        known = self.architecture.get("sites", [])
+        if not self.sites and not known:
             raise FedtailError("this model has no per-site decisions; train with decision.scope = 'site'")
-        if site not in self.sites:
-            raise one_of("site", site, self.sites)
-        return replace(self, decision=self.sites[site])
+        if site not in self.sites and site not in known:
+            raise one_of("site", site, self.sites or known)
+        return replace(self, decision=self.sites.get(site, self.decision), site=site if site in known else None)
 
     def predict(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N,) class names.
@@ -133,8 +141,16 @@ class SavedModel:
 
     def inputs(self, data: Any, notes: list[str]) -> Tensor:
         """(N, *input_shape) as stored for training; notes about the data are appended to ``notes``."""
+        known = self.architecture.get("sites", [])
+        if known and isinstance(data, str | Path) and is_table(data):  # the column that names sites is needed too
+            data = read_for(Path(data), self.preprocessing)
         # Another memory order, as of channels-last images, would change the last bits of a convolution.
-        return prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
+        x = prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
+        if not known or not isinstance(self.module, TreesModule):
+            return x
+        named = site_names(data, str(self.preprocessing.get("site")), len(x)) if self.site is None else [self.site]
+        numbers = {name: k for k, name in enumerate(known)}
+        return with_site(x, self.module.shape.columns, np.array([numbers.get(str(name), -1) for name in named]))
 
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 from stored samples. Batches change at most the last bits."""
@@ -148,6 +164,18 @@ class SavedModel:
                 for part in x.split(max(1, batch_size))
             ]
         return self.decision.probabilities(torch.cat(parts).numpy()).astype(np.float32)
+
+
+def site_names(data: Any, column: str, n: int) -> list[str]:
+    """The site of each of ``n`` rows, where the data have the column that names it; empty names otherwise."""
+    frame = data.frame if isinstance(data, Table) else pd.DataFrame(data) if _is_records(data) else data
+    if not isinstance(frame, pd.DataFrame) or column not in frame.columns:
+        return [""] * n
+    return ["" if value is None else str(value) for value in frame[column]]
+
+
+def _is_records(data: Any) -> bool:
+    return isinstance(data, list | tuple) and bool(data) and all(isinstance(row, dict) for row in data)
 
 
 def load_model(
@@ -187,7 +215,9 @@ def load_model(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what BatchNorm means for training is no news here
             options = architecture.get("options", {})
-            if encoding is None:
+            if name == "trees":
+                module = TreesModule(Shape.from_json(options))
+            elif encoding is None:
                 module = build_model(name, shape, len(classes), **options)
             else:
                 module = build_encoded(encoding, name, len(classes), **options)

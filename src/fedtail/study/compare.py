@@ -20,7 +20,7 @@ from fedtail.rates import RATES
 from fedtail.runs.build import build_federation, prepare
 from fedtail.runs.config import load_config
 from fedtail.runs.folder import read_history
-from fedtail.settings import Settings
+from fedtail.settings import NETWORKS_ONLY, Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 
 BUILT_IN: dict[str, Any] = {
@@ -88,6 +88,9 @@ def method_configs(
         name, rates = split_pair(label)
         mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
         named = {**given, "method.name": name}
+        if name == "trees":  # what networks are told is not for them
+            mine = [o for o in mine if o.partition(".")[0] not in (*NETWORKS_ONLY, "rates")]
+            named = {k: v for k, v in named.items() if k.partition(".")[0] not in (*NETWORKS_ONLY, "rates")}
         if rates is not None:
             mine = [o for o in mine if not o.startswith("rates.") or _key(o) in RATES.options(rates)]
             named = {k: v for k, v in named.items() if not k.startswith("rates.")} | {"rates.name": rates}

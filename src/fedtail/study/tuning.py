@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.boosting.loop import run_rounds
 from fedtail.core.metrics import signed
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError
 from fedtail.rates.race import usual_lrs
-from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import State
 from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.config import changed
@@ -36,6 +36,13 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "method.weight_decay": (0.0, 1e-3),
 }
 """What is raced, where the caller has not said it."""
+SPACE_OF_TREES: dict[str, tuple[Any, ...]] = {
+    "method.lr": (0.05, 0.1, 0.2, 0.3),
+    "method.leaves": (8, 16, 31),
+    "method.power": (0.0, 0.25, 0.5, 0.75),
+    "method.least_rows": (5, 20),
+}
+"""The same for trees."""
 KEEP = 3
 """One of so many goes on to the next rung, for so many times the rounds."""
 RUNGS = 3
@@ -155,7 +162,8 @@ def climb(
 def candidates(settings: Settings, said: Collection[str]) -> list[dict[str, Any]]:
     """All points of the space that the caller has left free, in an order drawn by the run's seed."""
     named = {key.partition(".")[0] for key in said if key in ("rates.name", "rates.rates")}
-    space = {**SPACE, "local.lr": sorted(usual_lrs(settings.local.optimizer)[: len(SPACE["local.lr"])])}
+    of_networks = {**SPACE, "local.lr": sorted(usual_lrs(settings.local.optimizer)[: len(SPACE["local.lr"])])}
+    space = SPACE_OF_TREES if settings.method.name == "trees" else of_networks
     free = {k: v for k, v in space.items() if k not in said and k.partition(".")[0] not in named}
     points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
     order = generator(settings.run.seed, "tune").permutation(len(points))
@@ -186,7 +194,7 @@ def train(
             raise _OutOfTime
 
     try:
-        history = train_rounds(problem, tried, problem.begin(), check).history
+        history = run_rounds(problem, tried, problem.begin(), check).history
         metric = tried.run.metric
         score = max(signed(metric, record.get("validation", {}).get(metric)) for record in history)
     except FedtailError:  # it diverged, or does not fit this data: it has lost

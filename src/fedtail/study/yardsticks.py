@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedtail.boosting.loop import run_rounds
 from fedtail.core.decisions import Decision
 from fedtail.core.evidence import confusion_matrix
 from fedtail.core.metrics import summarize
@@ -24,7 +25,7 @@ from fedtail.models import FlatModel
 from fedtail.rates import Uniform
 from fedtail.rates.race import usual_lrs
 from fedtail.rounds.evaluation import Split, federation_split, model_logits, probabilities_of
-from fedtail.rounds.loop import kept_model, train_rounds
+from fedtail.rounds.loop import kept_model
 from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions
 from fedtail.runs.record import RunRecord
@@ -176,7 +177,7 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
     )
     problem = build(settings, replace(setup.ready, federation=one), rates=Uniform(1, rate)).problem
     try:
-        kept = kept_model(problem, settings, train_rounds(problem, settings, problem.begin()))
+        kept = kept_model(problem, settings, run_rounds(problem, settings, problem.begin()))
         decision = choose_decisions(problem, kept, wanted, one.classes).at(0)
     finally:
         problem.engine.close()
