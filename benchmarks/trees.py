@@ -84,13 +84,15 @@ def trees(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     for constant, value in CONSTANTS.items():
         setattr(splits, constant, options.get(constant, value))
     options = {**OPTIONS, **{key: value for key, value in options.items() if not key.isupper()}}
+    last = options.pop("select", "best") == "last"
     columns, (train, held, test), n_classes = table(name, seed)
     sent: list[int] = []
     began = time.process_time()
     ask = asking(LocalTotals(1), {0: Site(train, held)})
     plan = Plan(columns, n_classes, **options)
     forest = boost(plan, lambda question: (sent.append(question.size), ask(question))[1])
-    cpu, forest = time.process_time() - began, forest.first(best_round(forest))
+    cpu = time.process_time() - began
+    forest = forest if last else forest.first(best_round(forest))
 
     def p(x: np.ndarray) -> np.ndarray:
         z = forest.logits(forest.scores(forest.start.bins.of(x)))
@@ -229,7 +231,7 @@ def main() -> None:
     parser.add_argument("--tables", default="judge", help="choose, judge, or names")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument(
-        "--grid", default="[{}]", help="options of Plan and CONSTANTS of splits, as a list of JSON objects"
+        "--grid", default="[{}]", help="options of Plan, CONSTANTS of splits and select=last, as a list of JSON objects"
     )
     parser.add_argument("--no-pooled", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
