@@ -109,6 +109,8 @@ class TreesModule(nn.Module):
         super().__init__()
         self.shape = shape
         self.register_buffer("forest", torch.zeros(shape.size, dtype=torch.uint8))
+        self.site = -1
+        """The site of samples that do not say theirs, -1 for none."""
         self._read: Forest | None = None
 
     def read(self) -> Forest:
@@ -129,7 +131,7 @@ class TreesModule(nn.Module):
 
     def values(self, x: Tensor) -> np.ndarray:
         """(F, N) what trees see of stored samples."""
-        return read_columns(with_site(x, self.shape.columns).numpy(), self.shape.columns)
+        return read_columns(with_site(x, self.shape.columns, self.site).numpy(), self.shape.columns)
 
     def forward(self, x: Tensor) -> Tensor:
         forest = self.read()
@@ -158,6 +160,11 @@ class TreesModel(FlatModel):
         self.module.load(x)
 
     def clone(self) -> TreesModel:
+        return self.at(self.module.site)
+
+    def at(self, site: int) -> TreesModel:
+        """A copy for the rows of one site."""
         made = TreesModel(self.shape)
         made.load(self.vector)
+        made.module.site = site
         return made

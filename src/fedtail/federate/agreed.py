@@ -26,8 +26,9 @@ from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.prepared import SiteData, prepare
 from fedtail.federate.statistics import common_preprocessing
 from fedtail.federate.summed import SummedEngine, check_sums_only, groups_of
+from fedtail.methods.trees import Trees
 from fedtail.models.flat import FlatModel
-from fedtail.rates import RATES
+from fedtail.rates import RATES, RateStrategy, Uniform
 from fedtail.rounds.batches import batch_notes, batch_of, settled
 from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.search import racing
@@ -39,6 +40,7 @@ from fedtail.runs.encoding import choose_encoding, encoder_notes
 from fedtail.runs.execution import play
 from fedtail.runs.folder import read_history
 from fedtail.runs.result import Result
+from fedtail.runs.trees import check_settings, forest_of
 from fedtail.settings import Settings
 from fedtail.version import VERSION
 
@@ -166,14 +168,22 @@ def run_document(
     mean = np.full(len(names), sizes.sum() / len(names))
     asked, settings = settings, settled(settings, mean)
     job = job_of(settings, schema, document["run"], engine)
+    method, model = job.build_method(), FlatModel(job.build_model(seed))
     for here in owned.values():
         here.method = job.build_method()
-    method = job.build_method()
+    architecture: dict[str, Any] = {"name": job.model, "options": job.model_options}
+    rates: RateStrategy = RATES.build(settings.rates.name, len(names), **settings.rates.options)
+    if isinstance(method, Trees):
+        check_settings(settings)
+        model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, names, settings)
+        rates = Uniform(len(names), 0.0)
+        for k, here in owned.items():
+            here.model = model.at(k)
     problem = Problem(
         engine=SummedEngine(
             totals=totals,
             owned=owned,
-            model=FlatModel(job.build_model(seed)),
+            model=model,
             method=method,
             settings=settings,
             n_classes=job.n_classes,
@@ -182,7 +192,7 @@ def run_document(
             decision_file=folder.parent / "decision.json" if data else None,
         ),
         method=method,
-        rates=racing(RATES.build(settings.rates.name, len(names), **settings.rates.options), settings),
+        rates=racing(rates, settings),
         n_classes=job.n_classes,
         background=schema.get("background"),
         found={
@@ -227,7 +237,7 @@ def run_document(
     )
     folder.mkdir(parents=True, exist_ok=True)
     result = play(
-        Run(problem, asked, about, {"name": job.model, "options": job.model_options}),
+        Run(problem, asked, about, architecture),
         folder,
         resume=(folder / "config.toml").is_file(),
         on_round=after,

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtail.boosting.grower import Ask, Site, asking
+from fedtail.boosting.model import TreesModule
+from fedtail.boosting.predictor import Forest
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.evidence import class_counts
@@ -94,6 +97,18 @@ class SummedEngine:
             self._update(task, group, fixed.decode(row), fixed.limit, clip)
             for group, row in zip(self.totals.groups, sums, strict=True)
         ], []
+
+    def asking(self, forest: Forest | None) -> Ask:
+        """Questions about trees to all sites."""
+
+        def site(here: Prepared) -> Site:
+            module, pool, y = here.model.module, here.client.pool, here.client.pool.y.numpy()
+            assert isinstance(module, TreesModule)
+            rows = (here.client.train, here.client.validation)
+            train, held = ((module.values(pool.x[torch.as_tensor(i)]), y[i]) for i in rows)
+            return Site(train, held, forest)
+
+        return asking(self.totals, {k: site(here) for k, here in self.owned.items()})
 
     def _part(self, task: Task, client: int, limit: float, clip: float | None) -> np.ndarray:
         """The client's (P, n) update, (P,) losses and (P,) runs that diverged, and that it took part, times its weight;

@@ -47,3 +47,7 @@ class Trees(Method):
         check_range("method.bins", self.bins, 2, 254)
         check_range("method.least_rows", self.least_rows, 1)
         check_range("method.power", self.power, 0.0, 1.0)
+
+    @property
+    def only_sums(self) -> bool:
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtail.boosting.bins import columns_of
@@ -15,16 +16,24 @@ from fedtail.settings import Settings
 from fedtail.simulate.trees import TreeSimulator
 
 
-def shape_of(method: Trees, federation: Federation, rounds: int) -> tuple[Shape, list[str]]:
-    """The forest's shape, and the names of the sites that it knows."""
-    if len(federation.input_shape) != 1:
+def forest_of(
+    method: Trees,
+    input_shape: Sequence[int],
+    n_classes: int,
+    preprocessing: Mapping[str, Any],
+    sites: Sequence[str],
+    settings: Settings,
+) -> tuple[TreesModel, dict[str, Any]]:
+    """A model without trees, and its description. ``sites``: those that data name, or nothing."""
+    if len(input_shape) != 1:
         raise FedtailError(
             "method 'trees' needs a table, or images behind an encoder (model.encoder), but samples have shape "
-            f"{federation.input_shape}"
+            f"{tuple(input_shape)}"
         )
-    sites = list(federation.sites) if method.site and federation.preprocessing.get("site") else []
-    columns = columns_of(federation.preprocessing, federation.input_shape[0], len(sites))
-    return Shape(columns, federation.n_classes, rounds, method.leaves), sites
+    known = list(sites) if method.site else []
+    columns = columns_of(preprocessing, input_shape[0], len(known))
+    shape = Shape(columns, n_classes, settings.run.rounds, method.leaves)
+    return TreesModel(shape), {"name": "trees", "options": shape.to_json(), **({"sites": known} if known else {})}
 
 
 def check_settings(settings: Settings) -> None:
@@ -49,13 +58,15 @@ def check_settings(settings: Settings) -> None:
 def assemble_trees(federation: Federation, method: Trees, settings: Settings) -> tuple[Problem, dict[str, Any]]:
     """Everything the loop over trees needs, in the simulator, and the model's description."""
     check_settings(settings)
-    shape, sites = shape_of(method, federation, settings.run.rounds)
+    sites = federation.sites if federation.preprocessing.get("site") else ()
+    shape, classes = federation.input_shape, federation.n_classes
+    model, architecture = forest_of(method, shape, classes, federation.preprocessing, sites, settings)
     problem = Problem(
-        engine=TreeSimulator(federation, TreesModel(shape)),
+        engine=TreeSimulator(federation, model),
         method=method,
         rates=Uniform(federation.n_clients, 0.0),
-        n_classes=federation.n_classes,
+        n_classes=classes,
         train_counts=federation.label_map().sum(0),
         background=federation.background,
     )
-    return problem, {"name": "trees", "options": shape.to_json(), **({"sites": sites} if sites else {})}
+    return problem, architecture

@@ -1,0 +1,54 @@
+"""Trees of sites that tell sums only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedtail import load_model
+from fedtail.errors import FedtailError
+from fedtail.federate.server import federate
+from fedtail.runs.execution import run
+from fedtail.settings import Settings
+
+from .loopback import Wires, open_sites, settings
+
+
+def of_trees(folder: Path, **sections: dict[str, object]) -> Settings:
+    more = {"method": {"name": "trees", "site": False, "least_rows": 2}, "model": {"name": "auto"}, **sections}
+    raw = settings(folder, **more)  # type: ignore[arg-type]
+    return raw.model_copy(update={"model": type(raw.model)()})
+
+
+def test_three_blind_sites_grow_the_trees_of_the_simulator_bit_for_bit(tmp_path: Path) -> None:
+    config = of_trees(tmp_path)
+    names, sites = open_sites(tmp_path / "sites", config)
+    result = federate(config, Wires(sites), names)
+    seed = result.settings.run.seed
+    expected = run(of_trees(tmp_path / "simulator", run={"seed": seed}))
+    assert torch.equal(result.x, expected.x)
+    assert result.confusion.tolist() == expected.confusion.tolist()
+    assert [r["validation"]["macro_f1"] for r in result.history] == [
+        r["validation"]["macro_f1"] for r in expected.history
+    ]
+
+
+def test_sites_are_a_column_and_every_site_answers_for_its_own_rows(tmp_path: Path) -> None:
+    config = of_trees(tmp_path, method={"name": "trees", "least_rows": 2})
+    names, sites = open_sites(tmp_path / "sites", config)
+    result = federate(config, Wires(sites), names)
+    assert "site" in result.summary["importance"]
+    assert result.folder is not None
+    model = load_model(result.folder)
+    x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    assert model.at(names[1]).predict_proba(x).shape == (20, 4)
+
+
+def test_private_trees_are_refused_in_one_line(tmp_path: Path) -> None:
+    config = of_trees(tmp_path, deploy={"trust": "private"}, privacy={"mode": "shares", "noise": 1.0})
+    names, sites = open_sites(tmp_path / "sites", config)
+    with pytest.raises(FedtailError, match="adds noise to updates of networks"):
+        federate(config, Wires(sites), names)
