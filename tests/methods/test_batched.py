@@ -58,7 +58,7 @@ def labels() -> Tensor:
 
 def outputs(method: Method) -> int:
     """Logits of a sample in training."""
-    return 2 * C if method.classifier == "sparse_etf" else C
+    return 2 * C if method.traits.classifier == "sparse_etf" else C
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -115,7 +115,7 @@ def test_padding_changes_nothing(name: str, options: dict[str, Any]) -> None:
     method = METHODS.build(name, **options)
     rng = torch.Generator().manual_seed(3)
     logits, teacher = torch.randn(B, outputs(method), generator=rng), torch.randn(B, C, generator=rng)
-    y, n = labels()[0], B - 2 if method.needs_views else B - 3
+    y, n = labels()[0], B - 2 if method.traits.needs_views else B - 3
     weight = torch.ones(B)
     weight[n:] = 0.0
     const, state = start(method, 0)

@@ -183,5 +183,5 @@ def test_what_engines_ask_of_a_method_follows_from_what_it_overrides() -> None:
         def finish(self, *given: Any) -> Any:
             return {}, {}
 
-    declared = [(m.own_loss, m.own_finish) for m in (Method, Halved, Kept)]
+    declared = [(m.traits.own_loss, m.traits.own_finish) for m in (Method, Halved, Kept)]
     assert declared == [(False, False), (True, False), (True, True)]

@@ -57,7 +57,7 @@ def test_momentum_is_a_mean_of_the_directions_so_a_norm_bound_holds() -> None:
 def test_a_method_with_an_optimizer_is_that_method_else() -> None:
     one, two = with_optimizer(FedCGNM(beta=0.7), "adam"), with_optimizer(FedCGNM(beta=0.7), "adam")
     assert one == two and hash(one) == hash(two) and one != FedCGNM(beta=0.7)
-    assert (one.name, one.title, one.own_loss, one.config()) == (
+    assert (one.name, one.title, one.traits.own_loss, one.config()) == (
         "fedcgnm",
         "FedCGNM",
         False,

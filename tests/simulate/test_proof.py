@@ -208,7 +208,7 @@ def test_a_loss_that_padding_leaks_into_runs_on_the_reference_path() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "residual", "images"])
 def test_the_projects_own_methods_prove_themselves(kind: str, name: str) -> None:
     method = METHODS.build(name)
-    module = with_classifier(make_module(kind), method.classifier)
+    module = with_classifier(make_module(kind), method.traits.classifier)
     assert simulator(make_federation(kind), module, method, Settings.of()).info()["path"] == "batched"
 
 
@@ -233,5 +233,5 @@ def test_batchnorm_proves_itself_on_the_graph_path_with_every_method(name: str) 
     method = METHODS.build(name)
     layers = list(cnn())
     layers[1], layers[5] = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-    module = with_classifier(nn.Sequential(*layers), method.classifier)
+    module = with_classifier(nn.Sequential(*layers), method.traits.classifier)
     assert simulator(make_federation("images"), module, method, Settings.of(path="graph")).info()["path"] == "graph"

@@ -101,8 +101,8 @@ def _tried(claim: str, test: Callable[[], str]) -> Check:
 def _settings(method: Method, path: str, workers: int = 1, rounds: int = ROUNDS) -> Settings:
     return Settings.of(
         rounds=rounds,
-        optimizer=method.optimizer,
-        lr=0.005 if method.optimizer == "adam" else 0.05,
+        optimizer=method.traits.optimizer,
+        lr=0.005 if method.traits.optimizer == "adam" else 0.05,
         schedule="constant",
         batch_size=16,
         seed=5,
@@ -187,7 +187,7 @@ def _searches(method: Method, federation: Federation) -> str:
 
 
 def _federates(method: Method, federation: Federation) -> str:
-    if method.needs_auxiliary:
+    if method.traits.needs_auxiliary:
         return ""  # refused there in one line: a real server has no auxiliary set
     settings = _settings(method, "reference")
     job = Job(
@@ -197,7 +197,7 @@ def _federates(method: Method, federation: Federation) -> str:
         classes=federation.classes,
         method=method.name,
         rounds=ROUNDS,
-        model_options={**HIDDEN, "classifier": method.classifier},
+        model_options={**HIDDEN, "classifier": method.traits.classifier},
         method_options=method.config(),
         local=settings.local,
         seed=settings.run.seed,
@@ -221,7 +221,7 @@ def _federates(method: Method, federation: Federation) -> str:
 
 def _optimizes(method: Method, federation: Federation, folder: Path) -> str:
     """The same of the method with each of them; it may refuse all by saying why its steps must be plain."""
-    if method.plain_steps or method.optimizer != "sgd":
+    if method.traits.plain_steps or method.traits.optimizer != "sgd":
         return ""
     for name in OPTIMIZERS:
         made = with_optimizer(method, name)

@@ -152,7 +152,7 @@ def federate(
         sums=sums,
     )
     method = job.build_method()
-    if method.needs_auxiliary:
+    if method.traits.needs_auxiliary:
         raise FedtailError(
             f"method {job.method!r} needs an auxiliary set, which the server of a real federation does not have"
         )

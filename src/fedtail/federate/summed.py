@@ -302,7 +302,7 @@ def clip_of(privacy: Privacy, method: Method, settings: Settings, task: Task, n_
 
 def check_sums_only(settings: Settings, method: Method, where: str) -> None:
     """Refuse what needs more of sites than sums, in one line."""
-    if not method.only_sums or method.needs_auxiliary:
+    if not method.only_sums or method.traits.needs_auxiliary:
         raise FedtailError(f"{where}: method {method.name!r} needs more than sums of updates: {method.wire}")
     if settings.server.aggregate not in ("auto", "mean"):
         raise FedtailError(f"{where}: server.aggregate = {settings.server.aggregate!r} compares updates; use 'mean'")

@@ -122,6 +122,60 @@ class Server:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What engines have to know of a method's functions, or may use to compute the same faster.
+
+    A method declares what holds for it as a class attribute of the same name (``needs_teacher = True``); the last four
+    follow from which functions it overrides.
+    """
+
+    needs_teacher: bool = False
+    """``Batch.teacher`` must hold the logits of the round's global model."""
+    needs_views: bool = False
+    """A batch holds every sample twice, one after the other: weakly and strongly augmented."""
+    needs_auxiliary: bool = False
+    """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
+    classifier: str = "linear"
+    """What the model's output layer must be; one of ``models.classifiers.CLASSIFIERS``."""
+    plain_steps: str = ""
+    """Why its steps must be taken as they are, where ``local.optimizer`` may not change them; empty if it may."""
+    optimizer: str = "sgd"
+    """What becomes of its direction at a client; see ``methods.optimizers``."""
+    stateful_loss: bool = False
+    """The loss reads and updates step state, so a batch may not be split by group."""
+    whole_batch: bool = False
+    """A sample's loss depends on the labels of its whole batch (weights that are divided by their mean), so a batch may
+    not be split by group. It depends on no logits but the sample's own."""
+    group_momentum: bool = False
+    """``direction`` is ``core.momentum.cgnm_direction`` of the state's ``momentum``, for which an engine may have a
+    kernel."""
+    averaged: str = ""
+    """A state (..., H, d) that ``direction`` changes by m <- beta m + (1 - beta) g, with the scalar ``beta``, and is
+    then the sum of, with ``average_factors``. Engines may add gradients to it as they compute them."""
+    own_loss: bool = False
+    """``loss`` is not plain cross-entropy, whose gradient engines have written out."""
+    own_finish: bool = False
+    """``finish`` does something, so the state of the last step must be kept for it."""
+    own_direction: bool = False
+    """``direction`` is not the plain gradient, which engines may subtract as they compute it."""
+
+    @classmethod
+    def of(cls, kind: type[Method]) -> Traits:
+        """Read what a class declares and overrides. What is said of ``direction`` counts for the class that defines it,
+        and not for one that overrides it."""
+        declared = {f.name: getattr(kind, f.name) for f in fields(cls) if hasattr(kind, f.name)}
+        stepping = next(c for c in kind.__mro__ if "direction" in c.__dict__)
+        for name in ("group_momentum", "averaged"):
+            declared.pop(name, None)
+            for c in (stepping, kind):
+                if name in c.__dict__:
+                    declared[name] = c.__dict__[name]
+        for name in ("loss", "finish", "direction"):
+            declared[f"own_{name}"] = getattr(kind, name) is not getattr(Method, name)
+        return cls(**declared)
+
+
+@dataclass(frozen=True)
 class Method:
     """Base and FedAvg behaviour at once: cross-entropy, one group, plain gradient, weighted mean."""
 
@@ -136,36 +190,8 @@ class Method:
     """What a client keeps between rounds."""
     tunable: ClassVar[tuple[str, ...]] = ("weight_decay",)
     """Fields that enter the step as scalars, so that a search may set them per client and probe."""
-    stateful_loss: ClassVar[bool] = False
-    """The loss reads and updates step state, so a batch may not be split by group."""
-    whole_batch: ClassVar[bool] = False
-    """A sample's loss depends on the labels of its whole batch (weights that are divided by their mean), so a batch may
-    not be split by group. On its own logits alone it depends still."""
-    needs_teacher: ClassVar[bool] = False
-    """``Batch.teacher`` must hold the logits of the round's global model."""
-    classifier: ClassVar[str] = "linear"
-    """What the model's output layer must be; one of ``models.classifiers.CLASSIFIERS``."""
-    needs_views: ClassVar[bool] = False
-    """A batch holds every sample twice, one after the other: weakly and strongly augmented."""
-    needs_auxiliary: ClassVar[bool] = False
-    """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
-    optimizer: ClassVar[str] = "sgd"
-    """What becomes of its direction at a client; see ``methods.optimizers``."""
-    plain_steps: ClassVar[str] = ""
-    """Why its steps must be taken as they are, where ``local.optimizer`` may not change them; empty if it may."""
-    own_loss: ClassVar[bool] = False
-    """``loss`` is not plain cross-entropy, whose gradient engines have written out. Set by itself."""
-    group_momentum: ClassVar[bool] = False
-    """``direction`` is ``core.momentum.cgnm_direction`` of the state's ``momentum``, for which an engine may have a
-    kernel. Counts for the class whose direction it is."""
-    own_finish: ClassVar[bool] = False
-    """``finish`` does something, so the state of the last step must be kept for it. Set by itself."""
-    own_direction: ClassVar[bool] = False
-    """``direction`` is not the plain gradient, which engines may subtract as they compute it. Set by itself."""
-    averaged: ClassVar[str] = ""
-    """A state (..., H, d) that ``direction`` changes by m <- beta m + (1 - beta) g, with the scalar ``beta``, and is
-    then the sum of, with ``average_factors``. Engines may add gradients to it as they compute them. A class with a
-    direction of its own loses it, unless it names one."""
+    traits: ClassVar[Traits] = Traits()
+    """What engines know of it; made from the class's attributes."""
 
     weight_decay: float = 0.0
     """lambda of x <- x - lr (direction + lambda x); after normalization, on all parameters."""
@@ -174,12 +200,7 @@ class Method:
         super().__init_subclass__(**options)
         cls.name = cls.__dict__.get("name", cls.__name__)
         cls.title = cls.__dict__.get("title", cls.__name__)
-        cls.own_loss = cls.loss is not Method.loss
-        cls.own_finish = cls.finish is not Method.finish
-        cls.group_momentum = _defining(cls, "direction").__dict__.get("group_momentum", False)
-        cls.own_direction = cls.direction is not Method.direction
-        if "averaged" not in cls.__dict__ and _defining(cls, "direction") is not _defining(cls, "averaged"):
-            cls.averaged = ""
+        cls.traits = Traits.of(cls)
 
     def __post_init__(self) -> None:
         check_range("method.weight_decay", self.weight_decay, 0.0)
@@ -287,11 +308,6 @@ class Method:
     def config(self) -> dict[str, Any]:
         """Constructor arguments that give this method again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-
-
-def _defining(cls: type, name: str) -> type:
-    """The class that an attribute comes from."""
-    return next(c for c in cls.__mro__ if name in c.__dict__)
 
 
 def run_bound(method: Method, task: Task, client: int, probe: int, steps: int, n_classes: int) -> float | None:

@@ -81,16 +81,16 @@ OPTIMIZERS: Mapping[str, type[Optimized]] = {"momentum": Momentum, "adam": Adam}
 def with_optimizer(method: Method, optimizer: str) -> Method:
     """The method with its clients' steps taken by ``local.optimizer``; itself for ``sgd``."""
     check_optimizer(type(method), optimizer)
-    if optimizer in ("sgd", method.optimizer):
+    if optimizer in ("sgd", method.traits.optimizer):
         return method
     return _mixed(type(method), optimizer)(**method.config())  # type: ignore[arg-type]
 
 
 def check_optimizer(kind: type[Method], optimizer: str) -> None:
     """Refuse an optimizer that would change the steps of a method whose steps must be plain."""
-    if optimizer != "sgd" and kind.plain_steps:
+    if optimizer != "sgd" and kind.traits.plain_steps:
         raise FedtailError(
-            f"local.optimizer = {optimizer!r} does not work with method {kind.name!r}: {kind.plain_steps}; set "
+            f"local.optimizer = {optimizer!r} does not work with method {kind.name!r}: {kind.traits.plain_steps}; set "
             "local.optimizer to 'sgd'"
         )
 

@@ -32,7 +32,7 @@ def describe_methods() -> list[dict[str, Any]]:
                 "paper": method.paper,
                 "wire": method.wire,
                 "client_state": method.client_state,
-                "auxiliary": method.needs_auxiliary,
+                "auxiliary": method.traits.needs_auxiliary,
                 "tunable": list(method.tunable),
                 "defaults": METHODS.options(name),
             }

@@ -91,7 +91,7 @@ def group_gradients(
     def share(h: int) -> int:
         return size if scale == "batch" else max(int((member == h).sum()), 1)
 
-    coupled = method.stateful_loss or method.whole_batch or has_batchnorm(model.module)
+    coupled = method.traits.stateful_loss or method.traits.whole_batch or has_batchnorm(model.module)
     if n_groups == 1 or split is False or coupled:
         losses, state = method.loss(model.module(x), batch, const, state)
         grads = torch.stack(
@@ -136,7 +136,7 @@ def train_probe(
     n_groups = method.group_count(client.n_classes)
 
     x0 = task.x.to(device)
-    teacher = model.clone() if method.needs_teacher else None
+    teacher = model.clone() if method.traits.needs_teacher else None
     if teacher is not None:
         teacher.load(x0)
         teacher.module.eval()

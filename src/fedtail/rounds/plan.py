@@ -101,7 +101,7 @@ def plan_local_run(
 
 def draw_width(federation: Federation, method: Method) -> int:
     """Numbers that a sample's augmentation is drawn as in this federation; 0 for none."""
-    if method.needs_views and federation.pool.x.ndim == 4:
+    if method.traits.needs_views and federation.pool.x.ndim == 4:
         return BASIC + STRONG
     return BASIC if federation.augment else 0
 
@@ -142,7 +142,7 @@ def prepare_runs(
         tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
         rate = tried.pop("rate")
         if rate not in drawn:
-            plan = plan_local_run(client, rate, task.round, settings, method.sampler, method.needs_views)
+            plan = plan_local_run(client, rate, task.round, settings, method.sampler, method.traits.needs_views)
             drawn[rate] = plan, method.groups(plan.resampled)
         plan, groups = drawn[rate]
         hyper = {**method.hyper(), "lr": task.lr, **tried}

@@ -163,7 +163,7 @@ def auxiliary_size(settings: Settings) -> int:
     """Auxiliary samples per class: as set, else what the method needs."""
     if settings.data.auxiliary is not None:
         return settings.data.auxiliary
-    return AUXILIARY if getattr(METHODS[settings.method.name], "needs_auxiliary", False) else 0
+    return AUXILIARY if METHODS[settings.method.name].traits.needs_auxiliary else 0
 
 
 def build_module(
@@ -188,7 +188,7 @@ def build_module(
 
 def classifier_option(settings: Settings, method: type[Method]) -> dict[str, str]:
     """The output layer as an option of ``build_model``; empty for the model's own."""
-    asked, needed = settings.model.classifier, method.classifier
+    asked, needed = settings.model.classifier, method.traits.classifier
     if needed == "sparse_etf" and asked != "auto":
         raise FedtailError(
             f"model.classifier = {asked!r}: method {method.name!r} needs its own output layer; use 'auto'"
@@ -225,7 +225,7 @@ def assemble(
     check_validation(federation, settings)
     asked, settings = settings.local, settled(settings, federation.sizes)
     method = with_optimizer(method, settings.local.optimizer)
-    if method.needs_auxiliary and not len(federation.auxiliary):
+    if method.traits.needs_auxiliary and not len(federation.auxiliary):
         raise FedtailError(
             f"method {method.name!r} needs an auxiliary set; set data.auxiliary (fedtail.partition: auxiliary) to e.g. "
             f"{AUXILIARY}"
@@ -254,7 +254,7 @@ def assemble(
         rates=racing(rates, settings),
         n_classes=federation.n_classes,
         train_counts=federation.label_map().sum(0),
-        auxiliary=auxiliary_monitor(model, federation) if method.needs_auxiliary else None,
+        auxiliary=auxiliary_monitor(model, federation) if method.traits.needs_auxiliary else None,
         background=federation.background,
         holdout=Split.of(federation, federation.holdout) if len(federation.holdout) else None,
         labels=federation.clusters,

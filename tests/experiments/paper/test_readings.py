@@ -34,7 +34,7 @@ def test_decay_inside_is_normalized_with_the_gradient(readings: ModuleType) -> N
     moved = direction + method.weight_decay * x  # as engines do
     # group 1 has (3, 4) / 5, group 2 the decay alone, (3, 0) / 3
     torch.testing.assert_close(moved, torch.tensor([0.6 + 1.0, 0.8]))
-    assert not method.group_momentum and not method.averaged  # no engine takes its own kernel for it
+    assert not method.traits.group_momentum and not method.traits.averaged  # no engine takes its own kernel for it
 
 
 def test_every_tensor_has_a_norm_of_its_own(readings: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

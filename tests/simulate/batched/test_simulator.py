@@ -83,7 +83,7 @@ def both(
     kind: str, method: Method, settings: Settings, capture_after: float = math.inf
 ) -> tuple[ReferenceSimulator, BatchedSimulator]:
     federation = make_federation(kind)
-    one, two = (with_classifier(make_module(kind), method.classifier) for _ in range(2))
+    one, two = (with_classifier(make_module(kind), method.traits.classifier) for _ in range(2))
     return (
         ReferenceSimulator(federation, one, method, settings),
         BatchedSimulator(federation, two, method, settings, capture_after=capture_after),

@@ -40,7 +40,7 @@ def test_two_recorded_rounds_equal_the_reference(name: str) -> None:
     method, federation = METHODS.build(name), images()
     settings = Settings.of(batch_size=8, seed=3)
     on_gpu = Settings.of(batch_size=8, seed=3, device="cuda", precision="fp32", compile="off")
-    one, two = (with_classifier(small_cnn(), method.classifier) for _ in range(2))
+    one, two = (with_classifier(small_cnn(), method.traits.classifier) for _ in range(2))
     reference = ReferenceSimulator(federation, one, method, settings)
     fast = GraphSimulator(federation, two, method, on_gpu)
     task, _ = round_task(method, reference.model.vector.clone(), reference)

@@ -130,8 +130,8 @@ def test_only_methods_whose_direction_is_group_momentum_say_so() -> None:
         def direction(self, step):
             return super().direction(step)
 
-    assert METHODS.build("fedcgnm").group_momentum and not METHODS.build("fedavg").group_momentum
-    assert not with_optimizer(METHODS.build("fedcgnm"), "adam").group_momentum and not Own.group_momentum
+    assert METHODS.build("fedcgnm").traits.group_momentum and not METHODS.build("fedavg").traits.group_momentum
+    assert not with_optimizer(METHODS.build("fedcgnm"), "adam").traits.group_momentum and not Own.traits.group_momentum
 
 
 @interpreted

@@ -76,7 +76,7 @@ def round_task(method: Method, x: torch.Tensor, engine: ReferenceSimulator, prob
 
 def both(method: Method, settings: Settings, norm: str = "group", augment: str | None = "crop-flip", **options):
     federation = images(augment)
-    one, two = (with_classifier(small_cnn(norm), method.classifier) for _ in range(2))
+    one, two = (with_classifier(small_cnn(norm), method.traits.classifier) for _ in range(2))
     reference = ReferenceSimulator(federation, one, method, settings)
     fast = GraphSimulator(federation, two, method, settings, **options)
     return reference, fast

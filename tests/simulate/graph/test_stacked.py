@@ -29,7 +29,7 @@ def mlp() -> nn.Module:
 
 def engines(name: str, federation: Federation, module, **settings):
     method, chosen = METHODS.build(name), Settings.of(batch_size=8, seed=3, **settings)
-    one, two = (with_classifier(module(), method.classifier) for _ in range(2))
+    one, two = (with_classifier(module(), method.traits.classifier) for _ in range(2))
     return ReferenceSimulator(federation, one, method, chosen), StackedSimulator(federation, two, method, chosen)
 
 

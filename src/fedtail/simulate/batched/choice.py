@@ -70,7 +70,7 @@ def refusal(model: FlatModel, federation: Federation, method: Method) -> str:
     recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
     if recurrent and recognise(model.module, federation.input_shape) is None:
         return "recurrent layers cannot be batched over clients"
-    if method.stateful_loss and method.group_count(federation.n_classes) > 1:
+    if method.traits.stateful_loss and method.group_count(federation.n_classes) > 1:
         return "a stateful loss with several groups needs a backward pass per group"
     return ""
 

@@ -26,7 +26,7 @@ def pays(compile: bool | None, method: Method, rounds: int, steps_per_round: int
     same run must give the same bits whatever else the machine does."""
     if compile is not None:
         return compile
-    if not method.own_loss:
+    if not method.traits.own_loss:
         return False
     step = CALLS * SECONDS_PER_CALL + flops_per_step / FLOPS_PER_SECOND
     return rounds * steps_per_round * step * SAVED > COMPILE_SECONDS

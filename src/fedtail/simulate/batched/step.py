@@ -104,17 +104,17 @@ def make_step(kernel: AnyKernel, method: Method, signature: Signature) -> Callab
             **{k: given[f"hyper.{k}"] for k in signature.searched},
         }
 
-        decay, beta = hyper["weight_decay"], hyper["beta"] if method.averaged else lr
+        decay, beta = hyper["weight_decay"], hyper["beta"] if method.traits.averaged else lr
         decays = isinstance(decay, Tensor) or decay != 0.0
         # gradients go where they end up, if they are only added there: into the models or into the momentum
-        plain = n_groups == 1 and not method.own_direction
+        plain = n_groups == 1 and not method.traits.own_direction
         factor: float | Tensor = 1.0
         keep: float | Tensor = 0.0
         if plain:
             into, factor = x.unsqueeze(1), -lr
             keep = (1.0 - lr * like(decay, x)).unsqueeze(-1) if decays else 1.0
         elif not isinstance(beta, Tensor):
-            into, factor, keep = state[method.averaged], 1.0 - beta, beta
+            into, factor, keep = state[method.traits.averaged], 1.0 - beta, beta
         else:
             into = x.new_empty(len(x), n_groups, x.shape[-1])
         if n_groups == 1:
@@ -162,7 +162,7 @@ def _at_once(
     """``into`` becomes keep * into + group gradients; (n, B) losses and new state. weights: (n, H, B)."""
     x, inputs = given["x"], given["inputs"]
     logits, saved = kernel.forward(x, inputs)
-    teacher = kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.needs_teacher else None
+    teacher = kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.traits.needs_teacher else None
     batch = Batch(given["y"], given["weight"], teacher)
     if len(spans) == 1:
         losses, d, new = logit_gradient(method, logits, batch, const, state, weights.squeeze(1))
@@ -186,9 +186,16 @@ def _by_chunks(
 ) -> tuple[Tensor, Tensors]:
     """``_at_once``, some samples at a time. A loss that needs the whole batch gets all logits first."""
     x, inputs, y, new = given["x"], given["inputs"], given["y"], state
-    whole = method.stateful_loss or method.whole_batch or method.needs_teacher or method.needs_views
+    whole = (
+        method.traits.stateful_loss
+        or method.traits.whole_batch
+        or method.traits.needs_teacher
+        or method.traits.needs_views
+    )
     if whole:
-        teacher = kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.needs_teacher else None
+        teacher = (
+            kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.traits.needs_teacher else None
+        )
         batch = Batch(y, given["weight"], teacher)
         all_losses, all_d, new = logit_gradient(
             method, kernel.answers(x, inputs, training=True), batch, const, state, None
@@ -214,7 +221,7 @@ def logit_gradient(
     A loss of a sample depends on its own logits only (and perhaps on the batch's labels), so this is all that differs
     between methods' losses.
     """
-    if not method.own_loss:  # plain cross-entropy: softmax minus one-hot
+    if not method.traits.own_loss:  # plain cross-entropy: softmax minus one-hot
         log_p = torch.log_softmax(logits, 1)
         y = batch.y.unsqueeze(1)
         losses = -log_p.gather(1, y).squeeze(1)

@@ -163,7 +163,7 @@ class GraphSimulator(ClientStates, Scoring):
 
     def _run(self, slots: list[Slot], out: Tensor, advance: Callable[[float], None]) -> None:
         """Give slots to lanes, record what is missing, then launch step after step, lane after lane."""
-        keep = self.method.own_finish
+        keep = self.method.traits.own_finish
         launches, used = [], list[Lane]()
         for kind in dict.fromkeys(s.signature for s in slots):
             mine = [s for s in slots if s.signature == kind]

@@ -84,7 +84,7 @@ Losses = Callable[[Sequence[Weights], Resident, Local, PassInput, Sizes], tuple[
 
 def choose_mode(module: nn.Module, method: Method, n_groups: int) -> str:
     """How a step of this method on this model gets its gradients; see ``passes.MODES``."""
-    if n_groups > 1 and (method.stateful_loss or method.whole_batch or has_batchnorm(module)):
+    if n_groups > 1 and (method.traits.stateful_loss or method.traits.whole_batch or has_batchnorm(module)):
         return "masked"
     return "joint" if n_groups <= 2 else "single"
 
@@ -102,7 +102,7 @@ def gradient_function(model: DeviceModel, method: Method, mode: str, n_groups: i
 
 def sample_losses(model: DeviceModel, method: Method) -> Losses:
     student = model.network(training=True)
-    teacher = model.network(training=False) if method.needs_teacher else None
+    teacher = model.network(training=False) if method.traits.needs_teacher else None
     d, dtype = model.layout.n_params, model.numerics.weights
     plain = type(method).loss is Method.loss  # cross-entropy
 
@@ -124,7 +124,7 @@ def sample_losses(model: DeviceModel, method: Method) -> Losses:
         logits = student(weights, local.rest, x, sizes)
         if kernels and plain:
             return Entropy.apply(logits, y, weight), y, {}
-        state = local.state if method.stateful_loss else {}
+        state = local.state if method.traits.stateful_loss else {}
         out, state = method.loss(logits, Batch(y, weight, guide), local.const, state)
         return torch.where(weight > 0, out, 0.0), y, state
 
@@ -288,7 +288,7 @@ def update_function(
             setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), 1024))
     plain = torch.compile(update, dynamic=False) if compile else update
 
-    if not method.group_momentum or not kernels:
+    if not method.traits.group_momentum or not kernels:
         return plain
     trusted: list[bool] = []
 
