@@ -45,7 +45,12 @@ def init(
     """
     own = "images" if images else "table" if own_data else ""
     made = make(folder, arguments, sites, local, public, port, own, docker)
-    typer.echo(f"{len(made.sites)} sites in {made.folder}; next: read {made.folder / 'README.md'}")
+    keys = (
+        "sites make their own keys"
+        if own
+        else "keys are for a rehearsal only: sites that do not trust the server make their own"
+    )
+    typer.echo(f"{len(made.sites)} sites in {made.folder}; {keys}; next: read {made.folder / 'README.md'}")
 
 
 @app.command()
@@ -274,7 +279,9 @@ def make(
     if own and (len(names) < LEAST or config.run.quorum < 1):  # counts per class stay at the sites
         flags |= {"run.metric": "accuracy", "decision.goal": "argmax"}
         config = load_config(path, overrides, flags, suggest=True)
-    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own, docker=docker)
+    return create_deployment(
+        folder, names, config, public=public, port=port, rehearsal=not own, keys=not own, docker=docker
+    )
 
 
 __all__ = ["app"]

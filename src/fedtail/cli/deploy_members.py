@@ -1,4 +1,4 @@
-"""``fedtail deploy add | remove | revoke | renew``, and ``backup | restore``."""
+"""``fedtail deploy add | remove | renew``, and ``backup | restore``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,30 @@ if TYPE_CHECKING:
 Site = Annotated[str, typer.Argument(help="The site's name.")]
 
 
-def add(folder: Folder, site: Site) -> None:
-    """Create a folder and key for a new site. A run in progress takes it in once it is online."""
+def add(
+    folder: Folder,
+    site: Site,
+    key: Annotated[Path | None, typer.Option(help="File with the site's public key (`fedtail site keys`).")] = None,
+) -> None:
+    """Take in a new site, or a new key of a known one. A run in progress takes a new site in once it is online."""
     deployment = load(folder)
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.local import start_site
     from fedtail.federate.operate.membership import add_site
 
-    grown = add_site(deployment, site)
-    if processes.find(grown.folder, "site:"):  # a rehearsal, where sites are processes here
+    grown = add_site(deployment, site, key)
+    here = grown.site(site)
+    if processes.find(grown.folder, "site:") and (here / "site.key").is_file():  # a rehearsal: sites are processes here
         start_site(grown, site)
         typer.echo(f"{site} added as site {len(grown.sites)} of {len(grown.sites)} and started on this machine")
-        return
-    typer.echo(f"created {grown.site(site)}; send it to the site's operator over a trusted channel{_later(grown)}")
+    elif key is not None:
+        typer.echo(f"{site} has the key in {key}; send the new list {here / 'sites.pub'} to all sites{_later(grown)}")
+    elif (here / "site.pub").is_file():
+        typer.echo(f"created {here}{_later(grown)}")
+    else:
+        typer.echo(
+            f"created {here}; send it to the site, and add its key: fedtail deploy add {folder} {site} --key FILE"
+        )
 
 
 def remove(folder: Folder, site: Site) -> None:
@@ -41,30 +52,11 @@ def remove(folder: Folder, site: Site) -> None:
     typer.echo(f"{site} removed, {len(rest.sites)} sites left; its folder was moved to {rest.server / 'removed'}")
 
 
-def revoke(folder: Folder, site: Site) -> None:
-    """Revoke a site's key, e.g. after it was lost; `renew --site` creates a new one."""
+def renew(folder: Folder) -> None:
+    """Renew the server's certificate, for the same addresses."""
     deployment = load(folder)
-    from fedtail.federate.operate.membership import revoke_site
+    from fedtail.federate.operate.membership import renew_certificate
 
-    revoke_site(deployment, site)
-    typer.echo(f"the key of {site} is revoked; create a new one with: fedtail deploy renew {folder} --site {site}")
-
-
-def renew(
-    folder: Folder,
-    site: Annotated[str, typer.Option(help="Create a new key for this site instead.")] = "",
-) -> None:
-    """Renew the server's certificate, for the same addresses, or create a new key for a site."""
-    deployment = load(folder)
-    from fedtail.federate.operate.membership import renew_certificate, renew_site
-
-    if site:
-        renew_site(deployment, site)
-        key = deployment.site(site) / "site.key"
-        typer.echo(
-            f"created {key}; send it to the site over a trusted channel, to replace the old key{_later(deployment)}"
-        )
-        return
     ends = renew_certificate(deployment)
     typer.echo(f"server.crt is valid until {ends}; restart the SuperLink and the proxy; sites reconnect by themselves")
 
@@ -102,4 +94,4 @@ def restore(
     )
 
 
-COMMANDS = (add, remove, revoke, renew, backup, restore)
+COMMANDS = (add, remove, renew, backup, restore)

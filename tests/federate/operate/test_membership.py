@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, load_deployment
 from fedtail.federate.operate import membership
-from fedtail.federate.operate.certificates import inspect_certificate, key_matches
+from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_site_key
 from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.site.config import load_site
@@ -53,13 +54,44 @@ def test_sites_with_data_of_their_own_may_be_any_number(tmp_path: Path) -> None:
     assert load_site(made.site("west") / "site.toml").data["kind"] == "table"
 
 
-def test_a_revoked_key_is_gone_and_a_new_one_is_another(deployment: Deployment) -> None:
-    before = (deployment.site("north") / "site.pub").read_bytes()
-    code, said = call("revoke", deployment.folder, "north")
-    assert code == 0 and "renew" in said and not (deployment.site("north") / "site.key").exists()
-    code, said = call("renew", deployment.folder, "--site", "north")
-    assert code == 0 and "trusted channel" in said
-    assert (deployment.site("north") / "site.pub").read_bytes() != before and key_matches(deployment.site("north"))
+def test_sites_with_data_of_their_own_make_their_own_keys(tmp_path: Path) -> None:
+    """The server's folder never holds a private key of a site; a new key takes the place of a lost one."""
+    assert call("init", tmp_path / "fed", "--sites", "north,south", "--own-data", "--port", free_port())[0] == 0
+    made = load_deployment(tmp_path / "fed")
+    assert {p.name for p in made.folder.rglob("*.key")} == {"ca.key", "server.key"}
+    for place in ("north", "south", "north"):
+        site = tmp_path / "elsewhere"
+        shutil.rmtree(site, ignore_errors=True)
+        site.mkdir()
+        make_site_key(site, "whatever the site calls itself")
+        code, said = call("add", made.folder, place, "--key", site / "site.pub")
+        assert code == 0 and "send the new list" in said
+    lists = [(made.site(name) / "sites.pub").read_text() for name in made.sites]
+    assert lists[0] == lists[1] and [line.split()[2] for line in lists[0].splitlines()] == ["north", "south"]
+    assert (site / "site.pub").read_text().split()[:2] == lists[0].split()[:2], "the newest key of north"
+    assert {p.name for p in made.folder.rglob("*.key")} == {"ca.key", "server.key"}
+    code, said = call("add", made.folder, "west")
+    assert code == 0 and "--key FILE" in said and not (made.site("west") / "site.key").exists()
+    with pytest.raises(FedtailError, match="the keys of north, south are at the sites; start the server with"):
+        membership.make_missing_keys(load_deployment(made.folder))
+
+
+def test_a_rehearsal_makes_keys_that_are_missing(tmp_path: Path) -> None:
+    assert call("init", tmp_path / "fed", "--sites", "north,south", "--own-data", "--port", free_port())[0] == 0
+    made = load_deployment(tmp_path / "fed")
+    assert membership.make_missing_keys(made) == ["north", "south"] and membership.make_missing_keys(made) == []
+    assert all(key_matches(made.site(name)) for name in made.sites)
+    assert len((made.site("north") / "sites.pub").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("content", ["", "ssh-rsa AAAA x", "a\nb", "ssh-ed25519"])
+def test_what_is_no_public_key_is_one_line(deployment: Deployment, tmp_path: Path, content: str) -> None:
+    before = (deployment.site("north") / "site.pub").read_text()
+    (tmp_path / "key").write_text(content)
+    code, said = call("add", deployment.folder, "north", "--key", tmp_path / "key")
+    assert code == 2 and "no public key as `fedtail site keys` prints it" in said and len(said.splitlines()) == 1
+    assert (deployment.site("north") / "site.pub").read_text() == before
+    assert call("add", deployment.folder, "north", "--key", tmp_path / "none")[0] == 2
 
 
 def test_a_renewed_certificate_is_for_the_same_addresses(deployment: Deployment) -> None:
@@ -79,7 +111,6 @@ def test_a_renewed_certificate_is_for_the_same_addresses(deployment: Deployment)
         (("add", "../x"), "site name '../x' is not allowed"),
         (("add", "west"), "this is a rehearsal, and all 3 clients"),
         (("remove", "nord"), "'nord'"),
-        (("revoke", "nord"), "'nord'"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(deployment: Deployment, words: tuple[str, str], said: str) -> None:
@@ -99,5 +130,5 @@ def test_the_last_site_stays_and_a_missing_ca_is_named(deployment: Deployment) -
 
 def test_a_key_that_a_sleeping_superlink_knows_is_not_forgotten_silently(deployment: Deployment) -> None:
     (deployment.server / "superlink.db").touch()
-    code, output = call("revoke", deployment.folder, "north")
+    code, output = call("remove", deployment.folder, "north")
     assert code == 2 and "knows the key of 'north'; start it first" in output

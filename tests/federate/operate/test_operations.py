@@ -59,7 +59,7 @@ def test_where_all_is_well_there_is_nothing_to_do(deployment: Deployment) -> Non
         ({"run": {"state": "training", "round": 3, "time": time.time() - 3600}}, r"no update from the run for \d+ min"),
         ({"sites": {"north": "offline"}}, "north is offline: ask its operator for `fedtail site health`"),
         ({"sites": {"north": "not registered"}}, "north is not registered: run `fedtail deploy register"),
-        ({"sites": {"north": "revoked"}}, "fedtail deploy renew .* --site north"),
+        ({"sites": {"north": "without a key"}}, "fedtail deploy add .* north --key FILE"),
         (
             {
                 "run": {

@@ -91,7 +91,7 @@ class Control:
             for n in self._nodes()
             if bytes(n.public_key) in keys and n.status != "unregistered"
         }
-        away = {s: "not registered" if file.is_file() else "revoked" for s, file in files.items()}
+        away = {s: "not registered" if file.is_file() else "without a key" for s, file in files.items()}
         return [found.get(s, Node(s, 0, away[s])) for s in self.deployment.sites]
 
     def start_run(self, **overrides: Any) -> int:

@@ -33,6 +33,7 @@ def create_deployment(
     public: str = "",
     port: int = 9092,
     rehearsal: bool = True,
+    keys: bool = True,
     docker: bool = False,
 ) -> Deployment:
     """Write keys, certificates, configuration, units, proxy and instructions. An existing folder is never touched.
@@ -40,6 +41,7 @@ def create_deployment(
     Args:
         public: ``host:port`` sites connect to (the proxy); by default the SuperLink itself, on loopback.
         rehearsal: sites play the clients of the config's data set instead of bringing data.
+        keys: make the sites' keys here too, for a rehearsal; a server that need not be trusted has never seen them.
         docker: also write a Dockerfile and compose files.
     """
     check_site_names(sites)
@@ -66,7 +68,7 @@ def create_deployment(
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
     for client, name in enumerate(sites):
-        write_site(deployment, name, client if rehearsal else None)
+        write_site(deployment, name, client if rehearsal else None, keys=keys)
     write_rosters(deployment)
     write_server(deployment)
     if docker:
@@ -87,12 +89,13 @@ def move_port(deployment: Deployment, port: int) -> Deployment:
     return moved
 
 
-def write_site(deployment: Deployment, name: str, client: int | None = None) -> None:
+def write_site(deployment: Deployment, name: str, client: int | None = None, *, keys: bool = True) -> None:
     """Write all that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
     folder = deployment.site(name)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "flwr").mkdir()
-    make_site_key(folder, name)
+    if keys:
+        make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
     data = filled("data-table.toml") if client is None else filled("data-slice.toml", client=client)
     text = filled("site.toml", name=name, server=deployment.public).replace("@data@", data.strip())

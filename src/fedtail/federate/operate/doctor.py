@@ -36,7 +36,7 @@ SILENT_SECONDS = 900.0
 """A run that says nothing for so long is worth a look."""
 HINTS = {
     "not registered": "run `fedtail deploy register {folder}`",
-    "revoked": "create a new key with `fedtail deploy renew {folder} --site {site}`",
+    "without a key": "get its public key (`fedtail site keys`): fedtail deploy add {folder} {site} --key FILE",
     "offline": "ask its operator for `fedtail site health` and the end of site.log",
     "created": "it has not connected yet; ask its operator to start `fedtail site run`",
 }
@@ -141,7 +141,7 @@ def check_key(folder: Path, name: str) -> list[Finding]:
     """A site's key pair: there, matching, private. The server may have deleted its copy of the private half."""
     if not (folder / "site.pub").is_file():
         return [
-            Finding("error", name, f"{folder}/site.pub is missing; create a key with `fedtail deploy renew --site`")
+            Finding("error", name, f"{folder}/site.pub is missing; make a key at the site with `fedtail site keys`")
         ]
     if not (folder / "site.key").is_file():
         return []

@@ -18,6 +18,7 @@ from fedtail.federate.operate import processes
 from fedtail.federate.operate.bundle import site_apps
 from fedtail.federate.operate.commands import flower_environment, superlink_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
+from fedtail.federate.operate.membership import make_missing_keys
 from fedtail.federate.operate.site_service import read_health
 from fedtail.federate.site import frames
 
@@ -25,12 +26,13 @@ PROGRAMS = Path(sys.executable).parent
 
 
 def up(deployment: Deployment, seconds: float = 90.0, *, proxy: bool = False) -> None:
-    """Start SuperLink and sites, register the sites and wait until all are online.
+    """Start SuperLink and sites, register the sites and wait until all are online. Sites without keys get some.
 
     With ``proxy`` sites connect through nginx and the generated configuration, as they would from outside.
     """
     if processes.find(deployment.folder):
         raise FedtailError(f"{deployment.name!r} is running; stop it with `fedtail deploy down {deployment.shown}`")
+    make_missing_keys(deployment)
     for port in (deployment.port, *([deployment.proxy_port] if proxy else [])):
         check_free(deployment.host, port)
     try:

@@ -1,4 +1,4 @@
-"""Who belongs to a deployment: ``fedtail deploy add | remove | revoke | renew``.
+"""Who belongs to a deployment: ``fedtail deploy add | remove | renew``.
 
 What is written first is the deployment's folder; a SuperLink that is up is told at once, one that is not with
 ``fedtail deploy register``. A run that goes on reads the list of sites after every round.
@@ -12,6 +12,10 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.deployment import Deployment, check_site_names
 from fedtail.federate.flower.keys import public_key_bytes
@@ -22,31 +26,60 @@ from fedtail.federate.protocol.keys import read_roster
 from fedtail.runs.config import load_config
 
 
-def add_site(deployment: Deployment, name: str) -> Deployment:
-    """A folder with a key for a new site, which takes its place at the end of the list."""
+def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Deployment:
+    """Take in a new site, which takes its place at the end of the list, or a new key of one that is known.
+
+    key: the file with the site's public key, as ``fedtail site keys`` prints it. A rehearsal's site gets one made here.
+    """
     check_site_names((name,))
+    line = None if key is None else read_line(key, name)
     if name in deployment.sites:
-        raise FedtailError(f"site {name!r} already exists in {deployment.shown}")
-    if deployment.site(name).exists():
-        raise FedtailError(f"{str(deployment.site(name))!r} already exists; move it away, or choose another name")
-    client = None
-    config = load_config(deployment.config)
-    if config.data.name != "sites":
-        taken = [_slice(deployment, site) for site in deployment.sites]
-        client = next((k for k in range(config.data.clients) if k not in taken), None)
-        if client is None:
+        if line is None:
             raise FedtailError(
-                f"this is a rehearsal, and all {config.data.clients} clients of its data set have a site; remove "
-                "one first, or begin with a larger --local"
+                f"site {name!r} already exists in {deployment.shown}; for a new key of it, add --key FILE"
             )
-    write_site(deployment, name, client)
-    grown = replace(deployment, sites=(*deployment.sites, name))
-    grown.save()
-    write_rosters(grown)
-    if is_healthy(grown):
-        with Control(grown) as control:
+        _forget(deployment, name)
+        (deployment.site(name) / "site.key").unlink(missing_ok=True)
+    else:
+        if deployment.site(name).exists():
+            raise FedtailError(f"{str(deployment.site(name))!r} already exists; move it away, or choose another name")
+        client = _free_client(deployment)
+        write_site(deployment, name, client, keys=client is not None and line is None)
+        deployment = replace(deployment, sites=(*deployment.sites, name))
+        deployment.save()
+    if line is not None:
+        (deployment.site(name) / "site.pub").write_text(line)
+    write_rosters(deployment)
+    if is_healthy(deployment):
+        with Control(deployment) as control:
             control.register(name)
-    return grown
+    return deployment
+
+
+def read_line(file: Path, name: str) -> str:
+    """The line of a site's public key in a file; one clear line if there is none."""
+    try:
+        kind, data, *_ = file.read_text().split(maxsplit=2)
+        if not isinstance(load_ssh_public_key(f"{kind} {data}".encode()), EllipticCurvePublicKey):
+            raise ValueError("another type of key")
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FedtailError(f"--key {file}: no public key as `fedtail site keys` prints it ({error})") from None
+    return f"{kind} {data} {name}\n"
+
+
+def make_missing_keys(deployment: Deployment) -> list[str]:
+    """For a rehearsal on one machine, make the keys of sites that have sent none; returns whose."""
+    new = [name for name in deployment.sites if not (deployment.site(name) / "site.pub").is_file()]
+    for name in new:
+        make_site_key(deployment.site(name), name)
+    write_rosters(deployment)
+    away = [name for name in deployment.sites if not (deployment.site(name) / "site.key").is_file()]
+    if away:
+        raise FedtailError(
+            f"the keys of {', '.join(away)} are at the sites; start the server with `fedtail deploy serve "
+            f"{deployment.shown}`, and each site with `fedtail site run`"
+        )
+    return new
 
 
 def remove_site(deployment: Deployment, name: str) -> Deployment:
@@ -63,25 +96,6 @@ def remove_site(deployment: Deployment, name: str) -> Deployment:
         shutil.move(deployment.site(name), kept / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     write_rosters(rest)
     return rest
-
-
-def revoke_site(deployment: Deployment, name: str) -> None:
-    """A key that may be known to others is worth nothing from now on; the site stays on the list, without one."""
-    _known(deployment, name)
-    _forget(deployment, name)
-    for key in ("site.key", "site.pub"):
-        (deployment.site(name) / key).unlink(missing_ok=True)
-    write_rosters(deployment)
-
-
-def renew_site(deployment: Deployment, name: str) -> None:
-    """A new key for a site; the old one is worth nothing from now on."""
-    revoke_site(deployment, name)
-    make_site_key(deployment.site(name), name)
-    write_rosters(deployment)
-    if is_healthy(deployment):
-        with Control(deployment) as control:
-            control.register(name)
 
 
 def own_key(folder: Path, *, new: bool = False) -> tuple[str, str, list[str]]:
@@ -136,7 +150,17 @@ def _forget(deployment: Deployment, name: str) -> None:
         control.unregister(public_key_bytes(public))
 
 
-def _slice(deployment: Deployment, site: str) -> int | None:
-    """Which client of the data set a rehearsal's site plays."""
-    file: Path = deployment.site(site) / "site.toml"
-    return tomllib.loads(file.read_text()).get("data", {}).get("client") if file.is_file() else None
+def _free_client(deployment: Deployment) -> int | None:
+    """Which client of the data set a rehearsal's next site can play; None where sites have data of their own."""
+    config = load_config(deployment.config)
+    if config.data.name == "sites":
+        return None
+    files = [deployment.site(site) / "site.toml" for site in deployment.sites]
+    taken = [tomllib.loads(f.read_text()).get("data", {}).get("client") for f in files if f.is_file()]
+    free = next((k for k in range(config.data.clients) if k not in taken), None)
+    if free is None:
+        raise FedtailError(
+            f"this is a rehearsal, and all {config.data.clients} clients of its data set have a site; remove one "
+            "first, or begin with a larger --local"
+        )
+    return free
