@@ -336,15 +336,17 @@ class Decision(Section):
     (``vector``)."""
     goal: Literal["argmax", "macro_f1", "balanced_accuracy", "recall", "cost"] = "argmax"
     """What answers are optimized for: the likeliest class; macro F1 (one weight per class); all classes equally,
-    however rare in training (``balanced_accuracy``); finding a given share of one class (``find``, ``recall``) with as
-    few false alarms as possible; or the lowest expected cost (``costs``)."""
+    however rare in training (``balanced_accuracy``); finding a given share of one class (``find``, ``recall``) with a
+    given ``confidence`` and as few false alarms as possible; or the lowest expected cost (``costs``)."""
     scope: Literal["global", "site"] = "global"
     """One decision for all sites, or one per site: probabilities corrected for the site's own class mix, and weights or
     a threshold fitted on its private split, shrunk towards the shared ones if it has few samples."""
     find: str | None = Field(None, coerce_numbers_to_str=True)
     """With ``recall``: the class that must not be missed."""
-    recall: float = Field(0.95, gt=0, le=1)
+    recall: float = Field(0.95, gt=0, lt=1)
     """With ``recall``: the share of its samples to find."""
+    confidence: float = Field(0.9, gt=0, lt=1)
+    """With ``recall``: how sure the promise is that this share of new samples will be found."""
     costs: tuple[tuple[float, ...], ...] | None = None
     """With ``cost``: row i, column j is the cost of calling a sample of class i class j, with classes in the data's
     order."""

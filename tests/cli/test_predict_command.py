@@ -37,7 +37,7 @@ def test_a_csv_of_classes_and_probabilities_is_written(folder: Path) -> None:
     assert list(out.columns) == ["key", "y", "prediction", "p(rare)", "p(usual)"] and len(out) == 200
     probabilities = load_model(folder / "r").predict_proba(folder / "t.csv")
     assert np.allclose(out[["p(rare)", "p(usual)"]], probabilities, atol=1e-6)
-    assert "200 predictions" in text and "scored against 'y' (200 rows): accuracy" in text
+    assert "200 predictions" in text and "200 rows have labels: accuracy" in text
 
 
 def test_without_out_the_table_goes_to_standard_output(folder: Path) -> None:
@@ -68,7 +68,7 @@ def test_rows_of_a_class_the_model_does_not_know_are_told_and_not_scored(folder:
     pd.read_csv(folder / "t.csv").head(9).replace({"y": {"usual": "new"}}).to_csv(folder / "u.csv", index=False)
     text = invoke("predict", "--run", folder / "r", folder / "u.csv", "--out", folder / "u-out.csv")
     new = int((pd.read_csv(folder / "u.csv")["y"] == "new").sum())
-    assert f"{new} rows have a class unknown to the model ('new')" in text
+    assert f"{new} rows with a class unknown to the model ('new')" in text
     assert len(pd.read_csv(folder / "u-out.csv")) == 9
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from fedtail.core.decisions import (
     best_temperature,
     bias_step,
     class_shares,
-    recall_threshold,
     share_weights,
 )
 from fedtail.core.evidence import confusion_matrix
 from fedtail.core.metrics import summarize
+from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores, calibration_error, log_loss
 from fedtail.runs.told import tradeoff_of
 from tests.core.test_scores import draw
@@ -123,18 +124,28 @@ def test_a_site_corrects_for_its_own_class_mix_and_answers_better_there() -> Non
 
 def test_a_site_with_few_samples_keeps_to_the_common_finding() -> None:
     p, y = draw(20_000, 4, 1.5, 3, rare=0.3)
-    common = Decision().with_threshold(3, recall_threshold(Scores.of(p, y), 3, 0.9), 4)
+    scores = Scores.of(p, y)
+    common = Decision().with_promise(3, promise_recall(scores.bins[3], 0.9, 0.9), 4).with_sets(scores)
     goal = site_goal(p, y, "recall", common=common, recall=0.9)
     nothing = goal.decide(p[:0], y[:0], np.zeros(4, dtype=int))
-    assert nothing == common
+    assert nothing == replace(common, promise=None)  # the common threshold, and no promise of its own
     assert site_goal(p, y).decide(p[:0], y[:0], np.zeros(4, dtype=int)).bias == pytest.approx((0.0,) * 4)
     rows = np.flatnonzero(y == 3)
-    few = goal.decide(p[rows[:3]], y[rows[:3]], np.bincount(y[rows[:3]], minlength=4)).thresholds[3]
-    many = goal.decide(p[rows], y[rows], np.bincount(y[rows], minlength=4)).thresholds[3]
-    there = common.thresholds[3]
-    assert few is not None and many is not None and there is not None
-    assert abs(np.log(few / there)) < 0.1 * abs(np.log(p[rows[:3], 3].min() / there)) + 1e-9
-    assert many == pytest.approx(there, rel=0.05)
+    few = goal.decide(p[rows[:21]], y[rows[:21]], np.bincount(y[rows[:21]], minlength=4))
+    assert few == nothing  # 22 cases are needed for 90 % at 90 %
+
+
+def test_a_site_with_samples_enough_keeps_a_promise_and_sets_of_its_own() -> None:
+    p, y = draw(20_000, 4, 1.5, 3, rare=0.3)
+    scores = Scores.of(p, y)
+    common = Decision().with_promise(3, promise_recall(scores.bins[3], 0.9, 0.9), 4)
+    goal = site_goal(p, y, "recall", common=common, recall=0.9)
+    easy = p[:, 3] > 0.2  # a site whose cases are easier to tell
+    own = goal.decide(p[easy], y[easy], np.bincount(y[easy], minlength=4))
+    assert own.promise is not None and own.promise.kept and own.promise.recall == 0.9
+    assert own.thresholds[3] > goal.common.thresholds[3]
+    assert (own.answers(p[easy])[y[easy] == 3] == 3).mean() >= 0.9
+    assert not own.sets or len(own.sets[0]) == 4
 
 
 def test_thresholds_of_several_classes_call_the_one_furthest_above_its_own() -> None:
@@ -148,7 +159,7 @@ def test_thresholds_of_several_classes_call_the_one_furthest_above_its_own() -> 
 def test_a_wanted_recall_is_met_where_it_was_set_and_about_met_elsewhere(wanted: float) -> None:
     p, y = draw(6000, 4, 1.5, 4, rare=0.3)
     q, z = draw(6000, 4, 1.5, 5, rare=0.3)
-    decision = Decision().with_threshold(3, recall_threshold(Scores.of(p, y), 3, wanted), 4)
+    decision = Decision().with_promise(3, promise_recall(Scores.of(p, y).bins[3], wanted, 0.5), 4)
     assert (decision.answers(p)[y == 3] == 3).mean() >= wanted
     n = int((z == 3).sum())
     spread = 4 * np.sqrt(wanted * (1 - wanted) / n)
@@ -163,7 +174,9 @@ def test_costs_choose_the_answer_with_the_least_expected_cost() -> None:
 
 
 def test_a_decision_survives_json_and_says_when_it_is_none() -> None:
-    decision = Decision(temperature=1.7, bias=(0.0, 1.0), weights=(1.0, 2.0), thresholds=(None, 0.2))
+    promise = promise_recall(np.ones((2, 4096), dtype=int), 0.9, 0.9)
+    decision = Decision(temperature=1.7, bias=(0.0, 1.0), weights=(1.0, 2.0), sets=((0.1, 0.2),))
+    decision = decision.with_promise(1, promise, 2)
     decision.check(2)
     for broken in (Decision(bias=(1.0,)), Decision(temperature=float("nan")), Decision(costs=((0.0, 1.0),))):
         with pytest.raises(ValueError, match=r"is not for 2 classes|non-finite"):

@@ -87,7 +87,7 @@ def test_classes_that_will_be_met_equally_often_are_found_equally_well(tmp_path:
         ({"goal": "recall", "find": "nobody"}, "decision.find 'nobody' is unknown"),
         ({"goal": "cost"}, "needs decision.costs, 5 rows of 5 numbers"),
         ({"goal": "reccall"}, "did you mean 'recall'"),
-        ({"recall": 1.5}, r"decision.recall = 1.5 is outside \(0, 1]"),
+        ({"recall": 1.5}, r"decision.recall = 1.5 is outside \(0, 1\)"),
     ],
 )
 def test_what_cannot_be_decided_is_one_line_before_the_first_round(

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedtail.core.evidence import confusion_matrix, evidence_of
 from fedtail.core.metrics import METRICS
-from fedtail.core.scores import LARGEST, ONE, TEMPERATURES, Scores, precision_at_recall
+from fedtail.core.promise import Promise, promise_recall, set_thresholds
+from fedtail.core.scores import ONE, TEMPERATURES, Scores
 
 POWERS = (0.0, -0.2, 0.2, -0.4, 0.4, -0.6, 0.6, -0.8, 0.8, -1.0, 1.0)
 """How far answers are moved towards rare classes: probabilities are divided by the class's share to this power, 0 for
@@ -23,9 +24,13 @@ the likeliest class, 1 for the class that is likeliest against its share. Below 
 which a model trained on resampled data predicts too many. Of equals the first counts, which moves least."""
 EQUAL = 1.0
 """The power that finds most on average over classes, and is right most often where all will be met equally often."""
-PRIOR_SAMPLES, CURVE_SAMPLES, RECALL_SAMPLES = 30.0, 1000.0, 30.0
+PRIOR_SAMPLES, CURVE_SAMPLES = 30.0, 1000.0
 """As how many samples of its own the common finding counts at a site: for its class mix, for its power, and, in samples
 of the class to find, for its threshold. Small splits overfit: without, thresholds make the worst site worse."""
+COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
+"""How often sets of classes may be asked to hold the truth."""
+ENOUGH = 50
+"""Samples of every class from which on a site has sets of its own."""
 TINY = 1e-12
 
 
@@ -44,11 +49,15 @@ class Decision:
     thresholds: tuple[float | None, ...] = ()
     """(C,) a class that has one is the answer wherever its probability reaches it (of several the one that lies
     furthest above its own), and nowhere else."""
+    promise: Promise | None = None
+    """What is promised of the class with a threshold."""
+    sets: tuple[tuple[float, ...], ...] = ()
+    """(len(COVERAGES), C) the least probability of each class in a set that covers it so often."""
 
     @property
     def plain(self) -> bool:
-        """Whether it changes nothing."""
-        return self == Decision()
+        """Whether it gives the likeliest class by probabilities as they are."""
+        return replace(self, promise=None, sets=()) == Decision()
 
     @property
     def target(self) -> int | None:
@@ -82,16 +91,28 @@ class Decision:
             return None
         return np.array([np.inf if t is None else max(t, TINY) for t in self.thresholds])
 
+    def with_promise(self, target: int, promise: Promise, n_classes: int) -> Decision:
+        """Return the decision with the threshold that keeps a promise."""
+        return replace(self.with_threshold(target, promise.threshold, n_classes), promise=promise)
+
+    def with_sets(self, scores: Scores) -> Decision:
+        """Return the decision with sets found on these counts, which must be under its own calibration."""
+        return replace(self, sets=tuple(set_thresholds(scores.bins, coverage) for coverage in COVERAGES))
+
     def with_threshold(self, target: int, threshold: float, n_classes: int) -> Decision:
         now = self.thresholds or (None,) * n_classes
         return replace(self, thresholds=tuple(threshold if c == target else t for c, t in enumerate(now)))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        out = {name: value for name, value in asdict(self).items() if value is not None}
+        return out if self.promise is None else {**out, "promise": self.promise.to_json()}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Decision:
         given = dict(fields)
+        if given.get("promise") is not None:
+            given["promise"] = Promise.from_json(given["promise"])
+        given["sets"] = tuple(tuple(float(v) for v in row) for row in given.get("sets", ()))
         for name in ("bias", "weights"):
             given[name] = tuple(float(w) for w in given.get(name, ()))
         given["costs"] = tuple(tuple(float(v) for v in row) for row in given.get("costs", ()))
@@ -100,11 +121,21 @@ class Decision:
 
     def check(self, n_classes: int) -> None:
         """``ValueError`` unless it is a decision over so many classes: it may come from elsewhere."""
-        rows = [self.bias, self.weights, self.thresholds, *self.costs, *([self.costs] if self.costs else [])]
+        rows = [
+            self.bias,
+            self.weights,
+            self.thresholds,
+            *self.costs,
+            *([self.costs] if self.costs else []),
+            *self.sets,
+        ]
         if any(row and len(row) != n_classes for row in rows):
             raise ValueError(f"it is not for {n_classes} classes")
         numbers = [self.temperature, *self.bias, *self.weights, *(t for t in self.thresholds if t is not None)]
-        if not np.isfinite([*numbers, *(v for row in self.costs for v in row)]).all() or self.temperature <= 0:
+        if (
+            not np.isfinite([*numbers, *(v for row in (*self.costs, *self.sets) for v in row)]).all()
+            or self.temperature <= 0
+        ):
             raise ValueError("it has non-finite numbers")
 
 
@@ -136,7 +167,8 @@ class SiteGoal:
     """(C,) each class's share over all sites together."""
     curve: tuple[float, ...] = ()
     """Macro F1 of all sites together at each of ``POWERS``."""
-    recall: float = 1.0
+    recall: float = 0.95
+    confidence: float = 0.9
 
     def decide(self, p: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Decision:
         """A site's own decision.
@@ -162,16 +194,13 @@ class SiteGoal:
         return replace(own, weights=share_weights(mix, POWERS[int(np.argmax(value))]))
 
     def _found(self, p: np.ndarray, y: np.ndarray) -> Decision:
+        """The threshold that keeps the promise at this site, where its own samples suffice; else the common one."""
         target = self.common.target
         assert target is not None
-        common = self.common.thresholds[target] or 0.0
-        own = np.sort(p[y == target, target])
-        if not own.size:
-            return self.common
-        reached = own[int(np.floor((1 - aimed(self.recall, len(own))) * len(own) + 1e-9))]
-        trust = len(own) / (len(own) + RECALL_SAMPLES)
-        odds = trust * _log_odds(float(reached)) + (1 - trust) * _log_odds(common)
-        return self.common.with_threshold(target, float(1 / (1 + np.exp(-odds))), p.shape[1])
+        scores = Scores.of(p, y, tempered=False)
+        own = promise_recall(scores.bins[target], self.recall, self.confidence)
+        decision = self.common.with_promise(target, own, p.shape[1]) if own.kept else replace(self.common, promise=None)
+        return decision.with_sets(scores) if (scores.bins[:, 1].sum(-1) >= ENOUGH).all() else decision
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -185,6 +214,7 @@ class SiteGoal:
             shares=shares,
             curve=curve,
             recall=float(fields["recall"]),
+            confidence=float(fields["confidence"]),
         )
 
 
@@ -223,23 +253,5 @@ def share_weights(shares: Sequence[float] | np.ndarray, power: float) -> tuple[f
     return tuple(float(w) for w in weights / weights.mean())
 
 
-def recall_threshold(scores: Scores, target: int, recall: float) -> float:
-    """The highest threshold that finds a share ``recall`` of the class and one standard error more: one that just meets
-    it here fails on new samples half of the time. 0 if the class has no samples to go by."""
-    bins = scores.bins[target]
-    _, threshold = precision_at_recall(bins, aimed(recall, int(bins[1].sum())))
-    return 0.0 if np.isnan(threshold) else threshold
-
-
-def aimed(recall: float, n: int) -> float:
-    """The share to find among n samples so that ``recall`` is met on new ones about five times out of six."""
-    return min(1.0, recall + float(np.sqrt(recall * (1 - recall) / max(n, 1))))
-
-
 def _macro_f1(y: np.ndarray, answers: np.ndarray, n_classes: int) -> float:
     return float(METRICS["macro_f1"](evidence_of(confusion_matrix(y, answers, n_classes))))
-
-
-def _log_odds(p: float) -> float:
-    q = min(max(p, TINY), 1 - TINY)
-    return float(np.clip(np.log(q) - np.log1p(-q), -LARGEST, LARGEST))

@@ -32,7 +32,7 @@ def tolerance_rank(n: int, recall: float, confidence: float) -> int:
 
 def samples_needed(recall: float, confidence: float) -> int:
     """Return how many samples of the class a promise takes at least: 1 - recall^n must reach the confidence."""
-    return ceil(log(1.0 - confidence) / log(recall) - 1e-9) if 0 < recall < 1 else 1 if recall == 0 else 0
+    return ceil(log(1.0 - confidence) / log(recall) - 1e-9)
 
 
 def most_promised(n: int, confidence: float) -> float:

@@ -2,9 +2,9 @@
 
 Without labels, counts of new samples in bins are compared with reference counts by Fisher's exact test at every cut
 (exact whatever the distribution, however small the counts), and the looks of a model's life share one error: look t
-may spend alpha / (t (t + 1)), which adds up to alpha. With labels that come late, a bet is kept against the claim (a
-recall of at least 95 %, honest probabilities): the capital of a bettor ever grows beyond 1 / alpha with probability at
-most alpha if the claim is true (Ville, 1939; Waudby-Smith and Ramdas, 2024).
+may spend alpha / (t (t + 1)), which adds up to alpha. With labels, which may come late, a bet is kept against a
+promised recall: if the promise holds, a bettor's capital ever grows beyond 1 / alpha with probability at most alpha
+(Ville, 1939).
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ STEPS, SETTLED = 500, 1e-6
 """Of the search for a class mix, at most, and the change of a share at which it ends."""
 WORSE = 1.4 ** np.arange(1.0, 9.0)
 """How many times as much is missed under the alternatives to a promised recall."""
-STAKES = 2.0 ** -np.arange(1.0, 8.0)
-"""What is bet on an answer's error, the capital being split evenly: large stakes notice a large change soon, small ones
-a small change at all."""
 
 
 def spent(alpha: float, look: int) -> float:
@@ -64,6 +61,21 @@ def class_mix(p: np.ndarray, shares: Sequence[float] | np.ndarray) -> np.ndarray
     return new
 
 
+def prior_weights(p: np.ndarray, shares: Sequence[float] | np.ndarray) -> np.ndarray:
+    """(C,) factors of probabilities after which the model expects as many of each class as there are.
+
+    Training on resampled classes leaves probabilities that stand for another class mix than that of the samples; with
+    these factors, found on labelled samples with ``shares``, they stand for theirs. p: (N, C).
+    """
+    wanted, weights = np.asarray(shares, dtype=np.float64), np.ones(p.shape[1])
+    for _ in range(STEPS):
+        step = wanted / np.maximum(mix_step(p, np.ones(len(wanted)), weights) / len(p), SETTLED)
+        weights = weights * step / step[0]
+        if np.abs(step - 1).max() < SETTLED:
+            break
+    return weights
+
+
 def mix_step(p: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """(C,) expected samples of each class if the shares were ``new`` instead of ``old``: adds up over sites."""
     odds = np.asarray(p, dtype=np.float64) * (new / old)
@@ -80,18 +92,3 @@ def evidence_of_loss(found: int, missed: int, recall: float) -> float:
     worse = np.append(worse[worse < 1], 1 - recall / 2)
     ratios = missed * np.log(worse / (1 - recall)) + found * np.log((1 - worse) / recall)
     return float(logsumexp(ratios) - np.log(len(ratios)))
-
-
-def evidence_of_bias(errors: np.ndarray) -> np.ndarray:
-    """(2 S,) summed log gains of bets that answers are better, or worse, than their probabilities say.
-
-    Sums of sites add up; ``bias_evidence`` makes one figure of them. errors: (N,) 1 or 0 for right or wrong, minus the
-    probability of the answer.
-    """
-    bets = np.concatenate([STAKES, -STAKES])[:, None]
-    return np.asarray(np.log1p(bets * np.asarray(errors, dtype=np.float64)).sum(1))
-
-
-def bias_evidence(gains: np.ndarray) -> float:
-    """Return the log of the evidence in the summed gains of ``evidence_of_bias``."""
-    return float(logsumexp(gains) - np.log(len(gains)))

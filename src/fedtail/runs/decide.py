@@ -18,9 +18,9 @@ from fedtail.core.decisions import (
     best_temperature,
     bias_step,
     class_shares,
-    recall_threshold,
     share_weights,
 )
+from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores, total
 from fedtail.errors import FedtailError, one_of
 from fedtail.rounds.state import Problem
@@ -63,18 +63,24 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
         decision = replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
     elif wanted.goal == "recall":
         target = list(classes).index(str(wanted.find))
-        threshold = recall_threshold(scores, target, wanted.recall)
-        decision = decision.with_threshold(target, threshold, len(classes))
+        promise = promise_recall(scores.bins[target], wanted.recall, wanted.confidence)
+        decision = decision.with_promise(target, promise, len(classes))
     elif wanted.goal == "macro_f1":
         tried = [replace(decision, weights=share_weights(shares, power)) for power in POWERS]
         curve = [_macro_f1(problem, _validation(problem, x, one) or scores) for one in tried]
         decision = tried[int(np.argmax(curve))]
     elif wanted.goal == "balanced_accuracy":
         decision = replace(decision, weights=share_weights(shares, EQUAL))
+    decision = decision.with_sets(scores)
     if wanted.scope == "global":
         return Decisions(decision)
     goal = SiteGoal(
-        common=decision, goal=wanted.goal, shares=tuple(shares.tolist()), curve=tuple(curve), recall=wanted.recall
+        common=decision,
+        goal=wanted.goal,
+        shares=tuple(shares.tolist()),
+        curve=tuple(curve),
+        recall=wanted.recall,
+        confidence=wanted.confidence,
     )
     return Decisions(decision, problem.engine.site_decisions(x, goal))
 
@@ -119,6 +125,8 @@ def describe_decision(decision: Decision, classes: Sequence[str]) -> dict[str, A
         out["thresholds"] = named
     if decision.target is not None:
         out |= {"find": classes[decision.target], "threshold": decision.thresholds[decision.target]}
+    if decision.promise is not None:
+        out["promise"] = decision.promise.to_json()
     if decision.costs:
         out["costs"] = [list(row) for row in decision.costs]
     return out

@@ -179,7 +179,7 @@ def _description(model: SavedModel) -> str:
         "input_shape": list(model.input_shape),
         "preprocessing": model.preprocessing,
         "data": model.name,
-        **({} if model.decision.plain else {"decision": model.decision.to_json()}),
+        **({} if model.decision == Decision() else {"decision": model.decision.to_json()}),
         **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
     }
     return json.dumps(about)

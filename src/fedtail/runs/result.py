@@ -217,7 +217,9 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         x=x,
         test=test,
         before=None if before is None or before["test"].pooled is None else metrics_of_test(problem, before),
-        decision=decisions.common,
+        decision=decisions.common
+        if validated is None or not decisions.plain
+        else decisions.common.with_sets(validated),
         site_decisions={about.sites[k]: one for k, one in decisions.sites.items()},
         validation={} if validated is None else problem.metrics(validated.confusion, validated),
         sites=site_rows(about, splits, before, decisions),

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedtail.boosting.model import Shape, TreesModule, with_site
-from fedtail.core.decisions import Decision
+from fedtail.core.decisions import COVERAGES, Decision
+from fedtail.core.promise import prediction_sets
 from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
@@ -98,7 +99,7 @@ class SavedModel:
             "preprocessing": self.preprocessing,
             "data": self.name,
             **({} if self.encoding is None else {"encoder": self.encoding.to_dict()}),
-            **({} if self.decision.plain else {"decision": self.decision.to_json()}),
+            **({} if self.decision == Decision() else {"decision": self.decision.to_json()}),
             **({"sites": {name: one.to_json() for name, one in self.sites.items()}} if self.sites else {}),
         }
         for name, content in (
@@ -130,6 +131,18 @@ class SavedModel:
     def answers(self, probabilities: np.ndarray) -> np.ndarray:
         """(N,) class names from (N, C) probabilities, by the model's decision."""
         return np.array(self.classes, dtype=object)[self.decision.answers(probabilities)]
+
+    def sets(self, probabilities: np.ndarray, coverage: float = 0.95) -> list[tuple[str, ...]]:
+        """Return for each row the classes that hold the truth in ``coverage`` of the cases of every class.
+
+        probabilities: (N, C) of ``predict_proba``. The sets were found on private validation rows.
+        """
+        if coverage not in COVERAGES:
+            raise one_of("coverage", coverage, map(str, COVERAGES))
+        if not self.decision.sets:
+            raise FedtailError("this model has no sets: it was trained without validation rows; raise data.validation")
+        found = prediction_sets(probabilities, self.decision.sets[COVERAGES.index(coverage)])
+        return [tuple(name for name, inside in zip(self.classes, row, strict=True) if inside) for row in found]
 
     def predict_proba(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 class probabilities, in the order of ``classes``."""

@@ -1,0 +1,96 @@
+"""``fedtail evaluate``: a trained model on labelled rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedtail.cli.flags import Json
+from fedtail.cli.options import AllowCode
+from fedtail.cli.progress import console, terminal
+from fedtail.cli.tables import bare_table
+from fedtail.core.metrics import METRICS
+from fedtail.errors import FedtailError
+from fedtail.runs.evaluate import evaluate_rows
+from fedtail.runs.judged import Judged, judge
+from fedtail.runs.saved import load_model
+from fedtail.words import NONE, fixed
+
+MOST = 20
+"""Classes or sites that a terminal shows; ``--json`` has all."""
+Data = Annotated[Path, typer.Argument(help="A table, or a folder of images by site and class.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "--run", help="Run folder, exported .onnx file, or file.py:name of a fitted scikit-learn classifier."
+    ),
+]
+Label = Annotated[str | None, typer.Option(help="Column that holds the class; default: as trained.")]
+Site = Annotated[str | None, typer.Option(help="Column that names the site; default: as trained.")]
+
+
+def evaluate(
+    data: Data,
+    model: Model,
+    label: Label = None,
+    site: Site = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a trained model on labelled rows: every metric with a 95 % interval, per class and per site.
+
+    Example: `fedtail evaluate new.csv --run runs/x`.
+    """
+    judged = judged_by(model, data, label, site, allow_code)
+    found = evaluate_rows(judged)
+    for note in judged.notes:
+        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    print_evaluation(found)
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+def judged_by(model: str, data: Path, label: str | None, site: str | None, allow_code: bool) -> Judged:
+    """Read and judge rows by whatever ``--model`` names."""
+    if ":" in model and not Path(model).exists():
+        if not allow_code:
+            raise FedtailError(f"--model {model!r} is code; to import it, pass --allow-code")
+        return judge(model, data, label=label, site=site)
+    known = model if model.endswith(".onnx") else load_model(model, allow_code=allow_code)
+    return judge(known, data, label=label, site=site)
+
+
+def print_evaluation(found: dict[str, Any]) -> None:
+    """Print the headline metrics, then classes from the rarest on, then sites from the worst on."""
+    table = bare_table("metric", "value", "95 % interval", "majority only")
+    for name, entry in found["metrics"].items():
+        if METRICS[name].headline and entry["value"] is not None:
+            low_high = " to ".join(fixed(v) for v in entry["interval"]) if "interval" in entry else ""
+            floor = found["floor"].get(name)
+            table.add_row(METRICS[name].title, fixed(entry["value"]), low_high, NONE if floor is None else fixed(floor))
+    terminal().print(f"{found['rows']:,} labelled rows")
+    terminal().print(table)
+    table = bare_table(
+        "class, rarest first", "cases", "found", "missed", "false alarms", "recall", "precision", "PR-AUC"
+    )
+    for row in found["classes"][:MOST]:
+        shares = (_share(row[name]) for name in ("recall", "precision"))
+        counts = (f"{row[name]:,}" for name in ("cases", "found", "missed", "false_alarms"))
+        table.add_row(row["class"], *counts, *shares, fixed(row["pr_auc"]))
+    terminal().print(table)
+    if len(found["sites"]) > 1:
+        table = bare_table("site, worst first", "rows", "accuracy", "macro F1", "PR-AUC")
+        ranked = sorted(found["sites"].items(), key=lambda item: item[1]["macro_f1"] or 0.0)
+        for name, row in ranked[:MOST]:
+            table.add_row(name, f"{row['rows']:,}", *(fixed(row[key]) for key in ("accuracy", "macro_f1", "pr_auc")))
+        terminal().print(table)
+
+
+def _share(share: dict[str, Any]) -> str:
+    if share["value"] is None:
+        return NONE
+    low, high = share["interval"]
+    return f"{share['value']:.3f} ({low:.2f} to {high:.2f})"

@@ -1,0 +1,112 @@
+"""``fedtail monitor`` and ``fedtail recalibrate``: the life of a model after training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtail.cli.evaluate import Data, Label, Model, Site, judged_by
+from fedtail.cli.flags import Json
+from fedtail.cli.options import AllowCode, RunFolder
+from fedtail.cli.progress import console, terminal
+from fedtail.cli.tables import bare_table
+from fedtail.core.metrics import METRICS
+from fedtail.errors import FedtailError
+from fedtail.runs.judged import judge
+from fedtail.runs.monitor import Watch, begin
+from fedtail.runs.recalibrate import keep, recalibrate
+from fedtail.runs.saved import load_model
+from fedtail.words import fixed, percent
+
+STATE = "monitor.json"
+CHANGED = 3
+"""Exit code where something has changed."""
+
+
+def monitor(
+    data: Data,
+    model: Model,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Begin: these labelled rows, not trained on, are what later ones compare to."),
+    ] = False,
+    state: Annotated[
+        Path | None, typer.Option(help="File that remembers all looks; default: monitor.json in the run folder.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of this look, such as 2026-11; default: its number.")] = "",
+    label: Label = None,
+    site: Site = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Look whether a trained model still fits new rows, with or without labels; made for a scheduler.
+
+    Begin with `fedtail monitor held-out.csv --run runs/x --reference`, then look as often as you like with
+    `fedtail monitor new.csv --run runs/x`. Prints one line; the exit code is 3 if something has changed, which without
+    any change happens at most once in twenty lives of a model, however often you look.
+    """
+    judged = judged_by(model, data, label, site, allow_code)
+    path = state or (Path(model) / STATE if Path(model).is_dir() else Path(STATE))
+    if reference:
+        found = load_model(model, allow_code=allow_code) if Path(model).is_dir() else None
+        target, promise = judged.decision.target, judged.decision.promise
+        promised = target is not None and promise is not None and promise.kept
+        watch = begin(
+            judged,
+            found.preprocessing if found is not None else {},
+            judged.classes[target] if promised and target is not None else None,
+            promise.recall if promised and promise is not None else 0.0,
+        )
+        watch.save(path)
+        terminal().print(f"monitoring begins with {watch.reference.n:,} reference rows -> {path}", soft_wrap=True)
+        return
+    if not path.is_file():
+        raise FedtailError(
+            f"there is no {str(path)!r}; begin with labelled rows that were not trained on and --reference"
+        )
+    watch = Watch.load(path)
+    record = watch.look(judged, name or str(len(watch.looks) + 1))
+    watch.save(path)
+    for note in judged.notes:
+        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    terminal().print(watch.sentence(), soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps({key: value for key, value in record.items() if key != "counts"}))
+    if record["changed"]:
+        raise typer.Exit(CHANGED)
+
+
+def recalibrate_command(
+    data: Data,
+    run: RunFolder,
+    label: Label = None,
+    keep_it: Annotated[bool, typer.Option("--keep", help="Write the new decision into the run folder.")] = False,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Refit a model's temperature, threshold or weights, and sets on new labelled rows; without labels its class mix.
+
+    The weights stay. Example: `fedtail recalibrate march.csv --run runs/x --keep`.
+    """
+    model = load_model(run, allow_code=allow_code)
+    judged = judge(model, data, label=label)
+    path = run / STATE
+    found = recalibrate(judged, Watch.load(path) if path.is_file() else None)
+    if found.before:
+        table = bare_table("on these rows", "before", "after")
+        for key, value in found.before.items():
+            table.add_row(METRICS[key].title, fixed(value), fixed(found.after[key]))
+        terminal().print(table)
+    terminal().print("class mix: " + ", ".join(f"{name} {percent(share)}" for name, share in found.mix.items()))
+    promise = found.decision.promise
+    if promise is not None:
+        terminal().print(promise.sentence(model.classes[found.decision.target or 0]), soft_wrap=True)
+    if keep_it:
+        terminal().print(
+            f"the model has the new decision; the one before is in {keep(model, run, found)}", soft_wrap=True
+        )
+    if as_json:
+        typer.echo(json.dumps({"before": found.before, "after": found.after, "mix": found.mix, "kept": keep_it}))

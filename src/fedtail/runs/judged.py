@@ -1,0 +1,238 @@
+"""Rows to judge a trained model by: probabilities, and labels and sites where the data has them.
+
+The model may be a run folder's, an ONNX file that ``fedtail export`` wrote, or anything with ``predict_proba``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedtail.core.decisions import Decision
+from fedtail.core.scores import Scores
+from fedtail.data.inputs import image_files, prepare_inputs, read_for
+from fedtail.data.tables.labels import class_places, name_codes, need_column
+from fedtail.data.tables.pooled import is_table
+from fedtail.data.tables.read import Table, from_frame, read_table
+from fedtail.errors import FedtailError
+from fedtail.registry import in_user_code, load_object
+from fedtail.runs.saved import SavedModel
+from fedtail.words import listing, plural
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model makes of some rows, and what is true of them."""
+
+    classes: tuple[str, ...]
+    raw: np.ndarray
+    """(N, C) probabilities before the decision's calibration."""
+    decision: Decision
+    y: np.ndarray | None = None
+    """(N,) class numbers, -1 where unknown; None without labels."""
+    sites: np.ndarray | None = None
+    """(N,) names; None where the rows do not say."""
+    x: Tensor | None = None
+    """(N, ...) the model's input; None for a model that takes rows as they are."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Columns that identify each row."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def p(self) -> np.ndarray:
+        """(N, C) calibrated probabilities."""
+        return self.decision.probabilities(self.raw).astype(np.float32)
+
+    @property
+    def labelled(self) -> Judged:
+        """The rows with a label; ``FedtailError`` if there are none."""
+        if self.y is None or not (self.y >= 0).any():
+            raise FedtailError("these rows have no labels; name the label column with --label")
+        return self.part(self.y >= 0)
+
+    def part(self, kept: np.ndarray) -> Judged:
+        """Some of the rows."""
+        return replace(
+            self,
+            raw=self.raw[kept],
+            y=None if self.y is None else self.y[kept],
+            sites=None if self.sites is None else self.sites[kept],
+            x=None if self.x is None else self.x[torch.from_numpy(kept)],
+            identity={name: np.asarray(values)[kept] for name, values in self.identity.items()},
+        )
+
+    @property
+    def scores(self) -> Scores:
+        """Counts of the labelled rows, which sites can add up."""
+        assert self.y is not None
+        return Scores.of(self.p, self.y, self.decision.answers(self.p))
+
+    def by_site(self) -> dict[str, Judged]:
+        """The rows of each site, in the order of names; empty where the rows do not say."""
+        if self.sites is None:
+            return {}
+        return {str(name): self.part(self.sites == name) for name in np.unique(self.sites)}
+
+
+def judge(
+    model: SavedModel | str | Path,
+    data: Path | pd.DataFrame,
+    *,
+    label: str | None = None,
+    site: str | None = None,
+    keep: Sequence[str] = (),
+) -> Judged:
+    """Read rows and predict them.
+
+    Args:
+        model: a loaded model, an ``.onnx`` file, or ``file.py:name`` of something with ``predict_proba`` and
+            ``classes_`` (scikit-learn's or your own), which gets the table as a DataFrame without label and site.
+        data: a table or its file, a ``.npy`` file, an image or a folder of images (``site/class/*`` or ``class/*``,
+            where folder names are classes).
+        label: the label column; default: the one trained on. site: the column that names the site, likewise.
+        keep: columns of the table that identify rows.
+    """
+    if isinstance(model, SavedModel):
+        rows = _read(data, model.preprocessing, model.classes, label, site, keep)
+        raw = replace(model, decision=Decision())
+        x = prepare_inputs(rows.input, model.preprocessing, model.input_shape, rows.notes).contiguous()
+        return rows.judged(raw.probabilities(x), model.decision, x)
+    if str(model).endswith(".onnx"):
+        return _onnx(Path(model), data, label, site, keep)
+    return _estimator(str(model), data, label, site, keep)
+
+
+@dataclass
+class _Rows:
+    input: Any
+    classes: tuple[str, ...]
+    notes: list[str]
+    y: np.ndarray | None = None
+    sites: np.ndarray | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    def judged(self, raw: np.ndarray, decision: Decision, x: Tensor | None = None) -> Judged:
+        first = self.identity or {"row": np.arange(1, len(raw) + 1)}
+        return Judged(self.classes, raw, decision, self.y, self.sites, x, first, tuple(self.notes))
+
+
+def _read(
+    data: Path | pd.DataFrame,
+    preprocessing: dict[str, Any],
+    classes: tuple[str, ...],
+    label: str | None,
+    site: str | None,
+    keep: Sequence[str],
+) -> _Rows:
+    """Rows with labels and sites where they have some; what a column is called falls back on the training data."""
+    notes: list[str] = []
+    if isinstance(data, pd.DataFrame) or (data.is_file() and is_table(data)):
+        table = _table(data, preprocessing, label)
+        frame, where = table.frame, f"table {table.name!r}"
+        columns = list(frame.columns)
+        for what, name in (("label", label), ("site", site), *(("kept", name) for name in keep)):
+            if name is not None:
+                need_column(what, name, columns, where)
+        label = label or preprocessing.get("label")
+        site = site or preprocessing.get("site")
+        return _Rows(
+            table,
+            classes,
+            notes,
+            y=_codes(frame[label], classes, notes) if label in columns else None,
+            sites=frame[site].astype(str).to_numpy() if site in columns else None,
+            identity={name: frame[name].to_numpy() for name in keep},
+        )
+    for flag, name in (("--label", label), ("--site", site), ("--keep", keep[0] if keep else None)):
+        if name is not None:
+            raise FedtailError(f"{flag} {name!r} names a column, but {str(data)!r} is not a table")
+    if not data.is_dir():
+        one = data.suffix != ".npy"
+        return _Rows(data, classes, notes, identity={"file": [str(data)]} if one else {})
+    files = image_files(data)
+    places = np.array(class_places([path.parent.name for path in files], classes))
+    sites = np.array([path.parent.parent.name for path in files])
+    deep = any(path.parent.parent != data and path.parent != data for path in files)
+    return _Rows(
+        list(files),
+        classes,
+        notes,
+        y=places if (places >= 0).any() else None,
+        sites=sites if deep and (places >= 0).any() else None,
+        identity={"file": [str(path) for path in files]},
+    )
+
+
+def _table(data: Path | pd.DataFrame, preprocessing: dict[str, Any], label: str | None) -> Table:
+    if isinstance(data, pd.DataFrame):
+        return from_frame(data)
+    if preprocessing:
+        return read_for(data, preprocessing)
+    return read_table(data, plain={label} if label else set())
+
+
+def _codes(column: pd.Series[Any], classes: tuple[str, ...], notes: list[str]) -> np.ndarray:
+    """(N,) the class of each row, -1 where it is missing or not one of the model's."""
+    codes, names = name_codes(column)
+    places = class_places(names, classes)
+    y = np.array([*places, -1])[codes]
+    strange = [repr(name) for name, place in zip(names, places, strict=True) if place < 0]
+    if strange:
+        rows = int(((codes >= 0) & (y < 0)).sum())
+        notes.append(f"{plural(rows, 'row')} with a class unknown to the model ({listing(strange, 5)}): not judged")
+    return y
+
+
+def _onnx(path: Path, data: Path | pd.DataFrame, label: str | None, site: str | None, keep: Sequence[str]) -> Judged:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise FedtailError("judging an ONNX file needs onnxruntime: pip install onnxruntime") from None
+    if not path.is_file():
+        raise FedtailError(f"there is no file {str(path)!r}")
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        about = json.loads(session.get_modelmeta().custom_metadata_map["fedtail"])
+        classes, shape = tuple(about["classes"]), tuple(about["input_shape"])
+        decision = Decision.from_json(about.get("decision", {}))
+    except (KeyError, ValueError, TypeError):
+        raise FedtailError(f"{str(path)!r} was not written by `fedtail export`: it does not name its classes") from None
+    except Exception as error:  # onnxruntime has an exception of its own for each way to be no ONNX file
+        first = str(error).strip().splitlines()[0]
+        raise FedtailError(f"{str(path)!r} is not an ONNX file that can be run: {first}") from None
+    rows = _read(data, about["preprocessing"], classes, label, site, keep)
+    x = prepare_inputs(rows.input, about["preprocessing"], shape, rows.notes)
+    name = session.get_inputs()[0].name
+    parts = [session.run(["probabilities"], {name: part.float().numpy()})[0] for part in x.split(1024)]
+    given = replace(decision, temperature=1.0, bias=())  # the graph has calibrated already
+    return rows.judged(np.concatenate(parts), given, x)
+
+
+def _estimator(
+    name: str, data: Path | pd.DataFrame, label: str | None, site: str | None, keep: Sequence[str]
+) -> Judged:
+    found = load_object("model", name)
+    if not hasattr(found, "predict_proba") or not hasattr(found, "classes_"):
+        raise FedtailError(f"model {name!r} has no predict_proba and classes_; give a fitted classifier")
+    if label is None:
+        raise FedtailError(f"model {name!r} does not know the label column; name it with --label")
+    classes = tuple(str(c) for c in found.classes_)
+    rows = _read(data, {}, classes, label, site, keep)
+    if not isinstance(rows.input, Table):
+        raise FedtailError(f"model {name!r} takes tables; {str(data)!r} is not one")
+    frame = rows.input.frame.drop(columns=[c for c in (label, site) if c is not None])
+    try:
+        raw = np.asarray(found.predict_proba(frame), dtype=np.float64)
+    except Exception as error:
+        raise in_user_code("model", name, error) from error
+    if raw.shape != (len(frame), len(classes)):
+        raise FedtailError(f"model {name!r}: predict_proba gave {raw.shape}, not ({len(frame)}, {len(classes)})")
+    return rows.judged(raw, Decision())

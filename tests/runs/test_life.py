@@ -1,0 +1,189 @@
+"""A model after training: judged, promised, watched and recalibrated on rows that it has not seen."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedtail as ft
+from fedtail.core.decisions import COVERAGES, Decision
+from fedtail.errors import FedtailError
+from fedtail.runs.evaluate import evaluate_rows
+from fedtail.runs.judged import Judged, judge
+from fedtail.runs.monitor import Watch, begin
+from fedtail.runs.recalibrate import keep, recalibrate
+from fedtail.runs.saved import SavedModel, load_model
+
+SITES = ("north", "south", "west")
+
+
+def rows(n: int, seed: int, rare: float = 0.1, shift: float = 0.0) -> pd.DataFrame:
+    """Numbers and a word that tell a rare class from a usual one, fairly well."""
+    rng = np.random.default_rng(seed)
+    y = rng.random(n) < rare
+    return pd.DataFrame(
+        {
+            "a": rng.normal(1.6 * y + shift),
+            "b": rng.normal(0.8 * y),
+            "word": np.where(rng.random(n) < 0.2 + 0.4 * y, "high", "low"),
+            "site": np.array(SITES)[rng.integers(3, size=n)],
+            "y": np.where(y, "rare", "usual"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> SavedModel:
+    federation = ft.Federation.from_tables(rows(3000, 0), label="y", site="site", validation=0.3)
+    decision = {"goal": "recall", "find": "rare", "recall": 0.8, "confidence": 0.9}
+    return ft.fit(federation, "mlp", rounds=8, lr=0.3, decision=decision).model()
+
+
+def simulated(n: int, rng: np.random.Generator, honest: bool = True) -> Judged:
+    """Rows of a model whose probabilities are right, or too sure."""
+    p = rng.beta(0.5, 2.0, n)
+    y = (rng.random(n) < p).astype(np.int64)
+    shown = p if honest else p**2 / (p**2 + (1 - p) ** 2)
+    return Judged(("no", "yes"), np.stack([1 - shown, shown], 1), Decision(), y)
+
+
+def test_a_trained_model_carries_a_promise_and_sets(model: SavedModel, tmp_path: Path) -> None:
+    promise = model.decision.promise
+    assert promise is not None and promise.kept and promise.recall == 0.8 and promise.positives > 50
+    again = load_model(model.save(tmp_path / "m"))
+    assert again.decision == model.decision and len(again.decision.sets) == len(COVERAGES)
+
+
+def test_the_promise_is_kept_on_new_rows_and_evaluated_with_intervals(model: SavedModel) -> None:
+    found = evaluate_rows(judge(model, rows(4000, 1)))
+    rare, usual = found["classes"]
+    assert (rare["class"], usual["class"]) == ("rare", "usual")
+    assert rare["recall"]["value"] >= 0.8 and rare["found"] + rare["missed"] == rare["cases"]
+    for entry in found["metrics"].values():
+        if "interval" in entry:
+            assert entry["interval"][0] <= entry["value"] <= entry["interval"][1]
+    assert set(found["sites"]) == set(SITES) and sum(s["rows"] for s in found["sites"].values()) == 4000
+    assert found["rows"] == 4000 and np.sum(found["confusion"]) == 4000
+
+
+def test_evaluation_agrees_with_scikit_learn(model: SavedModel) -> None:
+    from sklearn.metrics import average_precision_score, f1_score
+
+    frame = rows(1500, 2)
+    judged = judge(model, frame)
+    found, answers = evaluate_rows(judged), model.answers(judged.p)
+    assert found["metrics"]["macro_f1"]["value"] == pytest.approx(f1_score(frame["y"], answers, average="macro"))
+    exact = average_precision_score(frame["y"] == "rare", judged.p[:, 0])
+    assert found["classes"][0]["pr_auc"] == pytest.approx(exact, abs=0.015)  # rows with equal scores count as mixed
+
+
+def test_sets_hold_the_truth_in_every_class(model: SavedModel) -> None:
+    frame = rows(4000, 3)
+    sets = model.sets(model.predict_proba(frame), 0.9)
+    for name in model.classes:
+        inside = [name in s for s, y in zip(sets, frame["y"], strict=True) if y == name]
+        assert np.mean(inside) >= 0.82  # found on about 90 rare rows
+    assert min(map(len, sets)) == 1 and max(map(len, sets)) == 2
+    with pytest.raises(FedtailError, match=r"coverage.*0\.7"):
+        model.sets(model.predict_proba(frame), 0.7)
+
+
+def test_a_scikit_learn_model_and_an_onnx_file_are_judged_alike(
+    model: SavedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    from fedtail.runs.export import export_onnx
+
+    frame = rows(300, 4)
+    file = export_onnx(model, tmp_path / "m.onnx")
+    ours, theirs = evaluate_rows(judge(model, frame)), evaluate_rows(judge(file, frame))
+    assert theirs["confusion"] == ours["confusion"]
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "class Model:\n"
+        "    classes_ = ['rare', 'usual']\n"
+        "    def predict_proba(self, frame):\n"
+        "        assert 'y' not in frame\n"
+        "        p = 1 / (1 + np.exp(2 - frame['a']))\n"
+        "        return np.stack([p, 1 - p], 1)\n"
+        "model = Model()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = evaluate_rows(judge("mine.py:model", frame, label="y", site="site"))
+    assert found["rows"] == 300 and 0.5 < found["metrics"]["roc_auc"]["value"] < 1
+    with pytest.raises(FedtailError, match="--label"):
+        judge("mine.py:model", frame)
+
+
+def test_rows_without_labels_cannot_be_evaluated(model: SavedModel) -> None:
+    with pytest.raises(FedtailError, match="have no labels"):
+        evaluate_rows(judge(model, rows(50, 5).drop(columns="y")))
+
+
+def test_months_without_a_change_are_quiet_and_a_change_is_noticed(model: SavedModel, tmp_path: Path) -> None:
+    watch = begin(judge(model, rows(2000, 6)), model.preprocessing, "rare", 0.8)
+    for month in range(12):
+        record = watch.look(judge(model, rows(400, 10 + month)), str(month))
+        assert record["changed"] == [], record["drift"]
+        assert record["mix"]["rare"] == pytest.approx(0.1, abs=0.08)
+    watch.save(tmp_path / "monitor.json")
+    watch = Watch.load(tmp_path / "monitor.json")
+    assert len(watch.looks) == 12
+    record = watch.look(judge(model, rows(400, 30, shift=1.0)), "13")
+    assert any(what == "input a" for what in record["changed"]) and "changed: " in watch.sentence()
+
+
+def test_values_never_seen_are_strange(model: SavedModel) -> None:
+    watch = begin(judge(model, rows(2000, 6)), model.preprocessing)
+    far = rows(400, 31)
+    far.loc[:39, "a"] = 60.0
+    record = watch.look(judge(model, far), "1")
+    assert 40 <= record["strange"]["rows"] < 80 and "strange rows" in record["changed"]
+
+
+def test_a_life_without_drift_ends_without_an_alarm_in_nineteen_of_twenty_cases() -> None:
+    alarms = 0
+    for life in range(60):
+        rng = np.random.default_rng(life)
+        watch = begin(simulated(500, rng), {}, "yes", 0.3)
+        for month in range(12):
+            if watch.look(simulated(60, rng), str(month))["changed"]:
+                alarms += 1
+                break
+    assert alarms <= 3
+
+
+def test_labels_that_come_late_show_a_broken_promise_and_boasting_probabilities() -> None:
+    rng = np.random.default_rng(0)
+    watch = begin(simulated(2000, rng), {}, "yes", 0.9)  # about half is found at 0.5
+    for month in range(4):
+        record = watch.look(simulated(300, rng, honest=False), str(month))
+    assert any(what.startswith("recall of yes") for what in record["changed"])
+    assert "calibration" in record["changed"]
+
+
+def test_recalibration_restores_honest_probabilities_and_the_promise(model: SavedModel, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    found = recalibrate(simulated(4000, rng, honest=False))
+    assert found.decision.temperature == pytest.approx(2.0, rel=0.1)
+    assert found.after["log_loss"] < found.before["log_loss"]
+    fresh = recalibrate(judge(model, rows(3000, 7)))
+    assert fresh.decision.promise is not None and fresh.decision.promise.positives > 200
+    folder = model.save(tmp_path / "m")
+    before = keep(model, folder, fresh)
+    assert load_model(folder).decision == fresh.decision
+    assert Decision.from_json(pd.read_json(before, typ="series").to_dict()).temperature == model.decision.temperature
+
+
+def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model: SavedModel) -> None:
+    many = rows(3000, 8, rare=0.4)
+    plain = replace(judge(model, many), decision=Decision())
+    watch = begin(replace(judge(model, rows(2000, 6)), decision=Decision()), model.preprocessing)
+    found = recalibrate(replace(plain, y=None), watch)
+    assert found.mix["rare"] == pytest.approx(0.4, abs=0.12)
+    after = replace(plain, decision=found.decision)
+    assert abs(after.p[:, 0].mean() - 0.4) < abs(plain.p[:, 0].mean() - 0.4)
+    with pytest.raises(FedtailError, match="no labels"):
+        recalibrate(replace(plain, y=None))
