@@ -103,7 +103,7 @@ def judge(
     if isinstance(model, SavedModel):
         rows = _read(data, model.preprocessing, model.classes, label, site, keep)
         raw = replace(model, decision=Decision())
-        x = prepare_inputs(rows.input, model.preprocessing, model.input_shape, rows.notes).contiguous()
+        x = model.inputs(rows.input, rows.notes)
         return rows.judged(raw.probabilities(x), model.decision, x)
     if str(model).endswith(".onnx"):
         return _onnx(Path(model), data, label, site, keep)

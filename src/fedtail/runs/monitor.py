@@ -200,10 +200,9 @@ class Watch:
             found, cases = (sum(row[key] for row in told) for key in ("found", "cases"))
             if cases and evidence_of_loss(found, cases - found, self.recall) >= limit:
                 out.append(f"recall of {self.find} ({percent(found / cases)}, promised {percent(self.recall)})")
-        looks = [np.asarray(look["labels"]["right"]) for look in self.looks if "labels" in look]
-        p = [
-            drift_p(was, now) for s in SPANS for was, now in zip(self.right.T, sum(looks[-s:]).T, strict=True) if looks
-        ]
+        looks = np.array([row["right"] for row in told])
+        spans = [looks[-span:].sum(0) for span in SPANS if told]
+        p = [drift_p(was, now) for span in spans for was, now in zip(self.right.T, span.T, strict=True)]
         if p and min(p) * len(p) <= spent(ALPHA / 4, len(looks)):
             out.append("calibration")
         return out

@@ -38,7 +38,7 @@ LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
 FORMER: dict[str, Any] = {}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
-LATER: dict[str, Any] = {"deploy.trust": "server"}
+LATER: dict[str, Any] = {"deploy.trust": "server", "decision.confidence": 0.9}
 """Settings that came later -> the value that means what there was before, which digests leave out."""
 AT_ONCE = 4
 """Most runs at once on one GPU: it is full by then, and each takes memory."""
