@@ -17,6 +17,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import Trees
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
+from fedtail.runs.export import export_onnx, export_torch
 from fedtail.runs.record import load_run
 
 
@@ -136,3 +137,20 @@ def test_result_and_history_are_those_of_a_run(table: Path, tmp_path: Path) -> N
     record = load_run(tmp_path / "a").history[-1]
     assert {"test", "validation", "sites", "train_loss", "rates"} <= record.keys()
     assert len(record["test"]["per_class_f1"]) == 3
+
+
+def test_an_onnx_file_of_trees_answers_as_the_model_does(federation: Federation, tmp_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    model = fit(federation, method="trees", rounds=8).model()
+    session = ort.InferenceSession(export_onnx(model, tmp_path / "trees.onnx"))
+    rows = crashes(200, seed=9)
+    rows.loc[:20, ["speed", "road", "hospital"]] = None
+    p, answers = session.run(None, {"x": model.inputs(rows, []).numpy()})
+    expected = model.predict_proba(rows)
+    assert np.abs(p - expected).max() < 1e-6
+    assert [model.classes[i] for i in answers] == model.answers(expected).tolist()
+
+
+def test_trees_are_no_torch_program(federation: Federation, tmp_path: Path) -> None:
+    with pytest.raises(FedtailError, match="export them as ONNX"):
+        export_torch(fit(federation, method="trees", rounds=1).model(), tmp_path / "a.pt2")

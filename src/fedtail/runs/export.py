@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtail.boosting.model import TreesModule
+from fedtail.boosting.onnx import forest_graph
 from fedtail.core.decisions import Decision
 from fedtail.errors import FedtailError, writing
 from fedtail.models.encoders import use_encoder
@@ -91,6 +93,8 @@ class Classifier(nn.Module):
 def export_torch(model: SavedModel, path: str | Path) -> Path:
     """Write a ``torch.export`` program with a free batch size; ``torch.export.load(path).module()`` runs it."""
     path = _target(path, ".pt2")
+    if isinstance(model.module, TreesModule):
+        raise FedtailError("trees are not a torch program; export them as ONNX, with --onnx")
     if model.encoding is not None and model.encoding.name.endswith(".onnx"):
         raise FedtailError("a torch export cannot include an ONNX encoder; use --onnx")
     content = io.BytesIO()
@@ -111,7 +115,9 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
         import onnxscript  # noqa: F401  torch's exporter needs it
     except ImportError:
         raise FedtailError("ONNX export needs extra packages: pip install 'fedtail[onnx]'") from None
-    if model.encoding is not None and model.encoding.name.endswith(".onnx"):
+    if isinstance(model.module, TreesModule):
+        proto = _trees(model, model.module)
+    elif model.encoding is not None and model.encoding.name.endswith(".onnx"):
         proto = _around(model)
     else:
         proto = _graph(_program(Classifier(model, answer=True), model.input_shape), "x", *OUTPUTS)
@@ -120,6 +126,23 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
     onnx.checker.check_model(proto)
     _write(path, proto.SerializeToString())
     return path
+
+
+def _trees(model: SavedModel, module: TreesModule) -> Any:
+    """A forest, and behind it what makes probabilities and answers of logits."""
+    from onnx import compose, version_converter
+
+    if model.encoding is not None:
+        raise FedtailError("trees behind an encoder cannot be exported as one ONNX file yet")
+    n = len(model.classes)
+    decided = Decided(model.decision, n, answer=True)
+    behind = _graph(_program(_Behind(decided), (n,)), "logits", *OUTPUTS)
+    forest = forest_graph(module)
+    opset = next(entry.version for entry in forest.opset_import if not entry.domain)
+    behind = version_converter.convert_version(behind, opset)
+    behind.ir_version = forest.ir_version
+    behind = compose.add_prefix(behind, "behind/", rename_inputs=False, rename_outputs=False)
+    return compose.merge_models(forest, behind, [("logits", "logits")])
 
 
 def _program(module: nn.Module, input_shape: tuple[int, ...]) -> torch.export.ExportedProgram:
@@ -148,7 +171,9 @@ def _around(model: SavedModel) -> Any:
         given = onnx.load(model.encoding.name)
         given = version_converter.convert_version(given, opset)
         shape = tuple(d.dim_value for d in given.graph.output[0].type.tensor_type.shape.dim)[1:]
-        behind = _graph(_program(_Behind(model), shape), "features", *OUTPUTS)
+        decided = Decided(model.decision, len(model.classes), answer=True)
+        layers = nn.Sequential(Pool(), model.module, decided)
+        behind = _graph(_program(_Behind(layers), shape), "features", *OUTPUTS)
         parts = [before, given, behind]
         for part, prefix in zip(parts, ("before/", "encoder/", "behind/"), strict=True):
             part.ir_version = before.ir_version
@@ -161,12 +186,11 @@ def _around(model: SavedModel) -> Any:
 
 
 class _Behind(nn.Module):
-    """What an encoder gives, features or maps -> probabilities and answers."""
+    """What comes last: features or logits -> probabilities and answers."""
 
-    def __init__(self, model: SavedModel) -> None:
+    def __init__(self, layers: nn.Module) -> None:
         super().__init__()
-        decided = Decided(model.decision, len(model.classes), answer=True)
-        self.layers = nn.Sequential(Pool(), model.module, decided)
+        self.layers = layers
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.layers(x)
@@ -180,6 +204,7 @@ def _description(model: SavedModel) -> str:
         "preprocessing": model.preprocessing,
         "data": model.name,
         **({} if model.decision == Decision() else {"decision": model.decision.to_json()}),
+        **({"sites": model.architecture["sites"]} if "sites" in model.architecture else {}),
         **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
     }
     return json.dumps(about)
