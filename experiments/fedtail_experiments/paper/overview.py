@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from scipy.stats import ttest_1samp
 
 from fedtail.core.significance import holm
 from fedtail_experiments.paper.declared import load_grid
+from fedtail_experiments.paper.recipes import load_recipes
 from fedtail_experiments.paper.records import Record
 from fedtail_experiments.paper.search import Found
 from fedtail_experiments.paper.studies import Study
@@ -43,9 +45,11 @@ def studied(view: Mapping[str, Any], studies: Sequence[Study]) -> str:
                 values = values - np.array([s.values[row["minus"]] for s in mine if s.place == place])
                 if len(values) > 2 and np.ptp(values) > 0:
                     tests[i, place] = float(ttest_1samp(values, 0.0).pvalue)
-            mean = (difference if "minus" in row else number)(float(values.mean()), row.get("digits", 3))
-            spread = f" ± {number(float(values.std(ddof=1)), row.get('digits', 3))}" if len(values) > 1 else ""
-            shown[i, place] = f"{mean}{spread}"
+            digits, mean = row.get("digits", 3), float(values.mean())
+            signed = "minus" in row or mean < 0
+            spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+            beside = f" ± {number(spread, digits)}" if spread else ""
+            shown[i, place] = f"{difference(mean, digits) if signed else number(mean, digits)}{beside}"
     for key, p in zip(tests, holm(list(tests.values())), strict=True):
         shown[key] += f" (p {p_value(p)})"
     seeds = ["seeds", *(str(sum(s.place == place for s in mine)) for place in places)]
@@ -54,20 +58,31 @@ def studied(view: Mapping[str, Any], studies: Sequence[Study]) -> str:
 
 
 def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """The figures aimed at, each with the recipe's own over all its seeds and the best of all readings that were tried
-    under seed 0.
+    """The figures aimed at, each with the paper's own ablation, the recipe's figure over all its seeds and the best of
+    the readings that were tried under seed 0.
 
-    A target is a row's figure or, with ``against``, its lead over another row under the same settings and seed.
+    A target is a row's figure or, with ``against``, its lead over another row under the same settings and seed. Runs of
+    fewer rounds than the recipe's are counted and not compared.
     """
+    full = int(load_recipes()[view["recipe"]]["set"]["run.rounds"])
     rows = []
     for target in view["targets"]:
         if tried := _readings(target, records):
             show = difference if "against" in target else number
-            first = {how: values[0] for how, values in tried.items() if 0 in values}
+            under_0 = {how: values[0] for how, values in tried.items() if 0 in values}
+            first = {how: value for how, value in under_0.items() if rounds_of(how, full) >= full}
             best = max(first, key=lambda how: first[how], default=None)
-            reading = "–" if best is None else f"{show(first[best])} ({best or 'the recipe'}; {len(first)} tried)"
-            rows.append([target["name"], show(_paper(target)), _over_seeds(tried.get("", {}), show), reading])
-    return markdown_table(["", "the paper", "ours", "the best reading, seed 0"], rows)
+            shorter = f", {len(under_0) - len(first)} shorter ones" if len(under_0) > len(first) else ""
+            reading = "–" if best is None else f"{show(first[best])} ({best or 'the recipe'}; of {len(first)}{shorter})"
+            ours = _over_seeds(tried.get("", {}), show)
+            rows.append([target["name"], show(_paper(target)), target.get("ablation", ""), ours, reading])
+    return markdown_table(["", "the paper", "its ablation, beside that cell", "ours", "the best reading, seed 0"], rows)
+
+
+def rounds_of(reading: str, usual: int) -> int:
+    """Rounds of a run by what was changed in it, in words."""
+    found = re.search(r"\brounds (\d+)", reading)
+    return int(found[1]) if found else usual
 
 
 def _over_seeds(values: Mapping[int, float], show: Callable[[float], str]) -> str:
