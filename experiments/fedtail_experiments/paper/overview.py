@@ -72,7 +72,7 @@ def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
             under_0 = {how: values[0] for how, values in tried.items() if 0 in values}
             first = {how: value for how, value in under_0.items() if rounds_of(how, full) >= full}
             best = max(first, key=lambda how: first[how], default=None)
-            shorter = f", {len(under_0) - len(first)} shorter ones" if len(under_0) > len(first) else ""
+            shorter = f"; {len(under_0) - len(first)} shorter" if len(under_0) > len(first) else ""
             reading = "–" if best is None else f"{show(first[best])} ({best or 'the recipe'}; of {len(first)}{shorter})"
             ours = _over_seeds(tried.get("", {}), show)
             rows.append([target["name"], show(_paper(target)), target.get("ablation", ""), ours, reading])

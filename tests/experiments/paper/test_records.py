@@ -121,6 +121,14 @@ def test_a_cell_is_the_mean_of_its_runs_the_last_of_each_seed_and_of_no_changed_
     assert found.spread == pytest.approx(0.1 / 2**0.5)
 
 
+def test_p_values_are_corrected_over_all_tests_of_a_table() -> None:
+    records = [run("FedAvg + U", s, v) for s, v in enumerate((0.90, 0.91, 0.92))]
+    records += [run("FedProx + U", s, v) for s, v in enumerate((0.89, 0.91, 0.90))]  # alone: p .225
+    records += [run("CLIMB + U", s, v) for s, v in enumerate((0.90, 0.93, 0.93))]
+    line = next(line for line in table("adult-iid-5", records).splitlines() if "FedProx" in line)
+    assert "(−.010, p .451)" in line  # the smaller of two, so twice
+
+
 def test_a_table_has_seeds_spread_paired_test_and_rank_agreement() -> None:
     values = {"FedAvg + U": (0.90, 0.91, 0.92), "FedProx + U": (0.89, 0.91, 0.90), "FedCGNM + U": (0.91, 0.92, 0.93)}
     records = [run(row, s, v) for row, each in values.items() for s, v in enumerate(each)]
@@ -177,17 +185,22 @@ def test_targets_have_the_recipes_figure_over_seeds_and_the_best_reading_of_the_
     records = [of("FedCGNM + U", 0.70), of("FedAvg + U", 0.64), of("FedCGNM + U", 0.71, **{"local.lr": 0.3})]
     records += [of("FedCGNM + U", 0.66, **{"run.rounds": 9}), of("FedAvg + U", 0.58, **{"run.rounds": 9})]
     text = table("targets", records)
-    assert "| FedCGNM, C10-100, IID | .743 | .700 ×1 | .710 (lr 0.3; 3 tried) |" in text
-    assert "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.060 ×1 | +.080 (rounds 9; 2 tried) |" in text
+    assert "| FedCGNM, C10-100, IID | .743 | .711 | .700 ×1 | .710 (lr 0.3; of 2; 1 shorter) |" in text
+    assert (
+        "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.093 | +.060 ×1 | +.060 (the recipe; of 1; 1 shorter) |" in text
+    ), "of full length"
     assert "C10-20" not in text, "nothing is told of what was not run"
     (line,) = [line for line in table("columns", records).splitlines() if "C10-100" in line]
     assert line == "| IID, C10-100, K=5 | 2 / 2 | – | +.060 | +.125 |"
     records += [of("FedCGNM + U", 0.68, 1), of("FedAvg + U", 0.60, 1), of("FedCGNM + U", 0.9, 2)]
     more = table("targets", records)
-    assert "| FedCGNM, C10-100, IID | .743 | .760 ± .122 ×3 | .710 (lr 0.3; 3 tried) |" in more
-    assert "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.070 ± .014 ×2 | +.080 (rounds 9; 2 tried) |" in more
+    assert "| FedCGNM, C10-100, IID | .743 | .711 | .760 ± .122 ×3 | .710 (lr 0.3; of 2; 1 shorter) |" in more
+    assert (
+        "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.093 | +.070 ± .014 ×2 | +.060 (the recipe; of 1; 1 shorter) |"
+        in more
+    )
     later = table("targets", [of("FedCGNM + U", 0.68, 1)])
-    assert "| FedCGNM, C10-100, IID | .743 | .680 ×1 | – |" in later, "readings are compared under seed 0"
+    assert "| FedCGNM, C10-100, IID | .743 | .711 | .680 ×1 | – |" in later, "readings are compared under seed 0"
 
 
 def test_the_page_needs_a_page_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
