@@ -149,3 +149,54 @@ def test_float64_parameters_are_normalized_in_float64() -> None:
     g = torch.tensor([1.0, 1e-9, 0.0], dtype=torch.float64)
     CGNM([x], lr=1.0, n_groups=1, beta=0.0, delta=0.0).step([(x * g).sum()])
     torch.testing.assert_close(x.detach(), -g / g.norm(), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("schedule", [
+    lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=8),
+    lambda opt: torch.optim.lr_scheduler.CyclicLR(opt, base_lr=0.01, max_lr=0.1, step_size_up=3),
+])  # fmt: skip
+def test_schedules_that_cycle_lr_and_momentum_cycle_ours(schedule: object) -> None:
+    model, x, y = problem()
+    opt = CGNM([{"params": model[0].parameters(), "beta": 0.3}, {"params": model[3].parameters()}], lr=0.05)
+    assert [group["momentum"] for group in opt.param_groups] == [0.3, 0.5]
+    schedule, seen = schedule(opt), set()  # type: ignore[operator]
+    for _ in range(6):
+        opt.step(losses_of(model, x, y))
+        schedule.step()
+        seen.add((opt.param_groups[0]["lr"], opt.param_groups[0]["momentum"]))
+    assert len(seen) > 4 and all(0.8 <= momentum <= 0.95 for _, momentum in seen)
+    cycled, plain = flat(model), CGNM(model.parameters(), lr=0.0)
+    plain.step(losses_of(model, x, y))
+    assert torch.equal(cycled, flat(model))
+
+
+def test_a_batch_in_parts_makes_the_step_of_the_whole_batch() -> None:
+    (one, x, y), (two, _, _) = problem(), problem()
+    whole, parts = CGNM(one.parameters(), lr=0.1), CGNM(two.parameters(), lr=0.1)
+    for _ in range(3):
+        expected = whole.step(losses_of(one, x, y))
+        told = [parts.accumulate([None if v is None else v / 4 for v in losses_of(two, x[i : i + 10], y[i : i + 10])])
+                for i in range(0, 40, 10)]  # fmt: skip
+        assert parts.step() is None
+        torch.testing.assert_close(sum(told), expected)
+        torch.testing.assert_close(flat(one), flat(two), atol=1e-6, rtol=1e-5)
+    with pytest.raises(FedtailError, match="accumulate"):
+        parts.step()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_refused_and_changes_nothing(bad: float) -> None:
+    model, x, y = problem()
+    opt, before = CGNM(model.parameters(), lr=0.1), flat(model).clone()
+    losses = losses_of(model, x, y)
+    with pytest.raises(FedtailError, match=r"the loss of group 1 is (nan|inf), so no step was taken"):
+        opt.step([losses[0], losses[1] * bad])
+    assert torch.equal(flat(model), before) and not opt.state
+    opt.step(losses_of(model, x, y))
+    assert torch.isfinite(flat(model)).all() and not torch.equal(flat(model), before)
+
+
+def test_one_loss_for_the_whole_batch_is_explained() -> None:
+    model, x, y = problem()
+    with pytest.raises(FedtailError, match=r"one loss per class group \(2 here\).*opt.step\(grouped_losses"):
+        CGNM(model.parameters(), lr=0.1).step(F.cross_entropy(model(x), y))

@@ -12,6 +12,9 @@ from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.errors import FedtailError, check_range
 
+Losses = Sequence[Tensor | None] | Tensor
+"""One loss per class group; None for a group that is absent."""
+
 
 class CGNM(torch.optim.Optimizer):
     """Keeps one momentum per group of classes, normalizes each over *all* parameters jointly, and sums.
@@ -33,6 +36,9 @@ class CGNM(torch.optim.Optimizer):
             parameter groups, while the norm of m_h is always taken over all of them.
         n_groups: H.
 
+    A batch that does not fit into memory is taken in parts: ``accumulate(losses)`` for each, with its losses divided
+    by the number of parts, then ``step()``.
+
     ``step`` computes its own gradients and neither reads nor writes ``.grad``. So clipping ``.grad`` does nothing (and
     is not needed: a group moves the parameters by less than ``lr`` anyway), ``zero_grad`` is not needed, and a
     ``GradScaler`` has nothing to unscale: train in float32 or bfloat16, which need no loss scaling.
@@ -40,6 +46,8 @@ class CGNM(torch.optim.Optimizer):
     With BatchNorm, compute one forward pass and take both losses from it, as above: separate forward passes per
     group would see different batch statistics. With GroupNorm or no normalization, separate passes give the same
     gradients.
+
+    In ``param_groups`` beta is called ``momentum``, the name by which ``OneCycleLR`` and ``CyclicLR`` cycle it.
     """
 
     def __init__(
@@ -57,28 +65,63 @@ class CGNM(torch.optim.Optimizer):
         check_range("delta", delta, 0.0)
         check_range("weight_decay", weight_decay, 0.0)
         self.n_groups = int(n_groups)
-        super().__init__(params, {"lr": lr, "beta": beta, "delta": delta, "weight_decay": weight_decay})
+        self._waiting: dict[int, list[Tensor | None]] = {}
+        super().__init__(params, {"lr": lr, "momentum": beta, "delta": delta, "weight_decay": weight_decay})
 
-    def step(self, losses: Sequence[Tensor | None] | Callable[[], Sequence[Tensor | None]]) -> Tensor | None:  # type: ignore[override]
-        """One update from H group losses (or a closure that returns them). Returns their sum."""
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with settings of their own: ``{"params": ..., "lr": 0.01, "beta": 0.9}``."""
+        super().add_param_group(_with_momentum(param_group))
+
+    def step(self, losses: Losses | Callable[[], Losses] | None = None) -> Tensor | None:  # type: ignore[override]
+        """Update the parameters from H group losses (or a closure that returns them), and what was accumulated before.
+        Returns the sum of the losses."""
         with torch.enable_grad():
-            given = list(losses() if callable(losses) else losses)
+            given = losses() if callable(losses) else losses
+        if given is None and not self._waiting:
+            raise FedtailError("step() needs one loss per class group, unless accumulate(losses) was called before")
+        total = None if given is None else self.accumulate(given)
+        grads, self._waiting = self._waiting, {}
+        self._apply(self._slots(), grads)
+        return total
+
+    def accumulate(self, losses: Losses) -> Tensor | None:
+        """Add the gradients of H group losses to those that the next ``step`` applies. Returns the losses' sum."""
+        given = self._checked(losses)
+        params = [p for _, p in self._slots()]
+        present = [h for h, loss in enumerate(given) if loss is not None and loss.requires_grad]
+        for h in present:
+            new = torch.autograd.grad(given[h], params, retain_graph=h != present[-1], allow_unused=True)  # type: ignore[arg-type]
+            old = self._waiting.get(h, [None] * len(new))
+            self._waiting[h] = [b if a is None else a if b is None else a + b for a, b in zip(old, new, strict=True)]
+        self._waiting.setdefault(-1, [])  # also where every group is absent
+        values = [loss.detach() for loss in given if loss is not None]
+        return torch.stack(values).sum() if values else None
+
+    def _checked(self, losses: Losses) -> list[Tensor | None]:
+        if isinstance(losses, Tensor) and losses.ndim == 0:
+            raise FedtailError(
+                f"CGNM takes one loss per class group ({self.n_groups} here), not one for the whole batch: "
+                "opt.step(grouped_losses(losses, y, groups)) with losses = cross_entropy(model(x), y, reduction='none')"
+            )
+        given = list(losses)
         if len(given) != self.n_groups:
             raise FedtailError(
                 f"step() got {len(given)} losses for {self.n_groups} groups; pass None for an absent group"
             )
-        slots = [(group, p) for group in self.param_groups for p in group["params"] if p.requires_grad]
-        params = [p for _, p in slots]
-        present = [h for h, loss in enumerate(given) if loss is not None and loss.requires_grad]
-        grads: dict[int, Sequence[Tensor | None]] = {}
-        for h in present:
-            grads[h] = torch.autograd.grad(given[h], params, retain_graph=h != present[-1], allow_unused=True)  # type: ignore[arg-type]
-        self._apply(slots, grads)
-        values = [loss.detach() for loss in given if loss is not None]
-        return torch.stack(values).sum() if values else None
+        for h, loss in enumerate(given):
+            if loss is not None and not bool(torch.isfinite(loss)):
+                raise FedtailError(
+                    f"the loss of group {h} is {float(loss.detach()):g}, so no step was taken; lower lr, or look for "
+                    "inputs that are not finite"
+                )
+        return given
+
+    def _slots(self) -> list[tuple[dict[str, Any], Tensor]]:
+        """Each trained parameter with the group whose settings it has."""
+        return [(group, p) for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     @torch.no_grad()
-    def _apply(self, slots: list[tuple[dict[str, Any], Tensor]], grads: dict[int, Sequence[Tensor | None]]) -> None:
+    def _apply(self, slots: list[tuple[dict[str, Any], Tensor]], grads: dict[int, list[Tensor | None]]) -> None:
         exact = torch.float64 if any(p.dtype == torch.float64 for _, p in slots) else torch.float32
         squares = [
             torch.zeros((), dtype=exact, device=slots[0][1].device) for _ in range(self.n_groups if slots else 0)
@@ -89,10 +132,10 @@ class CGNM(torch.optim.Optimizer):
                 state["momentum"] = torch.zeros((self.n_groups, *p.shape), dtype=p.dtype, device=p.device)
             for h in range(self.n_groups):
                 m = state["momentum"][h]
-                m.mul_(group["beta"])
+                m.mul_(group["momentum"])
                 g = grads[h][i] if h in grads else None
                 if g is not None:
-                    m.add_(g, alpha=1.0 - group["beta"])
+                    m.add_(g, alpha=1.0 - group["momentum"])
                 squares[h] = squares[h] + m.to(exact).pow(2).sum().to(squares[h].device)
         norms = [s.sqrt() for s in squares]
         for group, p in slots:
@@ -115,7 +158,12 @@ class CGNM(torch.optim.Optimizer):
         n_groups = given.pop("n_groups", self.n_groups)
         if n_groups != self.n_groups:
             raise FedtailError(f"the saved state has {n_groups} groups, this optimizer {self.n_groups}")
-        super().load_state_dict(given)
+        super().load_state_dict({**given, "param_groups": [_with_momentum(group) for group in given["param_groups"]]})
+
+
+def _with_momentum(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group that may call its momentum ``beta``."""
+    return {"momentum" if key == "beta" else key: value for key, value in group.items()}
 
 
 def class_groups(counts: Iterable[int], n_groups: int = 2, rate: float = 0.0) -> Tensor:
