@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedtail.core.resampling import resampled_counts
     from fedtail.data import Federation, partition
     from fedtail.report import write_run_report
+    from fedtail.runs.classifier import FederatedClassifier
     from fedtail.runs.execution import fit
     from fedtail.runs.result import Result
     from fedtail.runs.saved import SavedModel, load_model
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
+    "FederatedClassifier": "fedtail.runs.classifier",
     "Federation": "fedtail.data",
     "Result": "fedtail.runs.result",
     "SavedModel": "fedtail.runs.saved",
@@ -45,10 +47,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]
 
 
 __all__ = [
+    "FederatedClassifier",
     "Federation",
     "FedtailError",
     "Result",

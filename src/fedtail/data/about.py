@@ -34,6 +34,8 @@ class About:
     """(C,) test samples per class, where the server holds a test set."""
     encoder: dict[str, Any] = field(default_factory=dict)
     """The encoder whose features were trained on, as ``models.encoders.Encoding`` writes it; empty if none."""
+    label_type: str = ""
+    """What the model answers with; see ``Federation``."""
     label_map: np.ndarray | None = None
     """(K, C) training samples per client and class; in simulation only."""
     digest: str = ""
@@ -57,6 +59,7 @@ def describe(federation: Federation) -> About:
         transform=federation.transform,
         preprocessing=federation.preprocessing,
         notes=federation.notes,
+        label_type=federation.label_type,
         test_counts=federation.test.counts(federation.n_classes),
         label_map=federation.label_map(),
         digest=digest(federation),

@@ -131,6 +131,8 @@ class Federation:
     """The data set whose suggestions ``fit`` follows, where the data are the user's own: ``table`` or ``images``."""
     notes: tuple[str, ...] = ()
     """What a reader should know of the data (repairs, columns left out, synthetic origin ...)."""
+    label_type: str = ""
+    """What a model answers with: ``str``, ``int``, ``float`` or ``bool``; empty if not known."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -240,6 +242,20 @@ class Federation:
         return from_tables(tables, label, site, **options)
 
     @classmethod
+    def from_rows(cls, x: Any, y: Any, sites: Any = None, **options: Any) -> Federation:
+        """Rows of all sites in one DataFrame or array.
+
+        Args:
+            x: (N, ...) inputs. Rows of a table may hold numbers, categories and gaps, and are scaled.
+            y: (N,) labels of any type, with which the model will answer.
+            sites: (N,) the site of each row; without it, all rows are one site's.
+            options: as of ``from_tables``; for inputs that are no rows of a table, as of ``from_arrays``.
+        """
+        from fedtail.data.own import from_rows  # which needs this module
+
+        return from_rows(x, y, sites, **options)
+
+    @classmethod
     def from_images(cls, folder: Any, **options: Any) -> Federation:
         """Your own images in folders ``site/class/*`` or ``class/*``; ``options`` of the data set ``images``
         (``size``, ``background``, ...) and of ``fedtail.partition``."""
@@ -278,11 +294,13 @@ class Federation:
             owners = np.repeat(np.arange(len(pairs)), [len(held) for _, held in pairs])
         else:
             tested = Samples(pool.x_test, torch.as_tensor(pool.y_test))
+        more = {"own": "table" if pool.x.ndim == 2 else "arrays", "model": "auto", **more}
         return assemble(
             samples,
             parts,
             tested,
             classes=pool.classes,
+            label_type=pool.label_type,
             sites=sites,
             validation=validation,
             seed=seed,

@@ -53,7 +53,19 @@ def prepare_inputs(data: Any, preprocessing: Preprocessing, input_shape: tuple[i
             return _from_images(data, preprocessing, input_shape)
     if kind == "table" and isinstance(data, list | tuple):
         raise FedtailError("pass table rows as a DataFrame or a list of dicts, so that columns have names")
+    if kind == "table" and (named := _named_columns(data, preprocessing)) is not None:
+        return _from_frame(named, preprocessing, input_shape, notes)
     return _from_array(data, preprocessing, input_shape)
+
+
+def _named_columns(data: Any, preprocessing: Preprocessing) -> pd.DataFrame | None:
+    """A raw array of rows, where the model was trained on one: its columns are called by their numbers."""
+    schema, rows = saved_schema(preprocessing), np.asarray(data)
+    if schema is None or rows.ndim != 2:
+        return None
+    names = [str(i) for i in range(rows.shape[1])]
+    known = {*schema.left_out, *(column.name for column in schema.columns)}
+    return pd.DataFrame(rows, columns=names) if known == set(names) else None
 
 
 def read_for(path: Path, preprocessing: Preprocessing) -> Table:

@@ -155,6 +155,7 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         preprocessing=pooled.preprocessing,
         model=pooled.model,
         model_options=pooled.model_options,
+        label_type=pooled.label_type,
         notes=(*pooled.notes, *_invented(pooled, how, data)),
         test_clients=_test_clients(pooled, parts, sites if how == "column" else None, seed),
     )

@@ -36,6 +36,8 @@ class Pooled:
     """The class that means "nothing found" (no defect, no attack), where there is one: adds ``defect_score``."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    label_type: str = ""
+    """What a model answers with; see ``Federation``."""
 
 
 OWN_DATA: dict[str, Any] = {
@@ -54,7 +56,12 @@ OWN_TABLES: dict[str, Any] = {
 """And for tables: many small sites get on faster with an optimizer at the server; they agree on the commonest class
 long before they agree on rare ones, and the rows of a table are enough to find on private validation how far answers
 should lean to rare classes (docs/your-data.md)."""
-SUGGESTED: dict[str, dict[str, Any]] = {"table": OWN_TABLES, "site_tables": OWN_TABLES, "images": OWN_DATA}
+SUGGESTED: dict[str, dict[str, Any]] = {
+    "table": OWN_TABLES,
+    "site_tables": OWN_TABLES,
+    "images": OWN_DATA,
+    "arrays": OWN_DATA,
+}
 """Data set -> defaults of a run on it where they are not those of the settings themselves."""
 FROM_SCRATCH: dict[str, Any] = {
     "data.largest": 48,

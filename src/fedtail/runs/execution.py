@@ -43,14 +43,18 @@ def fit(
     method: Method | str = "fedcgnm",
     rates: RateStrategy | str | float | Sequence[float] = 0.6,
     *,
+    sites: Any = None,
     on_round: RoundHook | Sequence[RoundHook] | None = None,
     on_progress: ProgressHook | None = None,
     **settings: Any,
 ) -> Result:
     """Train a federation and return the model and its results, without writing to disk.
 
+    ``fit(X, y, sites=s)`` is short for ``fit(Federation.from_rows(X, y, s))``.
+
     Args:
-        federation: see ``fedtail.partition``, ``Federation.from_tables``, ``from_images`` and ``from_arrays``.
+        federation: see ``fedtail.partition``, ``Federation.from_rows``, ``from_tables``, ``from_images`` and
+            ``from_arrays``.
         model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; defaults to
             the data's own, which is ``mlp`` for arrays, and to the ``head`` with an encoder. With an encoder, the
             model takes its features.
@@ -68,6 +72,10 @@ def fit(
     for key in ON_DISK:
         if key in settings:
             raise FedtailError(f"{key} has no effect in fit(), which does not write to disk; use result.save(folder)")
+    if not isinstance(federation, Federation):
+        federation, model = _of_rows(federation, model, sites), None
+    elif sites is not None:
+        raise FedtailError("sites go with rows, fit(X, y, sites=...); a federation has its own")
     if not isinstance(model, nn.Module | str | None):
         raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
     if not isinstance(method, Method | str):
@@ -100,6 +108,16 @@ def fit(
     if own:  # what a name cannot say
         made = replace(made, settings=_updated(made.settings, {"model.name": "auto"}))
     return play(made, on_round=on_round, on_progress=on_progress)
+
+
+def _of_rows(x: Any, y: Any, sites: Any) -> Federation:
+    """The federation of ``fit(X, y, sites=...)``."""
+    if y is None or isinstance(y, nn.Module | str):
+        raise FedtailError(
+            f"fit() got a {type(x).__name__}, not a Federation; pass fit(X, y, sites=...), or build one with "
+            "Federation.from_rows, from_tables, from_images or from_arrays"
+        )
+    return Federation.from_rows(x, y, sites)
 
 
 OWN_MODULE = "own:module"

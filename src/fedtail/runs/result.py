@@ -102,6 +102,14 @@ class Result:
         saved.decision, saved.sites = self.decision, self.site_decisions
         return saved
 
+    def predict(self, data: Any) -> np.ndarray:
+        """(N,) labels, of the type that they had in training; see ``SavedModel.predict``."""
+        return self.model().predict(data)
+
+    def predict_proba(self, data: Any) -> np.ndarray:
+        """(N, C) class probabilities, in the order of ``about.classes``."""
+        return self.model().predict_proba(data)
+
     def save(self, folder: str | Path) -> Path:
         """Write a run folder: what ``fedtail report``, ``fedtail predict`` and ``load_model`` read."""
         folder = Path(folder)

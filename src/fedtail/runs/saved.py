@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from fedtail.boosting.model import Shape, TreesModule, with_site
 from fedtail.core.decisions import COVERAGES, Decision
 from fedtail.core.promise import prediction_sets
 from fedtail.data.about import About, describe
+from fedtail.data.arrays import as_labels
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
 from fedtail.data.inputs import prepare_inputs, read_for
@@ -35,6 +37,7 @@ from fedtail.rounds.history import plain
 from fedtail.runs.encoding import build_encoded
 
 FORMAT = 1
+WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d*")
 
 
 @dataclass
@@ -57,6 +60,8 @@ class SavedModel:
     """Site -> its own decision; see ``at``."""
     site: str | None = None
     """The site that all rows are of, where the model knows sites and the data do not name them."""
+    label_type: str = ""
+    """What ``predict`` answers with: ``str``, ``int``, ``float`` or ``bool``."""
     encoding: Encoding | None = None
     """The pretrained encoder in front of ``module``, which then takes its features. It is kept by name and hash."""
 
@@ -77,6 +82,7 @@ class SavedModel:
             name=about.name,
             device=next(itertools.chain(module.parameters(), module.buffers())).device,
             architecture=plain(architecture or {}),
+            label_type=about.label_type,
             encoding=Encoding.from_dict(about.encoder) if about.encoder else None,
         )
 
@@ -95,6 +101,7 @@ class SavedModel:
             "architecture": self.architecture,
             "input_shape": list(self.input_shape),
             "classes": list(self.classes),
+            **({"label_type": self.label_type} if self.label_type else {}),
             "transform": asdict(self.transform),
             "preprocessing": self.preprocessing,
             "data": self.name,
@@ -121,7 +128,7 @@ class SavedModel:
         return replace(self, decision=self.sites.get(site, self.decision), site=site if site in known else None)
 
     def predict(self, data: Any, batch_size: int = 1024) -> np.ndarray:
-        """(N,) class names.
+        """(N,) labels, of the type that they had in training.
 
         ``data``: a DataFrame, a list of dicts, a path to a table, image, folder of images or ``.npy`` file, a list of
         image paths or PIL images, or an array of samples as they were stored for training.
@@ -129,8 +136,16 @@ class SavedModel:
         return self.answers(self.predict_proba(data, batch_size))
 
     def answers(self, probabilities: np.ndarray) -> np.ndarray:
-        """(N,) class names from (N, C) probabilities, by the model's decision."""
-        return np.array(self.classes, dtype=object)[self.decision.answers(probabilities)]
+        """(N,) labels from (N, C) probabilities, by the model's decision."""
+        return self.labels[self.decision.answers(probabilities)]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(C,) the classes as labels of the type that they had in training. Whole numbers in a file are integers."""
+        kind = self.label_type
+        if not kind and self.preprocessing.get("kind") == "table" and all(map(WHOLE_NUMBER.fullmatch, self.classes)):
+            kind = "int"
+        return as_labels(self.classes, kind)
 
     def sets(self, probabilities: np.ndarray, coverage: float = 0.95) -> list[tuple[str, ...]]:
         """Return for each row the classes that hold the truth in ``coverage`` of the cases of every class.
@@ -203,6 +218,7 @@ def load_model(
     folder, about = read_description(path)
     where = str(folder / "model.json")
     try:
+        label_type = str(about.get("label_type", ""))
         architecture, classes = dict(about["architecture"]), tuple(str(c) for c in about["classes"])
         shape = tuple(int(n) for n in about["input_shape"])
         scaling = about.get("transform", {})
@@ -244,6 +260,7 @@ def load_model(
         name=str(about.get("data", "model")),
         device=torch.device(device),
         architecture=architecture,
+        label_type=label_type,
         encoding=encoding,
         decision=decision,
         sites=sites,

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from fedtail.core.random import generator
+from fedtail.data.arrays import label_type
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.columns import Levels, Numbers, parse_column
@@ -131,6 +132,7 @@ def table_from_frame(
     if cluster is not None:
         need_column("cluster", cluster, list(data.columns), where)
     labels = None if cluster is None else data[cluster].astype(str).to_numpy()
+    kind = label_type(data[label]) if isinstance(frame, pd.DataFrame) else ""
     y, classes = label_codes(data.pop(label), label, where, schema.classes if schema else classes)
     sites, site_names = name_codes(data.pop(site)) if site else (np.zeros(len(y), dtype=np.int64), [])
     keep = _labelled_rows(y, sites, label, site, notes)
@@ -175,6 +177,7 @@ def table_from_frame(
         model="auto",
         preprocessing=schema.to_dict(),
         notes=tuple(notes),
+        label_type=kind,
     )
 
 
