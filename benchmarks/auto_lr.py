@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fedtail import fit, partition
-from fedtail.rates.race import LRS
+from fedtail.rounds.race import LRS
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from table_models import as_table

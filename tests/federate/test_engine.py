@@ -26,8 +26,8 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
-from fedtail.rates.race import Race
 from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.race import Race
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.saved import read_decision
 from fedtail.settings import Settings

@@ -23,7 +23,8 @@ from fedtail.models import FlatModel, build_model
 from fedtail.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from fedtail.rates import RATES
 from fedtail.rounds.evaluation import FEATURES, LOSSES, measurement_shape
-from fedtail.rounds.loop import kept_model, train_rounds
+from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.selection import kept_model
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from tests.methods.federations import problem, train

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.rounds.loop import _better, exhausted
+from fedtail.rounds.selection import better, exhausted
 from fedtail.rounds.state import Best, State
 from fedtail.settings import Run, Settings
 
@@ -16,7 +16,7 @@ def played(scores: list[float], samples: int = 100, searching: int = 0) -> State
     state = State(0, torch.zeros(1))
     for t, score in enumerate(scores):
         state.round, state.x = t + 1, torch.tensor([float(t + 1)])
-        state.best = _better(state, state.x, {"accuracy": score}, samples, "accuracy")
+        state.best = better(state, state.x, {"accuracy": score}, samples, "accuracy")
         state.history.append({"round": t, "searching": t < searching})
     return state
 

@@ -31,7 +31,7 @@ from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES, RateStrategy, Uniform
 from fedtail.rounds.batches import batch_notes, batch_of, settled
 from fedtail.rounds.loop import RoundHook
-from fedtail.rounds.search import racing
+from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import Run, build_federation, load_pooled

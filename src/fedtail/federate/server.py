@@ -37,7 +37,7 @@ from fedtail.rounds.checkpoint import save_checkpoint
 from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
 from fedtail.rounds.loop import RoundHook
-from fedtail.rounds.search import racing
+from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import Run, classifier_option, load_pooled

@@ -14,7 +14,7 @@ from typing import Any
 from fedtail.errors import FedtailError
 from fedtail.files import write_atomically
 from fedtail.rounds.history import influence_of
-from fedtail.rounds.loop import State
+from fedtail.rounds.state import State
 from fedtail.settings import Settings
 
 LAST_ERRORS = 20

@@ -13,7 +13,7 @@ A round under a strategy with P probes and A axes (A = K clients, or fewer clust
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ class Setting:
     seed: int = 0
     """The run's."""
     rivals: bool = False
-    """Whether clients may be asked to train several models in a round, each from its own start."""
+    """Whether clients may be asked to train several models in a round, each from its own start (for a race)."""
 
 
 class RateStrategy:
@@ -54,8 +54,6 @@ class RateStrategy:
     """Which client-side quantity is searched: ``rate``, ``lr``, or a tunable field of the method."""
     base_rates: np.ndarray
     """(K,) resampling rates in force while another quantity is searched."""
-    raced: bool = False
-    """Whether its one rate is to be found by a race (``rates.race``), which tells it by ``settle``."""
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__dict__.get("name", cls.__name__)
@@ -67,48 +65,6 @@ class RateStrategy:
     def ask(self) -> np.ndarray:
         """(K, P) probes of the coming round, one row per registered client. Repeated calls agree."""
         raise NotImplementedError
-
-    def settle(self, rate: float) -> None:
-        """Use the rate that leads a race, or has won it."""
-        raise FedtailError(f"rates {self.name!r} has no single rate")
-
-    @property
-    def lr(self) -> float | None:
-        """The learning rate of the first round, if the strategy searches for it; None means the one in the settings."""
-        return None
-
-    def trials(self) -> dict[str, np.ndarray]:
-        """Scalars of the local step, by name, that all clients try in addition to ``ask``: (P,) each, or (1,)."""
-        return {}
-
-    @property
-    def rivals(self) -> tuple[int, ...]:
-        """Numbers of the models that the coming round trains side by side; empty for a single model. ``enter`` is
-        called with each before it is asked for rates."""
-        return ()
-
-    @property
-    def rival(self) -> int:
-        """The number of the model that ``ask``, ``trials`` and ``lr`` refer to."""
-        return 0
-
-    def enter(self, rival: int) -> None:
-        """Select the rival that the following calls refer to."""
-
-    @property
-    def racing(self) -> bool:
-        """Whether ``judge`` is called after the coming round instead of ``tell``."""
-        return False
-
-    def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
-        """Process a round of all rivals or candidates and return the number of the leader. (N,) each: rewards (higher
-        is better); other known values, for ``evidence``; whether each has failed."""
-        raise FedtailError(f"rates {self.name!r} has nothing to race")
-
-    @property
-    def evidence(self) -> list[dict[str, Any]]:
-        """What was tried in the last round, with rewards, for history and report."""
-        return []
 
     @property
     def axes(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from fedtail.rates.registry import RATES
 @RATES.add("uniform")
 class Uniform(RateStrategy):
     """The same rate everywhere and always; rate 0 is no resampling, 1 is fully balanced. ``auto`` is what wins a race
-    (``rates.race``)."""
+    (``rounds.race``), which tells it by ``settle``."""
 
     title = "U"
 
@@ -22,6 +22,7 @@ class Uniform(RateStrategy):
         self.settle(0.6 if rate == "auto" else rate)
 
     def settle(self, rate: float) -> None:
+        """Use this rate from now on."""
         check_rate("rates.rate", rate)
         self.rate = float(rate)
 

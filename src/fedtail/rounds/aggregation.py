@@ -113,7 +113,10 @@ class Gathered:
         return separate_candidates([self.combine(x, np.full(len(self.raw), j, dtype=np.int64)) for j in probes])
 
     def diagnostics(self, choice: np.ndarray, p: np.ndarray, real: bool, wanted: Collection[str]) -> dict[str, Any]:
-        """What the round's record says of updates; ``influence`` always in a real federation."""
+        """What the round's record says of updates; ``influence`` always in a real federation, and nothing of sums, in
+        which single clients cannot be told."""
+        if any(u.members for u in self.raw):
+            return {}
         out: dict[str, Any] = {"alignment": self.alignment(choice, p)} if "alignment" in wanted else {}
         return {**out, "influence": self.influence(choice)} if real or "influence" in wanted else out
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fedtail.core.records import Task
 
 EVERY = 0.2
 """Seconds between two reports, at least."""
@@ -51,7 +53,7 @@ class Pace:
     """The time that a run has left. A round's local training takes what its first part says, as do the rounds after it;
     a round that tries several values per client (a race, a search) is counted as so many."""
 
-    def __init__(self, rounds: int, hook: ProgressHook) -> None:
+    def __init__(self, rounds: int, hook: ProgressHook | None) -> None:
         self.rounds, self.hook = rounds, hook
         self.took: dict[int, float] = {}
         """Seconds of the last whole round, by the number of values that it tried."""
@@ -59,6 +61,16 @@ class Pace:
         self._first = (0.0, 0.0)
         """When the first part of the round was done, and how large it was."""
         self._round, self._probes = 0, 1
+
+    def follow(self, task: Task, rivals: Sequence[int]) -> Task:
+        """Return the task with its progress reported. ``rivals``: numbers of the models of which each is a part of the
+        round; empty for a single one."""
+        if self.hook is None:
+            return task
+        rivals = rivals or (task.rival,)
+        if task.rival == rivals[0]:
+            self.begin(task.round, task.n_probes * len(rivals))
+        return replace(task, advance=lambda part: self.advance(part / len(rivals)))
 
     def begin(self, round: int, probes: int) -> None:
         self._round, self._probes, self._done = round, probes, 0.0
@@ -70,7 +82,7 @@ class Pace:
         if not self._done:
             self._first = (now, part)
         self._done += part
-        if now - self._said >= EVERY:
+        if self.hook is not None and now - self._said >= EVERY:
             self._said = now
             self.hook(Progress(self._round, self.rounds, min(self._done, 1.0), self.left(now)))
 

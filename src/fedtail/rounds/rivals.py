@@ -18,6 +18,7 @@ from fedtail.core.candidates import separate_candidates
 from fedtail.core.records import DIVERGED, Refusal, Task
 from fedtail.methods.base import Server
 from fedtail.rounds.acceptance import QuorumError
+from fedtail.rounds.race import race_of
 from fedtail.rounds.search import race_values
 from fedtail.rounds.state import Problem, Rival, State
 from fedtail.settings import Settings
@@ -40,18 +41,20 @@ class Played:
 def play_rivals(
     problem: Problem, settings: Settings, state: State, play: Callable[[dict[str, Any] | None], Played]
 ) -> Played:
-    """A round of every rival, after which ``state`` is that of the leading one. ``play``: the round of the model that
-    ``state`` holds, given the record with what privacy has cost so far.
+    """Play a round of every rival, after which ``state`` is that of the leading one; of the one model, if there are no
+    rivals. ``play``: the round of the model that ``state`` holds, given the record with what privacy has cost so far.
 
     A rival in which a client's loss is not finite, or too few clients are left, has failed; its model stays where it
     was.
     """
-    rates, start = problem.rates, leave(problem, state)
-    rivals, played, trouble = rates.rivals, dict[int, Played](), None
+    race = race_of(problem.rates)
+    if race is None or not race.rivals:
+        return play(None)
+    start, rivals, played, trouble = leave(problem, state), race.rivals, dict[int, Played](), None
     spent: dict[str, Any] | None = None
     for rival in rivals:
         enter(problem, state, state.rivals.setdefault(rival, start))
-        rates.enter(rival)
+        race.enter(rival)
         try:
             played[rival] = play(spent)
         except QuorumError as error:
@@ -65,9 +68,9 @@ def play_rivals(
     present = np.unique(np.concatenate([one.present for one in played.values()]))
     models = separate_candidates([state.rivals[n].x for n in rivals])
     values, told = race_values(problem, settings, models, present)
-    leader = rates.judge(values, told, silent if failed.all() else failed)
+    leader = race.judge(values, told, silent if failed.all() else failed)
     enter(problem, state, state.rivals[leader])
-    state.rivals = {n: state.rivals[n] for n in rates.rivals}
+    state.rivals = {n: state.rivals[n] for n in race.rivals}
     refused = {(r.client, r.reason): r for one in played.values() for r in one.refused if r.code != DIVERGED}
     best = played[leader]
     cost = {"privacy": spent["privacy"]} if spent is not None and "privacy" in spent else {}

@@ -9,46 +9,105 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates, separate_candidates
-from fedtail.core.metrics import METRICS, score, score_of
-from fedtail.core.records import Update
-from fedtail.errors import FedtailError
-from fedtail.rates.base import RateStrategy
-from fedtail.rates.race import Race
+from fedtail.core.evidence import Evidence
+from fedtail.core.metrics import METRICS, Metric, check_known, score, score_of
+from fedtail.core.records import DIVERGED, Update
+from fedtail.core.schedule import round_rate
+from fedtail.core.scores import Scores
+from fedtail.errors import FedtailError, one_of
+from fedtail.rates.base import RateStrategy, Setting
+from fedtail.rounds.aggregation import check_aggregate
 from fedtail.rounds.evaluation import count_candidates, score_candidates
+from fedtail.rounds.privacy import check_privacy
+from fedtail.rounds.race import race_of
 from fedtail.rounds.state import Problem
-from fedtail.settings import Settings
+from fedtail.settings import Local, Settings
 
 
 class NoValidationError(FedtailError):
     """Models were to be compared where nobody has validation data."""
 
 
-def racing(rates: RateStrategy, settings: Settings) -> RateStrategy:
-    """The strategy, behind a race where ``local.lr`` or the rate is ``auto``."""
-    lr = settings.local.lr == "auto"
-    if not lr and not rates.raced:
-        return rates
-    if lr and rates.searches == "lr":
-        raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both search for a learning rate; use only one")
-    if settings.privacy.mode == "central":
-        raise FedtailError(
-            f"privacy.mode = 'central' covers one aggregate per round, but {'local.lr' if lr else 'rates.rate'} = "
-            f"'auto' compares several; set a number, e.g. {0.1 if lr else 0.6}"
-        )
-    names = (*(["lr"] if lr else []), *(["rate"] if rates.raced else []))
-    return Race(rates, names, settings.local.optimizer)
+def begin_search(problem: Problem, settings: Settings, round: int) -> None:
+    """Tell the rate strategy of the run, and refuse a search that cannot work with this method, this data or this
+    participation. Safe to repeat; a caller that leaves traces on disk calls it before it does."""
+    rates, run = problem.rates, settings.run
+    allowed = ("rate", "lr", *problem.method.tunable)
+    if rates.searches not in allowed:
+        raise one_of(f"rates.searches (with method {problem.method.name!r})", rates.searches, allowed)
+    if run.search_only and round == 0 and rates.done:
+        raise FedtailError(f"rates {rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
+    _check_metric(problem, METRICS[run.metric])
+    if run.validate_on == "server" and problem.holdout is None:
+        raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
+    check_privacy(problem, settings.privacy)
+    check_aggregate(problem, settings)
+    setting = Setting(
+        rounds=run.rounds,
+        participation=run.participation,
+        sizes=np.asarray(problem.engine.sizes),
+        labels=problem.labels,
+        seed=run.seed,
+        rivals=problem.engine.takes_rivals,
+    )
+    rates.begin(setting)
+
+
+def _check_metric(problem: Problem, metric: Metric) -> None:
+    """Refuse a metric that the engine cannot tell, or by which the rate strategy could not compare."""
+    nobody = Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64))
+    evidence = Evidence(
+        counts=np.zeros((3, problem.n_classes)),
+        background=problem.background,
+        scores=nobody if problem.engine.tells_scores else None,
+        sites=np.empty(0) if problem.rates.done else None,
+    )
+    check_known(metric, evidence)
+
+
+def starting_lr(rates: RateStrategy, local: Local) -> float:
+    """The learning rate that the schedule starts from: the settings' own, or what a race has found so far."""
+    race = race_of(rates)
+    return float(local.lr) if race is None or race.lr is None else race.lr
+
+
+def scheduled_lr(rates: RateStrategy, settings: Settings, t: int) -> tuple[float, float]:
+    """(learning rate of round t, the part of the first one that the schedule has left of it)."""
+    local, first = settings.local, starting_lr(rates, settings.local)
+    lr = round_rate(local.schedule, t, settings.run.rounds, first, min(local.lr_min, first), local.warmup)
+    return lr, lr / first
 
 
 def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> dict[str, np.ndarray]:
     """(S, P) values that the sampled clients try, by what is searched. A searched learning rate is the schedule's first
     value; ``decay`` is what the schedule has made of it."""
     rows = rates.ask()[list(clients)]
-    tried = {name: np.broadcast_to(values, rows.shape) for name, values in rates.trials().items()}
+    trials = {} if (race := race_of(rates)) is None else race.trials()
+    tried = {name: np.broadcast_to(values, rows.shape) for name, values in trials.items()}
     if rates.searches == "rate":
         tried["rate"] = rows
     else:
         tried |= {"rate": np.broadcast_to(rates.base_rates[list(clients)][:, None], rows.shape), rates.searches: rows}
     return {name: values * decay if name == "lr" else values for name, values in tried.items()}
+
+
+def select(
+    problem: Problem, settings: Settings, candidates: Candidates | None, updates: Sequence[Update], present: np.ndarray
+) -> tuple[int, float | None]:
+    """(number of the candidate that becomes the next model, its reward), after the strategy has been told the rewards
+    of all; 0 and None where there is nothing to compare."""
+    rates, n = problem.rates, problem.engine.n_clients
+    race, reports = race_of(rates), reports_of(updates, n)
+    if race is not None and race.rivals:  # models side by side are compared with each other (rounds.rivals)
+        return 0, None
+    if race is not None and race.racing and candidates is not None:
+        values, told = race_values(problem, settings, candidates, present)
+        failed = np.nan_to_num(reports.get(DIVERGED, np.zeros((1, len(candidates))))).max(axis=0) > 0
+        winner = race.judge(values, told, failed)
+        return winner, float(told["reward"][winner])
+    rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
+    winner = rates.tell(rewards, reports=reports, present=np.isin(np.arange(n), present))
+    return winner, None if rewards is None else float(rewards[winner])
 
 
 def rewards_of(problem: Problem, settings: Settings, candidates: Candidates, present: np.ndarray) -> np.ndarray:
@@ -111,7 +170,7 @@ def _values(
         n = counts[:, 1].sum(axis=-1)
     if not n.all():
         where = "at the clients; set data.validation" if settings.run.validate_on == "clients" else "at the server"
-        who = problem.rates.name if isinstance(problem.rates, Race) else f"rates {problem.rates.name!r}"
+        who = f"rates {problem.rates.name!r}" if race_of(problem.rates) is None else problem.rates.name
         raise NoValidationError(f"{who} compares models, but there is no validation data {where}")
     return values
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from fedtail.core.metrics import summarize
 from fedtail.core.records import Task, Tensors
 from fedtail.core.scores import Scores
-from fedtail.methods.base import Method
+from fedtail.errors import FedtailError
+from fedtail.methods.base import Method, Server
 from fedtail.models.flat import FlatModel
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.growth import grown_history, grown_tensors
+from fedtail.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,33 @@ class Problem:
         """Everything reported of a confusion matrix, of probabilities where they were counted, and of the macro F1 of
         sites where it is known."""
         return summarize(confusion, self.train_counts, self.background, scores, sites)
+
+    def view(self, settings: Settings, x: Tensor, round: int, weights: np.ndarray, lr: float) -> Server:
+        """What the method's hooks at the server may use in a round. weights: (K,) of all registered clients."""
+
+        def auxiliary() -> Tensor:
+            if self.auxiliary is None:
+                raise FedtailError(f"method {self.method.name!r} needs an auxiliary set; set data.auxiliary to e.g. 20")
+            return self.auxiliary(x)
+
+        def output_weight(vector: Tensor) -> Tensor:
+            offset, shape = self.model.output_layer()
+            return vector[offset : offset + shape[0] * shape[1]].view(shape)
+
+        return Server(
+            round=round,
+            rounds=settings.run.rounds,
+            x=x,
+            n_clients=self.engine.n_clients,
+            n_classes=self.n_classes,
+            weights=weights,
+            measure=lambda what, other=None: self.engine.measure(x if other is None else other, what),
+            auxiliary_gradients=auxiliary,
+            output_weight=output_weight,
+            classifier=self.model.classifier,
+            lr=lr,
+            seed=settings.run.seed,
+        )
 
     def begin(self) -> State:
         """Round 0 from the model's own initial weights."""

@@ -30,7 +30,7 @@ from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.privacy import LocalNoise
-from fedtail.rounds.search import racing
+from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem
 from fedtail.runs.encoding import build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding

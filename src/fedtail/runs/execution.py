@@ -19,9 +19,11 @@ from fedtail.errors import FedtailError, writing
 from fedtail.methods import Method
 from fedtail.rates import RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
-from fedtail.rounds.loop import RoundHook, begin_search, exhausted
+from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.privacy import count_undone
 from fedtail.rounds.progress import ProgressHook
+from fedtail.rounds.search import begin_search
+from fedtail.rounds.selection import exhausted
 from fedtail.rounds.state import State
 from fedtail.runs.build import Run, build, build_federation, load_pooled
 from fedtail.runs.config import changed, result_keys, suggestions

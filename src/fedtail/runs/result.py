@@ -21,7 +21,8 @@ from fedtail.errors import FedtailError
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.history import influence_of, plain
-from fedtail.rounds.loop import kept_model
+from fedtail.rounds.race import race_of
+from fedtail.rounds.selection import kept_model
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.decide import choose_decisions, describe_decision
 from fedtail.runs.folder import append_round, begin_folder, clients_of, end_folder
@@ -267,4 +268,6 @@ def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str])
 
 def _found(rates: RateStrategy) -> dict[str, float]:
     """The scalars that a race settled on."""
-    return {name: float(values[0]) for name, values in rates.trials().items() if values.size == 1}
+    race = race_of(rates)
+    tried = {} if race is None else race.trials()
+    return {name: float(values[0]) for name, values in tried.items() if values.size == 1}

@@ -22,7 +22,7 @@ from fedtail.boosting.loop import run_rounds
 from fedtail.core.metrics import signed
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError
-from fedtail.rates.race import usual_lrs
+from fedtail.rounds.race import usual_lrs
 from fedtail.rounds.state import State
 from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.config import changed

@@ -23,9 +23,9 @@ from fedtail.core.metrics import summarize
 from fedtail.data.federation import Federation
 from fedtail.models import FlatModel
 from fedtail.rates import Uniform
-from fedtail.rates.race import usual_lrs
 from fedtail.rounds.evaluation import Split, federation_split, model_logits, probabilities_of
-from fedtail.rounds.loop import kept_model
+from fedtail.rounds.race import usual_lrs
+from fedtail.rounds.selection import kept_model
 from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions
 from fedtail.runs.record import RunRecord

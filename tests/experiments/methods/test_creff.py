@@ -12,7 +12,7 @@ from fedtail.core.features import class_gradients
 from fedtail.core.retraining import fit_linear
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
-from fedtail.rounds.loop import kept_model
+from fedtail.rounds.selection import kept_model
 from fedtail.settings import Settings
 from fedtail_experiments.methods.creff import (
     CReFF,

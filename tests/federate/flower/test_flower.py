@@ -40,8 +40,8 @@ from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
 from fedtail.federate.site.config import load_site
-from fedtail.rates.race import LRS
 from fedtail.report import load_run, write_report
+from fedtail.rounds.race import LRS
 from fedtail.runs.config import changed
 from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history

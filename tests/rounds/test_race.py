@@ -15,11 +15,11 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg
 from fedtail.models import build_model
 from fedtail.rates import FedHOO, Setting, Uniform
-from fedtail.rates.race import LRS, RATES, SHARE, Race, heats
 from fedtail.rounds import search
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_text
 from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.race import LRS, RATES, SHARE, Race, heats
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings

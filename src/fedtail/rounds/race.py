@@ -18,14 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from torch import Tensor
 
+from fedtail.core.halving import survivors
 from fedtail.core.records import DIVERGED
 from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy, Setting
+from fedtail.rates.uniform import Uniform
+from fedtail.settings import Settings
 
 LRS: Final[Mapping[str, tuple[float, ...]]] = {
     "sgd": (0.3, 0.1, 1.0, 0.03, 0.01),
@@ -57,9 +60,9 @@ class Race(RateStrategy):
         self.values = {name: usual_lrs(optimizer) if name == "lr" else RATES for name in names}
         self.inner, self.n_clients = inner, inner.n_clients
         self.name, self.title = " and ".join(f"{name}=auto" for name in names), inner.title  # type: ignore[misc]
-        self.held = {name: values[0] for name, values in self.values.items()}
-        if "rate" in self.held:
-            inner.settle(self.held["rate"])
+        self.held: dict[str, float] = {}
+        for name, values in self.values.items():
+            self._hold(name, values[0])
         self._heats: list[tuple[str, list[tuple[int, int]]]] | None = None
         self._heat = self._round = 0
         self._field: list[float] = []
@@ -72,19 +75,24 @@ class Race(RateStrategy):
 
     @property
     def lr(self) -> float | None:
+        """The learning rate of the first round that is tried or has been found; None if it is not raced."""
         return self.values["lr"][self._rival] if self.rivals else self.held.get("lr")
 
     @property
     def rivals(self) -> tuple[int, ...]:
+        """Numbers of the models that the coming round trains side by side; empty for a single model. ``enter`` is
+        called with each before it is asked for rates."""
         if not self._apart or not self.racing or self._name != "lr" or len(self._runners()) == 1:
             return ()
         return tuple(map(self.values["lr"].index, self._runners()))
 
     @property
     def rival(self) -> int:
+        """The number of the model that ``ask``, ``trials`` and ``lr`` refer to."""
         return self._rival
 
     def enter(self, rival: int) -> None:
+        """Select the rival that the following calls refer to."""
         self._rival = rival
 
     def begin(self, setting: Setting) -> None:
@@ -100,6 +108,7 @@ class Race(RateStrategy):
 
     @property
     def racing(self) -> bool:
+        """Whether ``judge`` is called after the coming round instead of ``tell``."""
         return self._heats is None or self._heat < len(self._heats)
 
     @property
@@ -107,7 +116,7 @@ class Race(RateStrategy):
         return (self._heats or [])[self._heat][0]
 
     def _runners(self) -> list[float]:
-        """The values in the race."""
+        """The values still in the race."""
         if self._heats is None:
             raise FedtailError("call begin() before the race")
         if not self._field:
@@ -117,6 +126,7 @@ class Race(RateStrategy):
         return self._field
 
     def trials(self) -> dict[str, np.ndarray]:
+        """Scalars of the local step, by name, that all clients try in addition to ``ask``: (P,) each, or (1,)."""
         if not self.racing or self.rivals:
             held = {**self.held, "lr": self.lr} if self.rivals else self.held
             return {name: np.array([value]) for name, value in held.items()}
@@ -140,8 +150,12 @@ class Race(RateStrategy):
         return 0
 
     def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
-        """Rivals by the models as they are now, since who was ahead before shows in them; probes from a common model by
-        what they have gained in all rounds."""
+        """Process a round of all rivals or candidates and return the number of the leader.
+
+        Rivals are compared by the models as they are now, since who was ahead before shows in them; probes from a
+        common model by what they have gained in all rounds. (N,) each: rewards (higher is better); other known values,
+        for ``evidence``; whether each has failed.
+        """
         rivals, field, values = self.rivals, self._runners(), self.values[self._name]
         self._check(rewards)
         if rivals:
@@ -167,7 +181,7 @@ class Race(RateStrategy):
     def _hold(self, name: str, value: float) -> None:
         self.held[name] = value
         if name == "rate":
-            self.inner.settle(value)
+            cast(Uniform, self.inner).settle(value)  # or what stands in front of one
 
     def _advance(self) -> None:
         """The next round: of the same rung, of the next one with the better half, or of the next heat."""
@@ -178,7 +192,7 @@ class Race(RateStrategy):
             self._heat, self._round, self._field, self._gain = self._heat + 1, 0, [], []
         elif self._round in ends:
             size = rungs[ends.index(self._round) + 1][0]
-            kept = sorted(np.argsort([-g for g in self._gain], kind="stable")[:size].tolist())
+            kept = sorted(survivors(self._gain, size))
             self._field, self._gain = [self._field[i] for i in kept], [self._gain[i] for i in kept]
 
     @property
@@ -267,6 +281,26 @@ class Race(RateStrategy):
         self.inner.load_state(state["inner"])
         for name, value in race["held"].items():
             self._hold(name, value)
+
+
+def race_of(rates: RateStrategy) -> Race | None:
+    """The race in front of a strategy; None if nothing is raced."""
+    return rates if isinstance(rates, Race) else None
+
+
+def racing(rates: RateStrategy, settings: Settings) -> RateStrategy:
+    """The strategy, behind a race where ``local.lr`` or the rate is ``auto``."""
+    lr, rate = settings.local.lr == "auto", bool(getattr(rates, "raced", False))
+    if not lr and not rate:
+        return rates
+    if lr and rates.searches == "lr":
+        raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both search for a learning rate; use only one")
+    if settings.privacy.mode == "central":
+        raise FedtailError(
+            f"privacy.mode = 'central' covers one aggregate per round, but {'local.lr' if lr else 'rates.rate'} = "
+            f"'auto' compares several; set a number, e.g. {0.1 if lr else 0.6}"
+        )
+    return Race(rates, [name for name, raced in (("lr", lr), ("rate", rate)) if raced], settings.local.optimizer)
 
 
 def usual_lrs(optimizer: str) -> tuple[float, ...]:
