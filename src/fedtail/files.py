@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -26,6 +25,8 @@ def sync(path: Path) -> None:
 
 def is_locked(file: Path) -> bool:
     """Whether a process that lives holds the lock: the kernel lets go of it with the process, however that ends."""
+    import fcntl  # not on every system; only real federations come here
+
     if not file.is_file():
         return False
     with file.open("rb") as lock:

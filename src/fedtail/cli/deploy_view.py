@@ -6,6 +6,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,15 @@ def load(folder: Path) -> Deployment:
     """The deployment in a folder, on Flower."""
     need_flower()
     from fedtail.federate.deployment import load_deployment
+    from fedtail.federate.flower import TESTED
 
+    try:
+        import fedtail.federate.operate.control  # noqa: F401
+    except ImportError as error:
+        raise FedtailError(
+            f"flwr {version('flwr')} lacks what `fedtail deploy` calls ({error}); install flwr=={TESTED}, or use "
+            "`fedtail deploy app` and `flwr run`"
+        ) from None
     return load_deployment(folder)
 
 

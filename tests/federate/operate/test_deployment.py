@@ -359,3 +359,10 @@ def test_rounds_are_told_once_each_with_loss_accuracy_and_faults(capfd: pytest.C
         "round 1/2  12.3 s  loss 0.510  accuracy 0.800",
         "round 2/2  12.3 s  loss 0.510  accuracy 0.800  errors so far: 1",
     ]
+
+
+def test_a_flower_that_lacks_what_is_called_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = create_deployment(tmp_path / "fed", SITES, settings())
+    monkeypatch.setitem(sys.modules, "fedtail.federate.operate.control", None)
+    with pytest.raises(FedtailError, match=r"lacks what `fedtail deploy` calls .* or use `fedtail deploy app`"):
+        deploy_view.load(made.folder)

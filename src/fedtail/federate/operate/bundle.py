@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from flwr.cli.build import build_fab_from_disk
-
 from fedtail import federate
 from fedtail.federate import flower, site
 from fedtail.federate.flower import client_app, content, server_app
@@ -52,6 +50,8 @@ def write_bundle(folder: Path) -> None:
 @cache
 def own_hash() -> str:
     """The hash of the app as this version of fedtail sends it; sites that have the same version pin it."""
+    from flwr.cli.build import build_fab_from_disk  # other versions may have it elsewhere
+
     with tempfile.TemporaryDirectory() as folder:
         write_bundle(Path(folder))
         return app_hash(build_fab_from_disk(Path(folder)))

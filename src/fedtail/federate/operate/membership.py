@@ -38,8 +38,10 @@ def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Depl
             raise FedtailError(
                 f"site {name!r} already exists in {deployment.shown}; for a new key of it, add --key FILE"
             )
-        _forget(deployment, name)
-        (deployment.site(name) / "site.key").unlink(missing_ok=True)
+        public = deployment.site(name) / "site.pub"
+        if not public.is_file() or public.read_text().split()[:2] != line.split()[:2]:
+            _forget(deployment, name)
+            (deployment.site(name) / "site.key").unlink(missing_ok=True)
     else:
         if deployment.site(name).exists():
             raise FedtailError(f"{str(deployment.site(name))!r} already exists; move it away, or choose another name")
