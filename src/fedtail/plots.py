@@ -245,8 +245,11 @@ def _lines(chart: Lines, width: float | None) -> Any:
     elif chart.x_label == "round":
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set(xlabel=chart.x_label, ylabel=chart.y_label)
-    if len(chart.lines) + (chart.level is not None) > 1 and len(chart.lines) <= len(COLOURS):
-        ax.legend(ncols=1 + (len(chart.lines) > 5))
+    named = len(chart.lines) + (chart.level is not None)
+    if 4 < named <= len(COLOURS):
+        figure.legend(loc="outside upper center", ncols=4)
+    elif 1 < named <= len(COLOURS):
+        ax.legend()
     return figure
 
 
@@ -270,7 +273,7 @@ def _rows(chart: Rows, width: float | None) -> Any:
     if chart.mark is not None:
         ax.axvline(chart.mark, color=MUTED, linestyle="--", linewidth=0.9)
     if chart.whole and chart.ceiling is not None:
-        ax.set_xlim(chart.floor, chart.ceiling + 0.02)
+        ax.set_xlim(chart.floor - 0.02, chart.ceiling + 0.02)
     sides = chart.sides or [""] * n
     names = [f"{shortened(a, 34)}{f'  ({b})' if b else ''}" for a, b in zip(chart.names, sides, strict=True)]
     ax.set_yticks(place if n <= MOST_NAMES else [], names if n <= MOST_NAMES else [])

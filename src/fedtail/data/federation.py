@@ -143,17 +143,19 @@ class Federation:
 
     def _table(self) -> tuple[str, list[list[str]]]:
         """A row per site with its samples per class, not the data; the middle left out where there are many."""
-        table, named = self.label_map(), [str(c)[:SHORT] for c in self.classes[:FEW]]
+        table, places = self.label_map(), np.arange(self.n_classes)
+        rare = np.lexsort((-places, table.sum(0)))[:FEW]
+        named = [str(self.classes[c])[:SHORT] for c in rare]
         rows = [["site", "samples", *named]]
         many = self.n_clients > 2 * FEW
         chosen = [*range(FEW), *range(self.n_clients - FEW, self.n_clients)] if many else range(self.n_clients)
         for k in chosen:
-            rows.append([self.sites[k][: 2 * SHORT], f"{table[k].sum():,}", *(f"{n:,}" for n in table[k, :FEW])])
+            rows.append([self.sites[k][: 2 * SHORT], f"{table[k].sum():,}", *(f"{n:,}" for n in table[k, rare])])
         if many:
             rows.insert(FEW + 1, ["…"] * len(rows[0]))
         test = self.test.counts(self.n_classes)
-        rows.append(["test", f"{test.sum():,}", *(f"{n:,}" for n in test[:FEW])])
-        more = f", first {FEW} shown" if self.n_classes > FEW else ""
+        rows.append(["test", f"{test.sum():,}", *(f"{n:,}" for n in test[rare])])
+        more = f", the {FEW} rarest shown" if self.n_classes > FEW else ""
         return f"{self.name}: {self.n_clients:,} clients, {self.n_classes} classes{more}", rows
 
     def __repr__(self) -> str:

@@ -38,7 +38,8 @@ def own_colour(comparison: Comparison, contender: Contender) -> int | None:
 def class_order(run: RunRecord) -> np.ndarray:
     """Return the classes, those with the fewest training samples first; as they are where that is not known."""
     counts = run.train_counts
-    return np.arange(len(run.classes)) if counts is None else np.argsort(counts, kind="stable")
+    places = np.arange(len(run.classes))
+    return places if counts is None else np.lexsort((-places, counts))
 
 
 def over_seeds(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
