@@ -1,4 +1,4 @@
-"""Readings of the paper's step that the product does not offer, as methods of one's own.
+"""Interpretations of the paper's step that the product does not offer, as methods of one's own.
 
     fedtail reproduce table-iid --scale full --only C10-100 --only K=5 --only "FedCGNM + U" --seeds 1 --device cuda \
         method.name=benchmarks/readings.py:DecayInside method.weight_decay=1e-3

@@ -12,12 +12,16 @@ class FedtailError(Exception):
     """Bad input, or a run that cannot continue. Printed as one line; the command exits with code 2."""
 
 
-def one_of(kind: str, value: object, allowed: Iterable[str]) -> FedtailError:
-    """The error for a value that is not in a closed list, with the nearest right spelling."""
+def one_of(kind: str, value: object, allowed: Iterable[str], lead: str = "") -> FedtailError:
+    """Return the error for a value that is not in a closed list, with the nearest right spelling.
+
+    ``lead``: ``fedcgnm has no`` makes it ``fedcgnm has no option 'betta'`` instead of ``option 'betta' is unknown``.
+    """
     names = sorted(allowed)
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return FedtailError(f"{kind} {value!r} is unknown{hint} (allowed: {', '.join(names)})")
+    wrong = f"{lead} {kind} {value!r}" if lead else f"{kind} {value!r} is unknown"
+    return FedtailError(f"{wrong}{hint} (allowed: {', '.join(names)})")
 
 
 @contextmanager
@@ -47,4 +51,16 @@ def check_range(
         left = "-inf" if low is None else f"{low:g}"
         right = "inf" if high is None else f"{high:g}"
         bounds = f"{'(' if open_low or low is None else '['}{left}, {right}{')' if open_high or high is None else ']'}"
-        raise FedtailError(f"{name} = {value!r} is outside {bounds}")
+        raise FedtailError(f"{name} = {value!r} {outside(bounds)}")
+
+
+def outside(bounds: str) -> str:
+    """Return what is wrong with a number outside ``[1, inf)``, in words: ``must be at least 1``."""
+    low, high = bounds[1:-1].split(", ")
+    if low == "-inf" and high == "inf":
+        return "must be a finite number"
+    if high == "inf":
+        return f"must be {'at least' if bounds[0] == '[' else 'above'} {low}"
+    if low == "-inf":
+        return f"must be {'at most' if bounds[-1] == ']' else 'below'} {high}"
+    return f"is outside {bounds}"

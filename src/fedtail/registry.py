@@ -133,7 +133,7 @@ class Registry(Generic[T]):
             if key not in allowed:
                 if not allowed:
                     raise FedtailError(f"{self.section}.{key} is unknown: {self.kind} {name!r} has no options")
-                raise one_of(f"option of {self.kind} {name!r}", key, allowed)
+                raise one_of("option", key, allowed, lead=f"{name} has no")
             out[key] = convert(f"{self.section}.{key}", value, hints[key]) if key in hints else value
         return out
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, one_of, outside
 
 S = TypeVar("S", bound=BaseModel)
 Reveal = Literal["totals", "sums", "classes"]
@@ -503,7 +503,7 @@ def explain(error: ValidationError, schema: type[BaseModel], name: Callable[...,
         keys = getattr(inner, "model_fields", {})
         return FedtailError(str(first["ctx"]["error"]).format(**{key: name(*path, key) for key in keys}))
     if bounds := interval(owner, path[-1]) if first["type"].startswith(("greater_than", "less_than")) else "":
-        return FedtailError(f"{name(*path)} = {first['input']!r} is outside {bounds}{words}")
+        return FedtailError(f"{name(*path)} = {first['input']!r} {outside(bounds)}{words}")
     return FedtailError(
         f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}{words}"
     )

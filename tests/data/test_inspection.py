@@ -60,7 +60,7 @@ def test_ratio_ignores_absent_classes() -> None:
 
 
 def test_a_rate_below_zero_is_refused() -> None:
-    with pytest.raises(FedtailError, match=r"rate = -1 is outside"):
+    with pytest.raises(FedtailError, match=r"rate = -1 must be at least 0"):
         inspect(federation([[3, 3]]), rate=-1)
 
 

@@ -182,7 +182,7 @@ def test_a_run_goes_on_with_the_same_encoder_only(
         ({"model": {"encoder": TINY}}, r"takes images, not samples of shape \(2,\); use none"),
         ({"model": {"views": 2}}, "model.views = 2 needs an encoder"),
         ({"model": {"unfreeze": 1}}, "model.unfreeze = 1 needs an encoder"),
-        ({"model": {"views": 0}}, r"model.views = 0 is outside \[1, inf\)"),
+        ({"model": {"views": 0}}, r"model.views = 0 must be at least 1"),
         ({"model": {"head": "big"}}, "model.head 'big' is unknown"),
     ],
 )

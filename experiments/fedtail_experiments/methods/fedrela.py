@@ -5,8 +5,8 @@ samples of that class. Where q_c is unusually high and c is rarer, the label may
 
     z_c = (q_c - mean_y(q_c)) / std_y(q_c),      rate_c = tanh(z_c - threshold) max(prior_c - prior_y, 0)
 
-prior is 1 for the client's rarest and 0 for its commonest class, linear in its counts between them. Each class with a
-positive rate is drawn with it; of those drawn the one of the highest rate is the new label. No count and no label
+prior is 1 for the client's rarest and 0 for its most frequent class, linear in its counts between them. Each class with
+a positive rate is drawn with it; of those drawn the one of the highest rate is the new label. No count and no label
 leaves the client.
 
 The authors do this once, after four fifths to nine tenths of the rounds, and train on with what was drawn. Here, from
@@ -97,7 +97,7 @@ class FedReLa(Method):
 
 
 def rarity(counts: np.ndarray) -> np.ndarray:
-    """(C,) 1 for the rarest class (absent ones included), 0 for the commonest, linear in the counts between them."""
+    """(C,) 1 for the rarest class (absent ones included), 0 for the most frequent, linear in the counts between."""
     n = np.asarray(counts, dtype=np.float64)
     return np.ones_like(n) if n.max() == n.min() else 1 - (n - n.min()) / (n.max() - n.min())
 

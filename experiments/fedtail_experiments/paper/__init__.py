@@ -1,1 +1,1 @@
-"""The paper's tables and figures: declared grids, the recorded search, our numbers beside its own."""
+"""The paper's tables and figures: declared grids, the recorded search, with our results alongside."""

@@ -82,7 +82,7 @@ def decided(model: SavedModel, file: Path | None, thresholds: Sequence[str]) -> 
     for text in thresholds:
         name, equals, value = text.rpartition("=")
         if not equals or name not in model.classes:
-            raise one_of("class of --threshold", name or text, model.classes)
+            raise one_of("class", name or text, model.classes, lead="there is no")
         try:
             number = float(value)
         except ValueError:

@@ -28,7 +28,7 @@ def replication_factors(counts: ArrayLike, rate: float, replication: str = "frac
     if n.ndim != 1 or np.any(n < 0) or not np.all(np.isfinite(n)):
         raise FedtailError("class counts must be a vector of finite, non-negative numbers")
     if not (math.isfinite(rate) and rate >= 0):
-        raise FedtailError(f"resampling rate {rate!r} is outside [0, inf)")
+        raise FedtailError(f"resampling rate {rate!r} must be at least 0")
     if replication not in REPLICATIONS:
         raise one_of("replication", replication, REPLICATIONS)
     present = n > 0

@@ -53,7 +53,7 @@ OWN_TABLES: dict[str, Any] = {
     "server.optimizer": "auto",
     "decision.goal": "macro_f1",
 }
-"""And for tables: many small sites get on faster with an optimizer at the server; they agree on the commonest class
+"""And for tables: many small sites get on faster with an optimizer at the server; they agree on the most frequent class
 long before they agree on rare ones, and the rows of a table are enough to find on private validation how far answers
 should lean to rare classes (docs/your-data.md)."""
 SUGGESTED: dict[str, dict[str, Any]] = {

@@ -242,9 +242,8 @@ def _split(methods: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, 
             if _key(item) == "name":
                 raise FedtailError(f"override {item!r} has no effect in a comparison; use --methods")
             if not any(_key(item) in METHODS.options(m) for m in methods):
-                raise one_of(
-                    "option of the compared methods", _key(item), {k for m in methods for k in METHODS.options(m)}
-                )
+                allowed = {k for m in methods for k in METHODS.options(m)}
+                raise one_of("option", _key(item), allowed, lead="none of the compared methods has the")
         general.append(item)
     return own, general
 

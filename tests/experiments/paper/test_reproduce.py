@@ -83,7 +83,7 @@ def test_a_table_made_row_by_row_is_whole_in_the_end(monkeypatch, capsys, tmp_pa
     [
         (["table-iid", "method.name=fedavg"], "two cells would be the same run"),
         (["table-iid", "method.betaa=0.5"], "did you mean 'method.beta'"),
-        (["table-iid", "local.lr=-1"], "outside (0, inf)"),
+        (["table-iid", "local.lr=-1"], "must be above 0"),
         (["table-iid", "run.seed=3"], "--seeds"),
         (["convergence", "local.lr=1"], "takes no settings"),
         (["local.lr=1"], "is a setting; give the name of a table or figure first"),

@@ -41,7 +41,7 @@ class Column:
     comma: bool = False
     """``numeric``: written with a decimal comma."""
     cuts: tuple[float, ...] = ()
-    """``numeric``: one more feature between each two of these says how far along the value is, 0 to 1."""
+    """``numeric``: where its piecewise-linear encoding bends, one more feature from 0 to 1 between each two."""
     marks: tuple[float, ...] = ()
     """``numeric``: values that mean "missing", such as 999."""
 
