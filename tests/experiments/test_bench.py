@@ -265,3 +265,24 @@ def test_a_part_of_the_sets_is_ranked_without_touching_the_leaderboard(tmp_path:
     assert not (tmp_path / "leaderboard.md").exists()
     whole = rank_submissions([read_submission(p) for p in sorted((tmp_path / "submissions").iterdir())])
     assert [p["method"] for p in answer["ranking"]] != [p.submission.method for p in whole.places]
+
+
+def test_trees_take_the_tables_with_a_grid_of_their_own_and_stand_beside_the_ranking(tmp_path: Path) -> None:
+    suite = load_suite()
+    table, image = suite.only(["adult"])[0], suite.only(["elpv"])[0]
+    assert [one.name for one in suite.taken([table, image], "trees")] == ["adult"]
+    with pytest.raises(FedtailError, match="sets of kind table only"):
+        suite.taken([image], "trees")
+    settings = suite.settings(table, "trees")
+    assert not any(key.startswith(("local.", "model.", "rates.")) for key in settings)
+    check_config(layered([settings, {"method.name": "trees"}, trials_of(suite, table, "trees")[0]]))
+    assert len(trials_of(suite, table, "trees")) == math.ceil(suite.share * 27)
+
+    values = {"adult": [0.7, 0.71], "elpv": [0.5, 0.52]}
+    nets = [replace(made(title, values), chosen={"adult": {}, "elpv": {}}) for title in ("FedAvg", "FedProx")]
+    trees = replace(made("Trees", {"adult": [0.72, 0.74]}), chosen={"adult": {}})
+    board = rank_submissions([*nets, trees])
+    assert {p.title for p in board.places} == {"FedAvg", "FedProx"} and board.sets == ("adult", "elpv")
+    page = to_markdown(board, suite)
+    assert page.count("Trees (beside the ranking)") == 1 and "| 0.730 ± 0.014 |" in page
+    assert [p.title for p in rank_submissions([trees]).places] == ["Trees"]

@@ -19,7 +19,9 @@ from scipy.stats import rankdata
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
+from fedtail.methods import METHODS
 from fedtail.plots import COLOURS, PAGE, STYLE
+from fedtail.registry import is_own
 from fedtail.rounds.history import plain
 from fedtail_experiments.bench.running import Submission
 from fedtail_experiments.bench.suite import MEASURES, Suite
@@ -51,6 +53,8 @@ class Board:
     places: tuple[Place, ...]
     sets: tuple[str, ...]
     seeds: int
+    beside: tuple[Submission, ...] = ()
+    """Methods that train no network, which have not all of the sets: shown beside the others on those they have."""
 
 
 def rank_submissions(submissions: Sequence[Submission], only: Collection[str] = ()) -> Board:
@@ -62,6 +66,9 @@ def rank_submissions(submissions: Sequence[Submission], only: Collection[str] = 
             f"the submissions are of versions {' and '.join(map(str, sorted(versions)))} of the suite, which do not "
             "compare; rank them in separate folders"
         )
+    beside = tuple(s for s in submissions if not is_own(s.method) and s.method not in list(METHODS))
+    if len(beside) < len(submissions):
+        submissions = [s for s in submissions if s not in beside]
     have = set.intersection(*(set(s.values(RANKED)) for s in submissions))
     shared = sorted(key for key in have if not only or key[0] in only)
     if not shared:
@@ -91,7 +98,7 @@ def rank_submissions(submissions: Sequence[Submission], only: Collection[str] = 
                 alike=tuple(alike),
             )
         )
-    return Board(tuple(places), sets, seeds)
+    return Board(tuple(places), sets, seeds, beside)
 
 
 def set_ranks(submissions: Sequence[Submission], one: str, seeds: Sequence[int]) -> np.ndarray:
@@ -100,13 +107,19 @@ def set_ranks(submissions: Sequence[Submission], one: str, seeds: Sequence[int])
     return np.asarray(rankdata(-np.nan_to_num(values, nan=-np.inf), axis=0))
 
 
-def mean_spread(place: Place, measure: str, sets: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Per set: mean and standard deviation over seeds."""
+def mean_spread(submission: Submission, measure: str, sets: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Per set: mean and standard deviation over seeds; NaN for a set that it has not."""
     out = {}
     for one in sets:
-        values = np.array([v for (name, _), v in place.submission.values(measure).items() if name == one])
-        out[one] = (float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else float("nan"))
+        values = np.array([v for (name, _), v in submission.values(measure).items() if name == one])
+        spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+        out[one] = (float(values.mean()) if len(values) else float("nan"), spread)
     return out
+
+
+def means(submission: Submission, measure: str, sets: Sequence[str]) -> dict[str, float]:
+    """Per set: the mean over seeds."""
+    return {one: mean for one, (mean, _) in mean_spread(submission, measure, sets).items()}
 
 
 def to_markdown(board: Board, suite: Suite) -> str:
@@ -136,14 +149,15 @@ def to_markdown(board: Board, suite: Suite) -> str:
     for one in board.sets:
         lines += ["", f"## {titles[one]}", "", "| method | " + " | ".join(m.title for m in MEASURES.values()) + " |"]
         lines.append("|---" * (len(MEASURES) + 1) + "|")
-        for p in sorted(board.places, key=lambda p: -np.nan_to_num(mean_spread(p, RANKED, [one])[one][0], nan=-1)):
+        shown = [p.submission for p in board.places] + [s for s in board.beside if one in s.chosen]
+        for s in sorted(shown, key=lambda s: -np.nan_to_num(means(s, RANKED, [one])[one], nan=-1)):
             cells = []
             for key, m in MEASURES.items():
-                mean, spread = mean_spread(p, key, [one])[one]
+                mean, spread = mean_spread(s, key, [one])[one]
                 varies = np.isfinite(spread) and key not in ("megabytes", "seconds")
                 beside = f" ± {spread:.{m.digits}f}" if varies else ""
                 cells.append(f"{mean:.{m.digits}f}{beside}" if np.isfinite(mean) else "–")
-            lines.append(f"| {p.title} | " + " | ".join(cells) + " |")
+            lines.append(f"| {s.title}{' (beside the ranking)' if s in board.beside else ''} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -168,7 +182,7 @@ def board_json(board: Board) -> dict[str, Any]:
                     "low": p.low,
                     "high": p.high,
                     "alike": list(p.alike),
-                    "mean": {key: {s: v[0] for s, v in mean_spread(p, key, board.sets).items()} for key in MEASURES},
+                    "mean": {key: means(p.submission, key, board.sets) for key in MEASURES},
                 }
                 for p in board.places
             ],
@@ -221,8 +235,8 @@ def draw_cost(board: Board, path: Path) -> None:
         figure = Figure(figsize=(PAGE, height * len(board.sets)), layout="constrained")
         for i, one in enumerate(board.sets):
             ax = figure.add_subplot(len(board.sets), 1, i + 1)
-            means = {m: [mean_spread(p, m, [one])[one][0] for p in board.places] for m in ("seconds", RANKED)}
-            named = zip(means[RANKED], means["seconds"], [p.title for p in board.places], strict=True)
+            mean = {m: [means(p.submission, m, [one])[one] for p in board.places] for m in ("seconds", RANKED)}
+            named = zip(mean[RANKED], mean["seconds"], [p.title for p in board.places], strict=True)
             points = sorted((n for n in named if np.isfinite(n[:2]).all()), reverse=True)
             ax.set(xscale="log", title=one, ylabel="macro F1")
             for k, (quality, seconds, title) in enumerate(points):

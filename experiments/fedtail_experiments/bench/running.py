@@ -75,8 +75,8 @@ def bench_method(
     file = Path(method.rpartition(":")[0]) if is_own(method) else Path()
     if file.suffix == ".py":
         done.source = file.name
-    for one in sets:
-        base = {**one.settings, **({"engine.device": device} if device else {})}
+    for one in suite.taken(sets, method):
+        base = {**suite.settings(one, method), **({"engine.device": device} if device else {})}
         found = tune(suite, one, base, method, run)
         best = max((t for t in found if t.rounds == found[-1].rounds), key=lambda t: t.score)
         if not math.isfinite(best.score):
@@ -121,8 +121,11 @@ def trials_of(suite: Suite, one: Set, method: str) -> list[dict[str, Any]]:
 
     Draws go through what all methods share in the same order, whole rounds of it before a value comes again, so that
     a method with settings of its own tries no other learning rates."""
-    own = suite.own.get(method) or search_space(method).own
-    common, mine = points(suite.grid), points(own)
+    mine: list[dict[str, Any]] = [{}]
+    if method in suite.apart:
+        common = points(suite.apart[method].grid)
+    else:
+        common, mine = points(suite.grid), points(suite.own.get(method) or search_space(method).own)
     generator(0, f"bench/{one.name}").shuffle(common)
     n = math.ceil(suite.share * len(common) * len(mine))
     rng = generator(0, f"bench/{one.name}/{method}")
@@ -216,7 +219,7 @@ def verify(suite: Suite, folder: Path, run: Run, sample: int | None = None, devi
         if name not in known:
             raise FedtailError(f"{folder}: the suite has no data set {name!r}")
         one, rows = known[name], [row for row in given.rows if row.set == name][:sample]
-        base = {**one.settings, **({"engine.device": device} if device else {})}
+        base = {**suite.settings(one, method), **({"engine.device": device} if device else {})}
         cells = [final_cell(base, one, method, chosen, row.seed) for row in rows]
         for row, outcome in zip(rows, run(f"verify {name}", cells), strict=True):
             if outcome.error is not None:

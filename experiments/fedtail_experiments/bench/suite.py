@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedtail.errors import one_of
+from fedtail.errors import FedtailError, one_of
 
 KINDS = ("table", "image")
 
@@ -52,6 +52,17 @@ class Set:
 
 
 @dataclass(frozen=True)
+class Apart:
+    """What a method takes of the suite that trains no network."""
+
+    kinds: tuple[str, ...]
+    without: tuple[str, ...]
+    """Sections of a set's settings that mean nothing to it."""
+    set: Mapping[str, Any]
+    grid: Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True)
 class Suite:
     """The declared suite."""
 
@@ -66,6 +77,32 @@ class Suite:
     own: Mapping[str, Mapping[str, list[Any]]]
     """method -> its own part, where it is not that of other searches."""
     sets: tuple[Set, ...]
+    apart: Mapping[str, Apart] = field(default_factory=dict)
+    """By method."""
+
+    def settings(self, one: Set, method: str) -> dict[str, Any]:
+        """What a set means to a method."""
+        if method not in self.apart:
+            return one.settings
+        apart = self.apart[method]
+        kept = {key: value for key, value in one.settings.items() if key.partition(".")[0] not in apart.without}
+        return {**kept, **apart.set}
+
+    def kinds(self, method: str) -> tuple[str, ...]:
+        """Kinds of sets that a method can be run on."""
+        return self.apart[method].kinds if method in self.apart else KINDS
+
+    def known_to(self, method: str) -> set[str]:
+        """Names of all sets that a method can be run on."""
+        return {one.name for one in self.sets if one.kind in self.kinds(method)}
+
+    def taken(self, sets: Sequence[Set], method: str) -> list[Set]:
+        """Those of some sets that a method can be run on; one line where it is none."""
+        kinds = self.kinds(method)
+        found = [one for one in sets if one.kind in kinds]
+        if not found:
+            raise FedtailError(f"method {method!r} takes sets of kind {' or '.join(kinds)} only; name one by --only")
+        return found
 
     def only(self, words: Sequence[str]) -> tuple[Set, ...]:
         """Sets by name or kind; without words all but those that are run by name only."""
@@ -90,6 +127,10 @@ def load_suite() -> Suite:
         grid=raw["grid"],
         own=raw["own"],
         sets=tuple(sets),
+        apart={
+            name: Apart(tuple(told["kinds"]), tuple(told["without"]), told["set"], told["grid"])
+            for name, told in raw["apart"].items()
+        },
     )
 
 

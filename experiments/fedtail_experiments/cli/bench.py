@@ -19,7 +19,7 @@ from fedtail.cli.tables import bare_table
 from fedtail.errors import FedtailError
 from fedtail.study.cells import Cell, Outcome
 from fedtail.study.compare import chosen_methods
-from fedtail_experiments.bench.leaderboard import Board, board_json, mean_spread, rank_submissions, write_board
+from fedtail_experiments.bench.leaderboard import Board, board_json, mean_spread, means, rank_submissions, write_board
 from fedtail_experiments.bench.running import FILE, Run, Submission, bench_method, read_submission
 from fedtail_experiments.bench.running import verify as verify_submission
 from fedtail_experiments.bench.suite import load_suite
@@ -69,7 +69,7 @@ def bench(
         if not as_json:
             typer.echo(f"{done.title}: {len(done.rows)} runs on {len(done.chosen)} data sets")
     asked = {one.name for one in sets} if names or only else set()
-    there = [s for s in submissions(out) if asked <= set(s.chosen)]
+    there = [s for s in submissions(out) if asked & suite.known_to(s.method) <= set(s.chosen)]
     part = bool(only) and not names  # a look at some of the sets, which is not the suite's ranking
     board = rank_submissions(there, asked if part else ())
     answer = board_json(board) if part else write_board(out, board, suite)
@@ -138,6 +138,9 @@ def print_board(board: Board) -> None:
     fits = console.measure(table, options=console.options.update(max_width=1000)).maximum <= console.width
     console.print(table if fits else board_table(board, ()))
     where = "macro F1 per data set" if fits else "see leaderboard.md for macro F1 per data set"
+    for s in board.beside:
+        shown = [f"{one} {means(s, 'macro_f1', [one])[one]:.3f}" for one in board.sets if one in s.chosen]
+        typer.echo(f"beside the ranking: {s.title}, {', '.join(shown)}")
     typer.echo(f"mean rank with 95 % interval; {where}")
 
 
@@ -146,7 +149,7 @@ def board_table(board: Board, sets: Sequence[str]) -> Table:
     for title in ("method", "mean rank", *sets):
         table.add_column(title, justify="left" if title == "method" else "right", no_wrap=True)
     for p in board.places:
-        means = mean_spread(p, "macro_f1", sets)
+        means = mean_spread(p.submission, "macro_f1", sets)
         shown = [f"{means[one][0]:.3f}" if one in means else "–" for one in sets]
         table.add_row(p.title, f"{p.rank:.2f} ({p.low:.1f}–{p.high:.1f})", *shown)
     return table
