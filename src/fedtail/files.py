@@ -24,7 +24,7 @@ def sync(path: Path) -> None:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a process that lives holds the lock: the kernel lets go of it with the process, however that ends."""
+    """Return whether a living process holds the lock: the kernel lets go of it with the process, however that ends."""
     import fcntl  # not on every system; only real federations come here
 
     if not file.is_file():

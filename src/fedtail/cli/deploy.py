@@ -160,7 +160,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
     sites = {}
     if healthy:
         with Control(deployment) as control:
-            sites = {node.site: node.status for node in control.nodes()}
+            sites = control.nodes()
     running = processes.find(deployment.folder)
     about: dict[str, Any] = {
         "superlink": "up" if healthy else "down",

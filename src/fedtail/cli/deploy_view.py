@@ -26,13 +26,13 @@ LAST_FAULTS = 5
 
 
 def need_flower() -> None:
-    """One line instead of an import error."""
+    """Raise one line instead of an import error where Flower is missing."""
     if importlib.util.find_spec("flwr") is None:
         raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
 
 
 def load(folder: Path) -> Deployment:
-    """The deployment in a folder, on Flower."""
+    """Return the deployment in a folder, on Flower."""
     need_flower()
     from fedtail.federate.deployment import load_deployment
     from fedtail.federate.flower import TESTED
@@ -48,7 +48,7 @@ def load(folder: Path) -> Deployment:
 
 
 def follower() -> Callable[[dict[str, Any]], None]:
-    """Print a line for each new round or state in a run's status."""
+    """Return a hook that prints a line for each new round or state of a run."""
     last = ""
 
     def show(status: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def follower() -> Callable[[dict[str, Any]], None]:
 
 
 def describe_round(status: dict[str, Any]) -> str:
-    """One line: state, round, seconds, loss, accuracy, faults."""
+    """Describe a run's status in one line: state, round, seconds, loss, accuracy, faults."""
     if not status.get("seconds"):
         return str(status.get("state"))
     parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
@@ -85,7 +85,7 @@ def show_result(folder: Path, as_json: bool) -> None:
 
 
 def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
-    """Sites, run and last faults, from what ``status --json`` prints."""
+    """Print sites, run and last faults. about: what ``status --json`` prints."""
     typer.echo(f"SuperLink {about['superlink']} at {deployment.host}:{deployment.port}")
     table = Table(box=None, pad_edge=False)
     for column in ("site", "status", "local processes"):

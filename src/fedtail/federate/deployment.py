@@ -77,7 +77,7 @@ class Deployment:
         return self.folder / "sites" / name
 
     def check(self) -> Deployment:
-        """The same deployment, if its names can stand in paths, units, certificates and proxy configuration."""
+        """Return the same deployment if its names can stand in paths, units, certificates and proxy configuration."""
         for path in (self.folder, Path(self.name)):
             if not str(path).isprintable() or FORBIDDEN & set(str(path)):
                 raise FedtailError(f"folder {str(path)!r} has quotes, '$', '%', a backslash or a line break; rename it")
@@ -98,7 +98,7 @@ class Deployment:
 
 
 def load_deployment(folder: str | Path) -> Deployment:
-    """The deployment in a folder; one clear line if there is none."""
+    """Return the deployment in a folder; one clear line if there is none."""
     path = Path(folder).resolve()
     file = path / "deployment.toml"
     if not file.is_file():
@@ -121,7 +121,7 @@ def load_deployment(folder: str | Path) -> Deployment:
 
 
 def split_address(key: str, address: str) -> tuple[str, int]:
-    """``host:port`` -> (host, port); one clear line for anything else. ``key``: where it came from."""
+    """Return (host, port) of ``host:port``; one clear line for anything else. ``key``: where it came from."""
     host, _, port = address.rpartition(":")
     if not HOST.fullmatch(host) or not re.fullmatch("[0-9]{1,5}", port):
         raise FedtailError(f"{key} {address!r} is not of the form host:port")
@@ -129,14 +129,14 @@ def split_address(key: str, address: str) -> tuple[str, int]:
 
 
 def check_port(key: str, port: int) -> int:
-    """A port a program can listen on."""
+    """Return a port that a program can listen on."""
     if not 1 <= port <= 65535:
         raise FedtailError(f"{key}: port {port} is outside 1..65535")
     return port
 
 
 def check_site_names(names: tuple[str, ...]) -> None:
-    """Site names are folder names and appear in certificates and logs."""
+    """Raise unless names can be folder names and appear in certificates and logs."""
     if not names:
         raise FedtailError("a deployment needs at least one site, e.g. --sites north,south")
     for name in names:

@@ -23,14 +23,14 @@ RUN_LOCK = "run.lock"
 
 
 def headline(record: dict[str, Any]) -> dict[str, float]:
-    """A round's training loss and, where it was evaluated, accuracy: what one watches."""
+    """Return a round's training loss and, where it was evaluated, accuracy: what one watches."""
     metrics = record.get("test") or record.get("validation") or {}
     found = {"loss": record.get("train_loss"), "accuracy": metrics.get("accuracy")}
     return {name: round(float(v), 4) for name, v in found.items() if v is not None and math.isfinite(v)}
 
 
 def has_finished(now: Mapping[str, Any]) -> bool:
-    """Whether a run's status says that it has ended well; ``FedtailError`` if it says that it failed."""
+    """Return whether a run's status says that it has ended well; ``FedtailError`` if it says that it failed."""
     if now.get("state") == "failed":
         raise FedtailError(str(now["error"]))
     return now.get("state") == "finished"

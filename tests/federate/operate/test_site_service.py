@@ -270,7 +270,7 @@ class Served:
 
     def online(self) -> bool:
         with Control(self.deployment) as control:
-            return control.nodes()[0].status == "online"
+            return control.nodes()["north"] == "online"
 
     def health(self) -> dict[str, Any]:
         return dict(json.loads((self.site / "health.json").read_text()))

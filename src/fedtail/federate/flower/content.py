@@ -16,7 +16,7 @@ LARGE_BYTES = 1 << 18
 
 
 def to_content(parts: dict[str, bytes]) -> RecordDict:
-    """Parts as Flower's records: arrays of bytes for large ones."""
+    """Return parts as Flower's records: arrays of bytes for large ones."""
     small = {name: data for name, data in parts.items() if len(data) < LARGE_BYTES}
     large = {
         name: Array("uint8", (len(data),), "fedtail.bytes", data) for name, data in parts.items() if name not in small
@@ -28,7 +28,7 @@ def to_content(parts: dict[str, bytes]) -> RecordDict:
 
 
 def from_content(content: RecordDict) -> dict[str, bytes]:
-    """Inverse of ``to_content``; ``KeyError`` if the message is not one of ours."""
+    """Return the parts in Flower's records, the inverse of ``to_content``; ``KeyError`` for a message not of ours."""
     small = {name: _only_bytes(data) for name, data in content.config_records[SMALL].items()}
     if RECORD not in content.array_records:
         return small
@@ -36,7 +36,7 @@ def from_content(content: RecordDict) -> dict[str, bytes]:
 
 
 def _only_bytes(data: object) -> bytes:
-    """``bytes`` of a number would be as many zeros, and the number is the peer's."""
+    """Return data that are bytes: ``bytes`` of a number would be as many zeros, and the number is the peer's."""
     if not isinstance(data, bytes):
         raise KeyError(f"a part that is {type(data).__name__}")
     return data

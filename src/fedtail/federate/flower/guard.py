@@ -33,8 +33,8 @@ Scope = MutableMapping[str, Any]
 
 
 def private(module: str, *names: str, loses: str) -> Any:
-    """A module of Flower's that has all these names, none of which is part of its API. In a version without them None,
-    and one line that says what is lost."""
+    """Return a module of Flower's that has all these names, none of which is part of its API; None, and a line that
+    says what is lost, in a version without them."""
     try:
         found = importlib.import_module(module)
         for name in names:
@@ -46,7 +46,7 @@ def private(module: str, *names: str, loses: str) -> Any:
 
 
 def app_hash(content: bytes) -> str:
-    """The hash of an app's files, however they are compressed; ``ValueError`` for one that would unpack to too much."""
+    """Return the hash of an app's files, however they are compressed; ``ValueError`` if they would be too large."""
     found = hashlib.sha256()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         sizes = [entry.file_size for entry in archive.infolist()]  # no more than this is unpacked of an entry
@@ -73,14 +73,14 @@ def pin_apps(allowed: Collection[str]) -> bool:
     pull = loop._pull_and_store_message
 
     def pinned(*args: Any, **options: Any) -> int | None:
-        told = signature(pull).bind(*args, **options).arguments
-        fetch = told["get_fab"]
+        bound = signature(pull).bind(*args, **options).arguments
+        fetch = bound["get_fab"]
 
         def signed(name: str, run: int) -> Any:  # Flower verifies only what its server says can be verified
             fab = fetch(name, run)
             return loop.Fab(fab.hash_str, fab.content, {**fab.verifications, "valid_license": "fedtail"})
 
-        run: int | None = pull(**{**told, "get_fab": signed, "trusted_entities": {"fedtail": ""}})
+        run: int | None = pull(**{**bound, "get_fab": signed, "trusted_entities": {"fedtail": ""}})
         return run
 
     def verify(fab: Any, trusted: dict[str, str]) -> bool:
@@ -135,7 +135,7 @@ class OwnUserOnly:
 
 
 def peer_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The user whose socket is at ``client``, connected to ``server`` on this machine; None if there is none. The
+    """Return the user whose socket is at ``client``, connected to ``server`` on this machine; None for none. The
     kernel says so for sockets that are open: one that was closed would count as root's, and is not looked at."""
     for table in TABLES:
         try:
@@ -152,7 +152,7 @@ def peer_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def address(words: str) -> tuple[str, int]:
-    """Host and port of ``0100007F:1F90`` as the kernel writes it: words of four bytes, each turned round."""
+    """Return host and port of ``0100007F:1F90`` as the kernel writes it: words of four bytes, each turned round."""
     raw = bytes.fromhex(words[:-5])
     turned = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
     host = socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, turned)

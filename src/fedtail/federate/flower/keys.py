@@ -8,6 +8,6 @@ from cryptography.hazmat.primitives import serialization
 
 
 def public_key_bytes(path: Path) -> bytes:
-    """PEM of the key in a ``site.pub``."""
+    """Return the key in a ``site.pub`` as PEM."""
     key = serialization.load_ssh_public_key(path.read_bytes())
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

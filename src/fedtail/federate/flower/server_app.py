@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
 def train(
     grid: Grid, deployment: Deployment | None, config: Settings, status: Status, resume: bool, n_sites: int
 ) -> Result:
-    """The rounds, until they are done or, with ``SitesJoined``, until there are new sites."""
+    """Train until the rounds are done or, with ``SitesJoined``, until there are new sites."""
     if deployment is None:
         names, transport = meet(grid, n_sites, config)
         return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
@@ -74,14 +74,14 @@ def train(
 
 
 def members(grid: Grid, deployment: Deployment, known: Sequence[str]) -> list[str]:
-    """The deployment's sites as they are listed now; a new one counts once it is online."""
+    """Return the deployment's sites as they are listed now; a new one counts once it is online."""
     new = {k: name for k, name in enumerate(deployment.sites) if name not in known}
     online = by_key(grid.get_nodes(), keys_of(deployment, new)) if new else {}
     return [name for k, name in enumerate(deployment.sites) if k not in new or k in online]
 
 
 def keys_of(deployment: Deployment, names: Mapping[int, str]) -> dict[int, bytes]:
-    """Client -> public key of its site, for those that have one: a revoked site has none."""
+    """Return client -> public key of its site, for those that have one: a revoked site has none."""
     files = {k: deployment.site(name) / "site.pub" for k, name in names.items()}
     return {k: public_key_bytes(file) for k, file in files.items() if file.is_file()}
 
@@ -92,7 +92,7 @@ def path_of_status(deployment: Deployment | None) -> Path | None:
 
 @contextlib.contextmanager
 def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iterator[None]:
-    """Flower tells a run that it was stopped only when it next asks for something: until then it may write."""
+    """Wait for the previous run, which Flower tells that it was stopped only when it next asks for something."""
     if deployment is None:
         yield
         return
@@ -112,7 +112,7 @@ def one_at_a_time(deployment: Deployment | None, seconds: float = 120.0) -> Iter
 def connect(
     grid: Grid, deployment: Deployment, config: Settings, quorum: float = 1.0, names: Sequence[str] = ()
 ) -> FlowerTransport:
-    """The transport to the deployment's sites, each known by the key it authenticates with, once a quorum is online.
+    """Return the transport to the deployment's sites, known by the keys they authenticate with, once enough are there.
 
     ``names[k]`` is the site behind client k, by default in the order of the deployment; one that has left has no key.
     """
@@ -122,7 +122,7 @@ def connect(
 
 
 def meet(grid: Grid, n: int, config: Settings) -> tuple[list[str], FlowerTransport]:
-    """On a federation that is not our deployment: take ``n`` nodes and let them say who they are."""
+    """Take ``n`` nodes of a federation that is not our deployment, and let them say who they are."""
     if n < 1:
         raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
     strangers = FlowerTransport(grid, wait_for_nodes(grid, {}, n, config.deploy.wait))
@@ -136,7 +136,7 @@ def meet(grid: Grid, n: int, config: Settings) -> tuple[list[str], FlowerTranspo
 
 
 def ask(grid: Grid, deployment: Deployment, config: Settings) -> list[Finding]:
-    """The handshake on its own, for ``doctor``."""
+    """Run the handshake on its own, for ``doctor``."""
     names = deployment.sites
     try:
         hellos, missing = say_hello(

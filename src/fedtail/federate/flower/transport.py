@@ -142,7 +142,7 @@ def fetching_at_most(most: int) -> Iterator[None]:
 
 
 def describe(code: int, reason: str | None) -> str:
-    """Flower's error in one line of our own. What the site's app raised is the site's: it goes to the log alone."""
+    """Return Flower's error in one line of our own. What the site's app raised goes to the log alone."""
     too_large = re.search(rf"{TOO_LARGE} \d+ MB$", reason or "") if code in SELF_EXPLAINING else None
     if too_large:  # our own words, in a reply that Flower's grid made
         return too_large[0]
@@ -154,7 +154,7 @@ def describe(code: int, reason: str | None) -> str:
 
 
 def by_key(online: Iterable[Any], keys: Mapping[int, bytes]) -> dict[int, int]:
-    """Client -> node, for those of Flower's nodes that authenticate with a client's key."""
+    """Return client -> node, for those of Flower's nodes that authenticate with a client's key."""
     nodes = {bytes(node.public_key): node.node_id for node in online}
     return {k: nodes[key] for k, key in keys.items() if key in nodes}
 
@@ -168,8 +168,8 @@ def wait_for_nodes(
     names: Sequence[str] = (),
     quorum: float = 1.0,
 ) -> dict[int, int]:
-    """Client -> node, once all ``n`` sites are online, or after ``timeout`` seconds those that are, if they are a
-    quorum. Sites are known by the public key they authenticate with.
+    """Return client -> node, once all ``n`` sites are online, or after ``timeout`` seconds those that are, if they
+    are a quorum. Sites are known by the public key they authenticate with.
 
     Args:
         wanted: client -> public key (as Flower stores it); empty takes the first ``n`` nodes by name, then id.

@@ -64,5 +64,5 @@ def site_apps(folder: Path) -> str:
 
 
 def name_in_bundle(module: ModuleType) -> str:
-    """What a light module is called where the bundle is installed."""
+    """Return the name that a light module has where the bundle is installed."""
     return PACKAGE + module.__name__.removeprefix(federate.__name__)

@@ -21,7 +21,7 @@ CA_DAYS, SERVER_DAYS = 3650, 825
 
 @dataclass(frozen=True)
 class Validity:
-    """What ``doctor`` wants to know of a certificate."""
+    """The facts that ``doctor`` checks about a certificate."""
 
     begins: datetime.datetime
     ends: datetime.datetime
@@ -37,7 +37,7 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def make_ca(folder: Path, name: str) -> None:
-    """``ca.key`` and ``ca.crt``. The key signs server certificates and never leaves the server's folder."""
+    """Write ``ca.key`` and ``ca.crt``. The key signs server certificates and never leaves the server's folder."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} CA"[:64])])
     certificate = (
@@ -51,7 +51,7 @@ def make_ca(folder: Path, name: str) -> None:
 
 
 def make_server_certificate(folder: Path, hosts: list[str], ca: Path | None = None) -> None:
-    """``server.key`` and ``server.crt`` for the given host names and addresses, signed by the folder's CA."""
+    """Write ``server.key`` and ``server.crt`` for the given host names and addresses, signed by the folder's CA."""
     ca = ca or folder
     authority = x509.load_pem_x509_certificate((ca / "ca.crt").read_bytes())
     signer = serialization.load_pem_private_key((ca / "ca.key").read_bytes(), None)
@@ -73,7 +73,7 @@ def make_server_certificate(folder: Path, hosts: list[str], ca: Path | None = No
 
 
 def make_site_key(folder: Path, name: str) -> None:
-    """``site.key`` and ``site.pub``: what a site proves its identity with. Only the public half is registered."""
+    """Write ``site.key`` and ``site.pub``, with which a site proves who it is. Only the public half is registered."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -84,12 +84,12 @@ def make_site_key(folder: Path, name: str) -> None:
 
 
 def key_matches(folder: Path) -> bool:
-    """Whether ``site.key`` and ``site.pub`` belong together."""
+    """Return whether ``site.key`` and ``site.pub`` are a pair."""
     private = serialization.load_ssh_private_key((folder / "site.key").read_bytes(), None)
-    mine = private.public_key().public_bytes(
+    public = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    return mine == public_key_bytes(folder / "site.pub")
+    return public == public_key_bytes(folder / "site.pub")
 
 
 def inspect_certificate(certificate: Path, ca: Path) -> Validity:

@@ -20,7 +20,7 @@ QUIET = {
 
 
 def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
-    """Flower's server: TLS, authenticated sites, state in a database, on loopback."""
+    """Return the command of Flower's server: TLS, authenticated sites, state in a database, on loopback."""
     server = deployment.server
     return [
         str(python), "-P", str(superlink.__file__),
@@ -36,7 +36,7 @@ def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
 
 
 def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
-    """Flower's client at a site; ``port`` is on loopback, for its own processes."""
+    """Return the command of Flower's client at a site; ``port`` is on loopback, for its own processes."""
     return [
         str(python), "-P", str(supernode.__file__),
         "--superlink", superlink,
@@ -48,7 +48,7 @@ def supernode_command(python: str | Path, site: Path, superlink: str, port: int 
 
 
 def node_config(site_file: Path) -> str:
-    """How Flower hands the path to the light app: a key and a TOML string, which Flower reads without escapes."""
+    """Return a site's node config, by which the light app finds its file: TOML that Flower reads unescaped."""
     path = str(site_file)
     quote = next((q for q in "'\"" if q not in path), "")
     if not quote or (quote == '"' and "\\" in path):
@@ -57,13 +57,13 @@ def node_config(site_file: Path) -> str:
 
 
 def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:
-    """The environment Flower's programs start in."""
+    """Return the environment that Flower's programs start in."""
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "/usr/bin:/bin")])
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def free_port() -> int:
-    """A port on loopback nobody listens on now."""
+    """Return a port on loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -10,9 +10,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -36,15 +34,6 @@ from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.operate.bundle import write_bundle
 
 
-@dataclass(frozen=True)
-class Node:
-    """A registered site as Flower sees it."""
-
-    site: str
-    node_id: int
-    status: str
-
-
 class Control:
     """A connection to the SuperLink of a deployment. Use as a context."""
 
@@ -60,39 +49,30 @@ class Control:
     def __enter__(self) -> Control:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
 
     def register(self, site: str) -> bool:
         """Make a site's public key known; False if it was already, or if the site has none."""
-        if not (self.deployment.site(site) / "site.pub").is_file():
-            return False
-        key = public_key_bytes(self.deployment.site(site) / "site.pub")
-        if any(bytes(n.public_key) == key and n.status != "unregistered" for n in self._nodes()):
+        if not (key := self._key(site)) or self._known(key):
             return False
         self._call("RegisterNode", RegisterNodeRequest(public_key=key, name=site))
         return True
 
-    def unregister(self, key: bytes) -> bool:
-        """Let nobody in with this public key any more; False if it was not known."""
-        found = [n for n in self._nodes() if bytes(n.public_key) == key and n.status != "unregistered"]
-        for node in found:
+    def unregister(self, site: str) -> None:
+        """Let nobody in with this site's public key any more."""
+        for node in self._known(self._key(site)):
             self._call("UnregisterNode", UnregisterNodeRequest(node_id=node.node_id))
-        return bool(found)
 
-    def nodes(self) -> list[Node]:
-        """Our sites in the order of the deployment, with Flower's status: online, offline or missing."""
-        files = {s: self.deployment.site(s) / "site.pub" for s in self.deployment.sites}
-        keys = {public_key_bytes(file): s for s, file in files.items() if file.is_file()}
-        found = {
-            keys[bytes(n.public_key)]: Node(keys[bytes(n.public_key)], n.node_id, n.status)
-            for n in self._nodes()
-            if bytes(n.public_key) in keys and n.status != "unregistered"
-        }
-        away = {s: "not registered" if file.is_file() else "without a key" for s, file in files.items()}
-        return [found.get(s, Node(s, 0, away[s])) for s in self.deployment.sites]
+    def nodes(self) -> dict[str, str]:
+        """Return Flower's status of each site, in the order of the deployment: online, offline, not registered ..."""
+        found = {bytes(node.public_key): str(node.status) for node in self._known()}
+        keys = {site: self._key(site) for site in self.deployment.sites}
+        return {s: found.get(key, "not registered") if key else "without a key" for s, key in keys.items()}
+
+    def online(self) -> list[str]:
+        """Return the sites that are online."""
+        return [site for site, status in self.nodes().items() if status == "online"]
 
     def start_run(self, **overrides: Any) -> int:
         """Send the app bundle, as this version of fedtail has it, and start a run; returns Flower's run id."""
@@ -105,7 +85,7 @@ class Control:
         return int(self._call("StartRun", request).run_id)
 
     def run_status(self, run_id: int) -> tuple[str, str]:
-        """Flower's status of a run (``running``, ``finished:completed`` ..., ``unknown``) and its details."""
+        """Return Flower's status of a run (``running``, ``finished:completed`` ..., ``unknown``) and its details."""
         found = self._call("ListRuns", ListRunsRequest()).run_dict
         if run_id not in found:
             return "unknown", ""
@@ -115,8 +95,14 @@ class Control:
     def stop_run(self, run_id: int) -> None:
         self._call("StopRun", StopRunRequest(run_id=run_id))
 
-    def _nodes(self) -> list[Any]:
-        return list(self._call("ListNodes", ListNodesRequest()).nodes_info)
+    def _key(self, site: str) -> bytes:
+        file = self.deployment.site(site) / "site.pub"
+        return public_key_bytes(file) if file.is_file() else b""
+
+    def _known(self, key: bytes | None = None) -> list[Any]:
+        """Flower's nodes that it lets in, or those of a key."""
+        nodes = self._call("ListNodes", ListNodesRequest()).nodes_info
+        return [n for n in nodes if n.status != "unregistered" and key in (None, bytes(n.public_key))]
 
     def _call(self, method: str, request: Any) -> Any:
         try:
@@ -131,7 +117,7 @@ class Control:
 
 
 def is_healthy(deployment: Deployment, timeout: float = 2.0) -> bool:
-    """Whether the SuperLink answers over TLS with our CA's certificate."""
+    """Return whether the SuperLink answers over TLS with our CA's certificate."""
     context = ssl.create_default_context(cafile=str(deployment.server / "ca.crt"))
     url = f"https://{deployment.host}:{deployment.port}/health"
     try:

@@ -77,7 +77,7 @@ def create_deployment(
 
 
 def move_port(deployment: Deployment, port: int) -> Deployment:
-    """The same deployment on another port: what names the old one is written anew. Keys and runs stay."""
+    """Move a deployment to another port: files that name the old one are written anew, keys and runs stay."""
     old, new = f"127.0.0.1:{deployment.port}", f"127.0.0.1:{check_port('--port', port)}"
     moved = replace(deployment, port=port, public=new if deployment.public == old else deployment.public)
     moved.save()
@@ -104,8 +104,7 @@ def write_site(deployment: Deployment, name: str, client: int | None = None, *, 
 
 
 def write_rosters(deployment: Deployment) -> None:
-    """``sites.pub`` in every site's folder: whose keys may be behind masked sums. What a site does not have on its own
-    list, no server can add."""
+    """Write ``sites.pub``, the list of all sites' keys, into every site's folder. Sites compare it with one another."""
     listed = [deployment.site(name) / "site.pub" for name in deployment.sites]
     text = "".join(file.read_text() for file in listed if file.is_file())
     for name in deployment.sites:
@@ -122,12 +121,12 @@ def _write_instructions(deployment: Deployment, name: str) -> None:
 
 
 def site_unit(name: str, root: Path) -> str:
-    """The systemd unit of a site whose folder is in ``root``, beside the virtual environment."""
+    """Return the systemd unit of a site whose folder is in ``root``, beside the virtual environment."""
     return filled("fedtail-site.service", name=name, root=root)
 
 
 def superlink_unit(deployment: Deployment, programs: Path) -> str:
-    """The systemd unit of the server, which runs as the owner of the folder."""
+    """Return the systemd unit of the server, which runs as the owner of the folder."""
     owner: int | str = deployment.folder.stat().st_uid
     with contextlib.suppress(KeyError):  # a number without a name, as in containers
         owner = pwd.getpwuid(deployment.folder.stat().st_uid).pw_name
@@ -166,7 +165,7 @@ def write_config(deployment: Deployment, config: Settings | None = None) -> Path
 
 
 def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
-    """The config of a run, on the data the sites know: overrides of it would reach the server only."""
+    """Return a run's config with the data that the sites know: overrides of it would reach the server only."""
     theirs = load_config(deployment.config)
     if config.data != theirs.data:
         raise FedtailError(f"data.* is set at the sites; change it in {deployment.shown}/config.toml, not for one run")
@@ -176,7 +175,7 @@ def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
 
 
 def filled(file: str, /, **words: object) -> str:
-    """The text in ``files/`` with its ``@words@`` replaced."""
+    """Return a text of ``files/`` with its ``@words@`` replaced."""
     text = (files(__package__) / "files" / file).read_text()
     for word, value in words.items():
         text = text.replace(f"@{word}@", str(value))

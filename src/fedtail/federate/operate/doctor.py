@@ -43,7 +43,7 @@ HINTS = {
 
 
 def examine_server(deployment: Deployment, seconds: float = 180.0) -> list[Finding]:
-    """Certificates, keys, versions, sites online, and what the sites themselves say: schema, clocks, versions."""
+    """Check certificates, keys, versions and who is online, and ask the sites for their schema, clock and versions."""
     out = [*check_software(), *check_certificate(deployment)]
     for site in deployment.sites:
         out += check_key(deployment.site(site), site)
@@ -52,14 +52,14 @@ def examine_server(deployment: Deployment, seconds: float = 180.0) -> list[Findi
         return [*out, Finding("error", "server", f"no SuperLink answers at {address}; start it with {start}")]
     with Control(deployment) as control:
         nodes = control.nodes()
-    away = [node for node in nodes if node.status != "online"]
+    away = {site: status for site, status in nodes.items() if status != "online"}
     hint = "see its site.log, and `fedtail deploy register` for a new site"
-    out += [Finding("error", node.site, f"{node.status}; {hint}") for node in away]
+    out += [Finding("error", site, f"{status}; {hint}") for site, status in away.items()]
     return out if away else [*out, *ask_sites(deployment, seconds)]
 
 
 def ask_sites(deployment: Deployment, seconds: float) -> list[Finding]:
-    """A handshake over Flower: do sites agree about columns, classes, versions and clocks?"""
+    """Ask the sites, by a handshake over Flower, whether they agree about columns, classes, versions and clocks."""
     result = deployment.server / "doctor.json"
     result.unlink(missing_ok=True)
     run_id = runs.start_handshake(deployment)
@@ -76,7 +76,7 @@ def ask_sites(deployment: Deployment, seconds: float) -> list[Finding]:
 
 
 def examine_site(file: str | Path, address: str = "") -> list[Finding]:
-    """What a site's operator can check alone: keys, data, policy and, given the address, the way to the server."""
+    """Check what a site can check alone: keys, data, policy and, given the address, the way to the server."""
     out = check_software()
     config = load_site(file)
     out += check_key(config.folder, config.name)
@@ -96,7 +96,7 @@ def examine_site(file: str | Path, address: str = "") -> list[Finding]:
 
 
 def describe_data(data: SiteData) -> str:
-    """For the site's own eyes: kind, size and classes."""
+    """Describe a site's data to its own operator: kind, size and classes."""
     schema = data.schema()
     classes = schema["classes"]
     samples = getattr(data, "table", None)
@@ -105,7 +105,7 @@ def describe_data(data: SiteData) -> str:
 
 
 def check_software() -> list[Finding]:
-    """Whether Flower is there, in the version that fedtail is tested with."""
+    """Check that Flower is there, in the version that fedtail is tested with."""
     try:
         found = version("flwr")
     except PackageNotFoundError:
@@ -117,7 +117,7 @@ def check_software() -> list[Finding]:
 
 
 def check_certificate(deployment: Deployment) -> list[Finding]:
-    """The server's certificate: signed by our CA, valid now and for a while, for the address sites use."""
+    """Check the server's certificate: signed by our CA, valid now and for a while, for the address sites use."""
     seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
     now = datetime.datetime.now(datetime.UTC)
     out = []
@@ -138,7 +138,7 @@ def check_certificate(deployment: Deployment) -> list[Finding]:
 
 
 def check_key(folder: Path, name: str) -> list[Finding]:
-    """A site's key pair: there, matching, private. The server may have deleted its copy of the private half."""
+    """Check a site's key pair: there, matching, private. The server may have deleted its copy of the private half."""
     if not (folder / "site.pub").is_file():
         return [
             Finding("error", name, f"{folder}/site.pub is missing; make a key at the site with `fedtail site keys`")
@@ -163,7 +163,7 @@ def _check_roster(folder: Path, name: str) -> list[Finding]:
 
 
 def check_connection(address: str, ca: Path) -> list[Finding]:
-    """TLS to the server with the deployment's CA, that the control path is closed, and the server's clock."""
+    """Check TLS to the server with the deployment's CA, that the control path is closed, and the server's clock."""
     host, port = split_address("--server", address)
     if not ca.is_file():
         return [Finding("error", "server", f"{ca} is missing; without it the server's certificate cannot be checked")]
@@ -189,7 +189,7 @@ def check_connection(address: str, ca: Path) -> list[Finding]:
 
 
 def worst(findings: list[Finding]) -> str:
-    """The most serious level there is."""
+    """Return the most serious level there is."""
     order = ["ok", "warning", "error"]
     return order[int(np.max([order.index(f.level) for f in findings], initial=0))]
 
@@ -201,7 +201,7 @@ def _private(path: Path) -> list[Finding]:
 
 
 def advice(deployment: Deployment, about: dict[str, Any], now: float | None = None) -> list[str]:
-    """One line per thing to do, the most urgent first; none where all is well. about: what ``status --json`` prints."""
+    """Return a line for each thing to do, the most urgent first. about: what ``status --json`` prints."""
     now = time.time() if now is None else now
     folder, run = deployment.shown, about.get("run") or {}
     out = []
@@ -235,7 +235,7 @@ def advice(deployment: Deployment, about: dict[str, Any], now: float | None = No
 
 
 def _often_refused(deployment: Deployment, run: dict[str, Any]) -> list[str]:
-    """Sites that are online and yet missing in several of the last rounds."""
+    """Name sites that are online and yet were missing in several of the last rounds."""
     faults: dict[int, list[str]] = {}
     for fault in run.get("errors", []):
         if fault["round"] >= run["round"] - 5:

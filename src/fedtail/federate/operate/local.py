@@ -98,19 +98,18 @@ def wait_until_forgotten(deployment: Deployment, seconds: float) -> None:
     """Wait until no site counts as online: one that was killed does so until its last heartbeat has expired, up to
     a minute, and Flower refuses it until then."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with Control(deployment) as control:
-            if all(node.status != "online" for node in control.nodes()):
-                return
-        time.sleep(0.5)
+    with Control(deployment) as control:
+        while control.online() and time.monotonic() < deadline:
+            time.sleep(0.5)
 
 
 def wait_until_online(deployment: Deployment, seconds: float) -> None:
-    """Wait for all sites; says which are missing."""
+    """Wait until all sites are online; ``FedtailError`` says which are missing."""
     deadline = time.monotonic() + seconds
     while True:
         with Control(deployment) as control:
-            missing = [n.site for n in control.nodes() if n.status != "online"]
+            online = control.online()
+        missing = [site for site in deployment.sites if site not in online]
         if not missing:
             return
         ended = [site for site in missing if not processes.find(deployment.folder, f"site:{site}")]
@@ -126,7 +125,7 @@ def wait_until_online(deployment: Deployment, seconds: float) -> None:
 
 
 def last_words(log: Path) -> str:
-    """The last line a program wrote, without colours."""
+    """Return the last line that a program wrote, without colours."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
     return re.sub(r"\x1b\[[0-9;]*m", "", lines[-1]).strip() if lines else "no output"
 
@@ -157,5 +156,5 @@ def is_free(host: str, port: int) -> bool:
 
 
 def find_nginx() -> str | None:
-    """Debian keeps it in a folder that is not on every user's path."""
+    """Return the path of nginx, which Debian keeps in a folder that is not on every user's path."""
     return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

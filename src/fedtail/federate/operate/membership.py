@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.deployment import Deployment, check_site_names
-from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.operate.certificates import inspect_certificate, make_server_certificate, make_site_key
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.operate.create import write_rosters, write_site
@@ -59,7 +58,7 @@ def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Depl
 
 
 def read_line(file: Path, name: str) -> str:
-    """The line of a site's public key in a file; one clear line if there is none."""
+    """Return the line of a site's public key from a file; one clear line if there is none."""
     try:
         kind, data, *_ = file.read_text().split(maxsplit=2)
         if not isinstance(load_ssh_public_key(f"{kind} {data}".encode()), EllipticCurvePublicKey):
@@ -123,7 +122,7 @@ def own_key(folder: Path, *, new: bool = False) -> tuple[str, str, list[str]]:
 
 
 def renew_certificate(deployment: Deployment) -> str:
-    """A new certificate of the server for the same addresses; returns the day on which it ends."""
+    """Renew the server's certificate for the same addresses; returns the day on which it ends."""
     server = deployment.server
     if not (server / "ca.key").is_file():
         raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
@@ -149,11 +148,11 @@ def _forget(deployment: Deployment, name: str) -> None:
             raise FedtailError(f"no SuperLink answers at {address}, and it knows the key of {name!r}; start it first")
         return
     with Control(deployment) as control:
-        control.unregister(public_key_bytes(public))
+        control.unregister(name)
 
 
 def _free_client(deployment: Deployment) -> int | None:
-    """Which client of the data set a rehearsal's next site can play; None where sites have data of their own."""
+    """Return the client of the data set that a rehearsal's next site can play; None where sites have their own data."""
     config = load_config(deployment.config)
     if config.data.name == "sites":
         return None

@@ -44,10 +44,10 @@ def rehearse(
         nvflare(deployment, "poc", "prepare", "--force", "-c", *deployment.sites)
         nvflare(deployment, "poc", "start", "--timeout", "120")
         tell({"state": "submitting the job"})
-        said = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
-        found = re.search(r"job_id: (\S+)", said)
+        answer = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
+        found = re.search(r"job_id: (\S+)", answer)
         if found is None:
-            raise FedtailError(f"NVFlare did not accept the job: {' '.join(said.split())[-300:]}")
+            raise FedtailError(f"NVFlare did not accept the job: {' '.join(answer.split())[-300:]}")
         tell({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
         return follow(
             lambda: json.loads(status.read_text()) if status.is_file() else {},
@@ -61,7 +61,7 @@ def rehearse(
 
 
 def job_fault(deployment: Deployment, job_id: str) -> str:
-    """Why a job does not go on, in one line; empty if NVFlare says that it does."""
+    """Return why a job does not go on, in one line; empty if NVFlare says that it does."""
     home = deployment.folder / "nvflare"
     try:
         listed = nvflare(deployment, "job", "list", "-i", job_id)
@@ -75,14 +75,14 @@ def job_fault(deployment: Deployment, job_id: str) -> str:
 
 
 def last_error(home: Path) -> str:
-    """The last line of the newest error log: what most likely ended the job."""
+    """Return the last line of the newest error log, which most likely says what ended the job."""
     logs = sorted((f for f in home.rglob("error_log.txt") if f.stat().st_size), key=lambda f: f.stat().st_mtime)
     lines = logs[-1].read_text(errors="replace").strip().splitlines() if logs else ["no error in its logs"]
     return lines[-1].strip()[-300:]
 
 
 def nvflare(deployment: Deployment, *arguments: str) -> str:
-    """One command of NVFlare, in a home of its own and marked as the deployment's."""
+    """Run a command of NVFlare, in a home of its own and marked as the deployment's; returns what it printed."""
     home = deployment.folder / "nvflare"
     program = Path(sys.executable).parent / "nvflare"
     environment = {

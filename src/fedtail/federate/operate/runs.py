@@ -33,13 +33,13 @@ def start(deployment: Deployment, config: Settings | None = None, *, resume: boo
 
 
 def start_handshake(deployment: Deployment) -> int:
-    """Only let the sites say who they are, for ``doctor``; the answer is ``server/doctor.json``."""
+    """Ask the sites who they are, for ``doctor``; the answer is ``server/doctor.json``."""
     with connect(deployment) as control:
         return control.start_run(deployment=str(deployment.folder), sites=len(deployment.sites), mode="doctor")
 
 
 def connect(deployment: Deployment) -> Control:
-    """A connection to a SuperLink that answers; one clear line if none does."""
+    """Connect to the SuperLink; one clear line if none answers."""
     if not is_healthy(deployment):
         raise FedtailError(
             f"no SuperLink answers at {deployment.host}:{deployment.port}; start it with "
@@ -78,7 +78,7 @@ def wait(
 
 
 def where(deployment: Deployment) -> dict[str, Any]:
-    """The running or last run's status; one that neither goes on nor ended by itself is ``stopped``."""
+    """Return the running or last run's status; one that neither goes on nor ended by itself is ``stopped``."""
     now = read_status(deployment)
     if now and now["state"] not in ENDED and not is_locked(deployment.server / RUN_LOCK):
         return {**now, "state": "stopped"}
@@ -86,26 +86,26 @@ def where(deployment: Deployment) -> dict[str, Any]:
 
 
 def read_status(deployment: Deployment, run_id: int | None = None) -> dict[str, Any]:
-    """What the running or last run says of itself; empty if none has started, or if it is not the one asked for."""
+    """Return what the running or last run reports; empty if none has started, or if it is not the one asked for."""
     path = deployment.server / "run.json"
     now = dict(json.loads(path.read_text())) if path.is_file() else {}
     return now if run_id is None or now.get("run") == str(run_id) else {}
 
 
 def last_run(deployment: Deployment) -> int | None:
-    """Flower's id of the last training run."""
+    """Return Flower's id of the last training run."""
     file = deployment.server / "run.id"
     return int(file.read_text()) if file.is_file() else None
 
 
 def last_config(deployment: Deployment) -> Path | None:
-    """The config of the last training run, overrides included."""
+    """Return the config of the last training run, overrides included."""
     file = deployment.server / LAST_CONFIG
     return file if file.is_file() else None
 
 
 def _end_previous(deployment: Deployment, control: Control, resume: bool) -> None:
-    """Two runs at once would share sites and folder. One whose server died is ended, or sites would work on for it."""
+    """End a run whose server died, for which sites would work on; a run that is active is an error."""
     previous = last_run(deployment)
     if previous is None or read_status(deployment, previous).get("state") in ENDED:
         return

@@ -76,14 +76,14 @@ class FlowerClient:
 
 
 def changed(file: Path) -> float:
-    """When a file was last touched; 0 where there is none."""
+    """Return when a file was last touched; 0 where there is none."""
     with contextlib.suppress(OSError):
         return file.stat().st_mtime
     return 0.0
 
 
 def apps_of(folder: Path) -> str:
-    """``site_apps``, in a process of its own, which takes torch and Flower away with it."""
+    """Return ``site_apps``, from a process of its own, which takes torch and Flower away with it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
         return apart.submit(_apps_of, folder).result()
 
@@ -133,7 +133,7 @@ class NVFlareClient:
 
 
 def open_ports(pid: int) -> set[int]:
-    """Ports at the other end of the process's open TCP connections."""
+    """Return the ports at the other end of a process's open TCP connections."""
     try:
         links = {str(f.readlink()) for f in Path(f"/proc/{pid}/fd").iterdir()}
         tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]

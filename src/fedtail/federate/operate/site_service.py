@@ -87,7 +87,7 @@ class SiteService:
         self.last_words = ""
 
     def run(self) -> None:
-        """Until told to stop."""
+        """Keep the client at work until told to stop."""
         with alone(self.folder):
             self.log.info(
                 f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.client.address}"
@@ -111,11 +111,11 @@ class SiteService:
             self.tell("stopped", "")
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """Also a handler of signals."""
+        """Stop the service; also a handler of signals."""
         self.stopping.set()
 
     def start(self) -> subprocess.Popen[str]:
-        """A new client."""
+        """Start a new client."""
         process = subprocess.Popen(
             self.client.command(),
             stdin=subprocess.DEVNULL,
@@ -139,18 +139,18 @@ class SiteService:
         assert process.stdout is not None
         failed = False
         for line in process.stdout:
-            level, said = LEVEL.fullmatch(COLOUR.sub("", line).strip()).groups()  # type: ignore[union-attr]
-            if not said:
+            level, text = LEVEL.fullmatch(COLOUR.sub("", line).strip()).groups()  # type: ignore[union-attr]
+            if not text:
                 continue
             if level == "ERROR" or (failed and not level):  # an error may have several lines
-                self.last_words = f"{self.last_words} {said}".strip() if failed and not level else said
+                self.last_words = f"{self.last_words} {text}".strip() if failed and not level else text
             elif not failed:
-                self.last_words = said
+                self.last_words = text
             failed = failed or level == "ERROR"
-            self.log.info(f"  {level.lower() + ': ' if level in ('WARNING', 'ERROR') else ''}{said}")
+            self.log.info(f"  {level.lower() + ': ' if level in ('WARNING', 'ERROR') else ''}{text}")
 
     def watch(self, process: subprocess.Popen[str]) -> str:
-        """Returns why the client must be started again."""
+        """Watch the client; returns why it must be started again."""
         watchdog = Watchdog(self.stale, self.grace)
         while not self.stopping.wait(self.look):
             code = process.poll()
@@ -180,7 +180,7 @@ class SiteService:
 
 
 def client_of(folder: Path, server: str = "") -> SiteClient:
-    """NVFlare's client where ``site.toml`` names its startup kit, else Flower's SuperNode."""
+    """Return NVFlare's client where ``site.toml`` names its startup kit, else Flower's SuperNode."""
     identity = read_identity(folder / "site.toml")
     if identity.nvflare:
         if server:
@@ -201,8 +201,8 @@ class Watchdog:
         self.reachable_since: float | None = None
 
     def judge(self, silent: float, fault: Callable[[], str]) -> tuple[str, str]:
-        """State and detail. silent: seconds since the last answer; fault: why the server cannot be reached, empty if it
-        can."""
+        """Return state and detail. silent: seconds since the last answer; fault: why the server cannot be reached,
+        empty if it can."""
         if silent <= self.stale:
             self.reachable_since = None
             return "connected", ""
@@ -219,7 +219,7 @@ class Watchdog:
 
 
 def tls_fault(address: str, ca: Path, timeout: float = 5.0) -> str:
-    """Why no TLS connection to the server can be made; empty if one can."""
+    """Return why no TLS connection to the server can be made; empty if one can."""
     host, port = split_address("server", address)
     try:
         context = ssl.create_default_context(cafile=str(ca))
@@ -241,7 +241,7 @@ def end(process: subprocess.Popen[str], seconds: float = 10.0) -> None:
 
 
 def site_log(folder: Path) -> logging.Logger:
-    """``site.log``, of which the last files are kept, and standard error."""
+    """Return the logger to ``site.log``, of which the last files are kept, and to standard error."""
     log = logging.getLogger(f"fedtail.site.{folder}")
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -258,7 +258,7 @@ def site_log(folder: Path) -> logging.Logger:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Two clients with one key would be refused in turn."""
+    """Hold the site's lock: of two clients with one key, each would be refused in turn."""
     with (folder / "service.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,7 +268,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def is_served(folder: Path) -> bool:
-    """Whether a service runs for the site."""
+    """Return whether a service runs for the site."""
     try:
         with alone(folder):
             return False
@@ -277,7 +277,7 @@ def is_served(folder: Path) -> bool:
 
 
 def read_health(folder: Path) -> Health:
-    """How the site is; ``down`` where no service runs."""
+    """Return a site's health; ``down`` where no service runs."""
     identity, file = read_identity(folder / "site.toml"), folder / "health.json"
     known = Health(**json.loads(file.read_text())) if file.is_file() else Health(identity.name, identity.server)
     if not is_served(folder):
