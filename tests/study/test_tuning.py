@@ -13,7 +13,7 @@ import pytest
 from fedtail.cli import main
 from fedtail.errors import FedtailError
 from fedtail.runs.config import load_config
-from fedtail.study.tuning import SPACE, Trial, Tuning, candidates, climb, parse_budget, tune_settings
+from fedtail.study.tuning import SPACE, Trial, Tuning, candidates, parse_budget, tune_settings
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=2", "run.rounds=9", "run.metric=macro_f1"]
 
@@ -38,20 +38,6 @@ def test_candidates_differ_and_leave_alone_what_was_said() -> None:
     assert candidates(settings, set(SPACE)) == []
     assert not any("rates.rate" in p for p in candidates(settings, {"rates.name"}))
     assert points == candidates(settings, {"local.lr", "method.name"})
-
-
-def test_the_better_third_climbs_the_best_of_them_whatever_the_time() -> None:
-    standing = [Trial({"a": i}, 0, 3, i / 10, 1.0) for i in range(7)]
-    played = climb(standing, lambda values: Trial(values, 1, 9, 0.5, 1.0), lambda: True)
-    assert [t.values["a"] for t in played] == [6, 5]
-    assert [t.values["a"] for t in climb(standing, lambda v: Trial(v, 1, 9, 0.5, 1.0), lambda: False)] == [6]
-
-
-def test_the_settings_as_given_climb_however_they_did() -> None:
-    standing = [Trial({"a": i} if i else {}, 0, 3, i / 10, 1.0) for i in range(7)]
-    for goes, expected in ((True, [{"a": 6}, {}, {"a": 5}]), (False, [{"a": 6}, {}])):
-        played = climb(standing, lambda values: Trial(values, 1, 9, 0.5, 1.0), lambda goes=goes: goes)
-        assert [t.values for t in played] == expected
 
 
 def test_the_best_is_looked_for_on_the_highest_rung() -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedtail.core.halving import halving, lengths
 from fedtail.core.random import generator
 from fedtail.errors import one_of, writing
 from fedtail.methods import METHODS
@@ -29,8 +30,8 @@ Runner = Callable[[Sequence[Cell]], list[Outcome]]
 COMPARED = ("fedavg", "fedprox", "weighted_ce", "ratio_loss", "climb", "fedgrab", "fedcgn", "fedcgnm")
 """Methods searched where none is named: those of the paper's main tables."""
 PARTITIONS = ("iid", "dirichlet")
-RUNGS = (4, 2, 1)
-"""Each rung of the race has the rounds divided by this."""
+RUNGS, KEEP = 3, 2
+"""Rungs of the race, each with twice the rounds of the one before and half of its trials."""
 TRIALS = "trials.jsonl"
 DEFAULT_ROUNDS = 50
 
@@ -126,19 +127,18 @@ def race_trials(
     run: Runner,
 ) -> list[Trial]:
     """Successive halving of the points ``field`` on the problem that ``base`` describes; ``name`` is for people."""
-    rounds = int(base.get("run.rounds", DEFAULT_ROUNDS))
+    rounds = lengths(int(base.get("run.rounds", DEFAULT_ROUNDS)), RUNGS, KEEP)
     trials: list[Trial] = []
-    for cut in RUNGS:
-        length = max(1, -(-rounds // cut))
-        cells = [cell_of({**base, "run.rounds": length}, name, method, s, seed) for s in field for seed in seeds]
-        scores = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
-        n = len(seeds)
-        rung = [
-            Trial(method, settings, length, sum(scores[i * n : (i + 1) * n]) / n, n) for i, settings in enumerate(field)
-        ]
-        trials += rung
-        ranked = sorted(rung, key=lambda t: -t.score)  # stable: of equals the earlier draw, so the recipe first
-        field = [t.settings for t in ranked[: max(1, len(ranked) // 2)]]
+
+    def play(standing: Sequence[dict[str, Any]], rung: int) -> list[float]:
+        length, n = rounds[rung], len(seeds)
+        cells = [cell_of({**base, "run.rounds": length}, name, method, s, seed) for s in standing for seed in seeds]
+        found = [validation_score(outcome, outcome.cell.config.run.metric) for outcome in run(cells)]
+        scores = [sum(found[i * n : (i + 1) * n]) / n for i in range(len(standing))]
+        trials.extend(Trial(method, s, length, score, n) for s, score in zip(standing, scores, strict=True))
+        return scores
+
+    halving(field, rounds, play, keep=KEEP)  # of equals the earlier draw goes on, so the recipe first
     return trials
 
 

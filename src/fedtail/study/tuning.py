@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedtail.boosting.loop import run_rounds
+from fedtail.core.halving import halving, lengths
 from fedtail.core.metrics import signed
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError
@@ -106,57 +106,38 @@ def tune_settings(
     ready = prepare(build_federation(settings), settings)
     if not sum(map(len, ready.federation.validation)):
         raise FedtailError("tune compares models, but there is no validation data at the clients; set data.validation")
-    rounds = [max(FEWEST, settings.run.rounds // KEEP ** (RUNGS - 1 - rung)) for rung in range(RUNGS)]
-    tuning = Tuning()
+    rounds = lengths(settings.run.rounds, RUNGS, KEEP, FEWEST)
+    tuning, waiting = Tuning(), candidates(settings, said)
+    tuning.candidates, field = len(waiting) + 1, [{}, *reversed(waiting)]
 
     def left() -> float:
         return budget - (time.perf_counter() - began)
 
-    def more_than(seconds: float) -> Callable[[], bool]:
-        return lambda: left() > seconds
-
-    def play(values: dict[str, Any], rung: int, *, limited: bool = True) -> Trial | None:
-        try:
-            trial = train(ready, settings, values, rung, rounds[rung], left if limited else None)
-        except _OutOfTime:
-            return None
-        tuning.trials.append(trial)
-        if on_trial is not None:
-            on_trial(trial, left())
-        return trial
-
-    first = play({}, 0, limited=False)  # there is always one result
-    assert first is not None
-    waiting = candidates(settings, said)
-    tuning.candidates, standing = len(waiting) + 1, [first]
     while True:
-        share = max(left(), 0.0) / RUNGS  # every rung of a bracket has as much time
-        end = left() - share
-        while waiting and left() > end and (trial := play(waiting.pop(), 0)):
-            standing.append(trial)
-        for rung in range(1, RUNGS):
-            if rounds[rung] > rounds[rung - 1]:
-                standing = climb(standing, partial(play, rung=rung), more_than(end - rung * share))
-        if not waiting or left() <= 0:
+        share = max(left(), 0.0) / RUNGS  # every rung has as much time
+        ends = [left() - (rung + 1) * share for rung in range(RUNGS)]
+
+        def play(standing: Sequence[dict[str, Any]], rung: int) -> list[float]:
+            scores: list[float] = []
+            for values in standing:
+                settled = bool(scores) or not rung  # the best of a rung goes on whatever the time
+                if tuning.trials and values and settled and left() <= ends[rung]:  # noqa: B023
+                    break
+                try:  # there is always one result
+                    trial = train(ready, settings, values, rung, rounds[rung], left if tuning.trials else None)
+                except _OutOfTime:
+                    break
+                tuning.trials.append(trial)
+                scores.append(trial.score)
+                if on_trial is not None:
+                    on_trial(trial, left())
+            if not rung:
+                del field[: len(scores)]
+            return scores
+
+        halving(list(field), rounds, play, keep=KEEP, always=lambda values: not values)
+        if not field or left() <= 0:
             return changed(settings, tuning.best.values), tuning
-        standing = []
-
-
-def climb(
-    standing: list[Trial], play: Callable[[dict[str, Any]], Trial | None], goes: Callable[[], bool]
-) -> list[Trial]:
-    """The better third on the next rung, the best first, while there is time; at least the best. The settings as given
-    are second, however they did: a few rounds of them are mostly a race."""
-    ahead = sorted(standing, key=lambda trial: -trial.score)[: max(1, len(standing) // KEEP)]
-    given = [trial for trial in standing if not trial.values]
-    ahead = [*ahead[:1], *(t for t in given if t not in ahead[:1]), *(t for t in ahead[1:] if t.values)]
-    kept: list[Trial] = []
-    for trial in ahead:
-        if kept and trial.values and not goes():
-            break
-        if (found := play(trial.values)) is not None:
-            kept.append(found)
-    return kept
 
 
 def candidates(settings: Settings, said: Collection[str]) -> list[dict[str, Any]]:
