@@ -14,7 +14,6 @@ from fedtail.core.promise import (
     recall_promised,
     samples_needed,
     set_thresholds,
-    share_interval,
     tolerance_rank,
 )
 from fedtail.core.scores import BINS, Scores, bin_edges, bin_of
@@ -82,12 +81,6 @@ def test_the_promise_survives_json():
 def test_recall_promised_inverts_the_rank():
     rank = tolerance_rank(200, 0.9, 0.95)
     assert recall_promised(200, rank - 1, 0.95) >= 0.9 > recall_promised(200, rank, 0.95)
-
-
-def test_the_interval_of_a_share_is_the_exact_binomial_one():
-    low, high = share_interval(3, 20)
-    assert binom.sf(2, 20, low) == pytest.approx(0.025) and binom.cdf(3, 20, high) == pytest.approx(0.025)
-    assert share_interval(0, 10)[0] == 0.0 and share_interval(10, 10)[1] == 1.0
 
 
 def test_the_cost_bound_holds_in_simulation_and_shrinks():

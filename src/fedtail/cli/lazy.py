@@ -28,6 +28,7 @@ COMMANDS = {
     "deploy": "deploy:app",
     "site": "site:app",
     "predict": "predict:predict",
+    "plan": "plan:plan_command",
     "evaluate": "evaluate:evaluate",
     "monitor": "monitor:monitor",
     "recalibrate": "monitor:recalibrate_command",

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta
 
+from fedtail.core.evidence import wilson
 from fedtail.core.scores import bin_edges
 
 
@@ -46,14 +47,6 @@ def recall_promised(n: int, below: int, confidence: float) -> float:
     The threshold must not have been chosen by its place among the scores, or be the score of rank ``below`` + 1.
     """
     return float(1.0 - beta.ppf(confidence, below + 1, n - below)) if below < n else 0.0
-
-
-def share_interval(hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the two-sided interval of Clopper and Pearson for a share of which ``hits`` of ``n`` were seen."""
-    rest = (1.0 - confidence) / 2
-    low = float(beta.ppf(rest, hits, n - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1.0 - rest, hits + 1, n - hits)) if hits < n else 1.0
-    return low, high
 
 
 @dataclass(frozen=True)
@@ -91,12 +84,13 @@ class Promise:
     @property
     def precision_interval(self) -> tuple[float, float]:
         """The interval of ``precision`` at 95 %."""
-        return share_interval(self.found, self.found + self.alarms)
+        called = self.found + self.alarms
+        return wilson(self.found / max(called, 1), called)
 
     @property
     def alarm_interval(self) -> tuple[float, float]:
         """The interval, at 95 %, of the share of other samples that cause an alarm."""
-        return share_interval(self.alarms, self.others)
+        return wilson(self.alarms / max(self.others, 1), self.others)
 
     def sentence(self, name: str) -> str:
         """Say in one line what is promised of the class ``name``, and what was wanted where that is more."""

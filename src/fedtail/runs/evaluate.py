@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.evidence import per_class
+from fedtail.core.evidence import per_class, wilson
 from fedtail.core.metrics import METRICS, majority_floor, summarize
-from fedtail.core.promise import share_interval
 from fedtail.core.random import generator
 from fedtail.core.scores import Scores, average_precision
 from fedtail.runs.judged import Judged
@@ -84,8 +83,8 @@ def _site(scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _share(hits: int, n: int) -> dict[str, Any]:
-    """A share with its exact interval; nothing where there is nothing to take a share of."""
-    return {"value": hits / n, "interval": list(share_interval(hits, n, LEVEL))} if n else {"value": None}
+    """A share with its interval; nothing where there is nothing to take a share of."""
+    return {"value": hits / n, "interval": list(wilson(hits / n, n))} if n else {"value": None}
 
 
 def _intervals(scores: Scores) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.promise import share_interval
+from fedtail.core.evidence import wilson
 from fedtail.core.scores import CELLS
 from fedtail.core.shift import (
     class_mix,
@@ -135,7 +135,7 @@ class Watch:
             "rows": now.n,
             "counts": now.to_json(),
             "mix": dict(zip(self.classes, self.mix(judged).round(6).tolist(), strict=True)),
-            "strange": {"rows": now.strange, "interval": list(share_interval(now.strange, now.n))},
+            "strange": {"rows": now.strange, "interval": list(wilson(now.strange / max(now.n, 1), now.n))},
         }
         if judged.y is not None and (judged.y >= 0).any():
             record["labels"] = self._labels(judged.labelled)
