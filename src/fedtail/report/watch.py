@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class Watch:
         state = self.state()
         with contextlib.suppress(FedtailError):  # not a round yet, or a file that is being written
             if self.folder is not None and (run := load_run(self.folder)).history:
+                run = replace(run, result=run.result or {"going_on": True})  # which is not cut short
                 return render(comparisons([run]), self.folder.name, live=state)
         return template("waiting.html", live=state)
 
