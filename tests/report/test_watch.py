@@ -69,20 +69,21 @@ def test_the_page_updates_itself_keeps_its_folds_and_sees_the_end(
     watch, at = going_on
     at(3)
     driver = start(tmp_path / "profile")
+
+    def wait_for(text: str) -> None:
+        wait = WebDriverWait(driver, 60, ignored_exceptions=[StaleElementReferenceException])
+        wait.until(lambda d: text in d.find_element("css selector", ".live").text)
+
     try:
         forget(driver)
         driver.get(watch.url)
         assert "round 3" in driver.find_element("css selector", ".live").text
         driver.execute_script("document.querySelector('details.fold').open = true")
         at(6)
-        WebDriverWait(driver, 60, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda d: "round 6" in d.find_element("css selector", ".live").text
-        )
+        wait_for("round 6")
         assert driver.execute_script("return document.querySelector('details.fold').open")
         watch.finish(0.0)
-        WebDriverWait(driver, 60, ignored_exceptions=[StaleElementReferenceException]).until(
-            lambda d: "over" in d.find_element("css selector", ".live").text
-        )
+        wait_for("over")
         assert complaints(driver) == []
     finally:
         driver.quit()

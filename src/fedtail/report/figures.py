@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def write_figures(compared: Sequence[Comparison], folder: Path, suffix: str) -> 
             path = place / f"{name}.{suffix}"
             # without dates the same runs give the same bytes
             metadata = {"CreationDate": None} if suffix == "pdf" else {"Date": None}
-            figure = draw(chart, PAGE if name in WIDE else None)
+            figure = draw(replace(chart, title="", caption=""), PAGE if name in WIDE else None)
             with rc_context(STYLE):
                 figure.savefig(path, metadata=metadata, bbox_inches="tight", pad_inches=0.02)
             written.append(path)

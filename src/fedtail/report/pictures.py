@@ -252,7 +252,7 @@ def label_map(run: RunRecord) -> Heat | None:
         shade=np.sqrt(shown / max(shown.max(), 1)),
         unit="samples",
         wide=True,
-        caption=f"Seed {run.seed}, before resampling; stronger colour means more samples, on square-root scale{part}.",
+        caption=f"Seed {run.seed}, before resampling; stronger colours: more samples, on a square-root scale{part}.",
     )
 
 
