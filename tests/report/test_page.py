@@ -130,7 +130,7 @@ def test_the_page_and_the_status_call_the_same_sites_outliers(run_folder: Writer
         often = [{"client": 1, "reason": "late", "code": "timeout"}] * 1
         run.history[:] = [{**r, "refused": often} if r["round"] % 2 else r for r in run.history]
         told = influence_of(run.history, 4)
-        assert [row.client for row in influences(run) if row.stands_out] == told.get("outliers", [])
+        assert [row["clients"] for row in influences(run) if row["stands_out"]] == told.get("outliers", [])
 
 
 def test_a_site_that_stands_out_is_named_with_the_reason(run_folder: Writer, tmp_path: Path) -> None:

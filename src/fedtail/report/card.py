@@ -31,7 +31,7 @@ def model_card(run: RunRecord) -> str:
     rows = [
         {
             "name": found.name,
-            "training": "–" if counts is None else f"{int(counts[run.classes.index(found.name)]):,}",
+            "training": "–" if counts is None else f"{int(counts[found.place]):,}",
             "test": f"{found.support:,}",
             "found": f"{found.found:,}",
             "missed": f"{found.support - found.found:,}",
@@ -39,7 +39,7 @@ def model_card(run: RunRecord) -> str:
             "recall": "{} ({:.2f} to {:.2f})".format(
                 percent(found.found / found.support), *wilson(found.found / found.support, found.support)
             ),
-            "area": _area(run, run.classes.index(found.name)),
+            "area": _area(run, found.place),
         }
         for found in found_and_missed(run, len(run.classes))
     ]

@@ -13,7 +13,7 @@ from fedtail.core.metrics import METRICS, signed
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.pictures import class_order
 from fedtail.runs.record import RunRecord
-from fedtail.words import fixed, percent, plural
+from fedtail.words import fixed, percent, plural, times
 
 METRIC = "macro_f1"
 SMALL = 30
@@ -28,6 +28,8 @@ class Found:
     support: int
     found: int
     false_alarms: int
+    place: int = 0
+    """Which class it is."""
 
     def __str__(self) -> str:
         return (
@@ -45,9 +47,14 @@ def found_and_missed(run: RunRecord, most: int = 1) -> list[Found]:
     if run.train_counts is None:
         order.sort(key=lambda c: float(table[c].sum()))
     return [
-        Found(run.classes[c], int(table[c].sum()), int(table[c, c]), int(table[:, c].sum() - table[c, c]))
+        Found(_called(run.classes[c]), int(table[c].sum()), int(table[c, c]), int(table[:, c].sum() - table[c, c]), c)
         for c in order[:most]
     ]
+
+
+def _called(name: str) -> str:
+    """Return the name of a class as it can stand in a sentence: ``class 9`` for ``9``."""
+    return f"class {name}" if name.replace(".", "").isdigit() else name
 
 
 @dataclass(frozen=True)
@@ -130,14 +137,11 @@ def in_short(comparison: Comparison, metric: str = METRIC) -> str:
     seed = f" (seed {run.seed} of {len(best.runs)})" if len(best.runs) > 1 else ""
     for one in found:
         rare = "the rarer of two classes" if len(run.classes) == 2 else f"the rarest of {len(run.classes)} classes"
-        share = f", {percent(round(one.found / one.support, 2))}"
-        text += f"Of {one.support:,} cases of {one.name}, {rare}, it finds {one.found:,}{share}{seed}. "
-        alarms = one.found + one.false_alarms
-        text += (
-            f"It says {one.name} {plural(alarms, 'time')}, and is right in {one.found:,} of them. "
-            if alarms
-            else f"It never says {one.name}. "
-        )
+        count = f"{one.found:,}, {percent(round(one.found / one.support, 2))}" if one.found else "none"
+        text += f"Of {one.support:,} cases of {one.name}, {rare}, it finds {count}{seed}. "
+        said = one.found + one.false_alarms
+        right = f"right in {one.found:,} of them" if one.found else "never right"
+        text += f"It says {one.name} {times(said)}, and is {right}. " if said else f"It never says {one.name}. "
     sites = telling(run)
     if len(sites) > 1:
         mean = float(np.mean([site.value() for site in sites]))

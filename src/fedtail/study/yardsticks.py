@@ -93,12 +93,13 @@ def alone(setup: Setup) -> Measured:
         if federation.test_clients.size:
             own = replace(federation_split(federation, "test"), rows=np.flatnonzero(federation.test_clients == k))
         tests.append(scored(module, federation, federation_split(federation, "test"), decision))
+        several = len(np.unique(own.labels)) > 1  # of one class alone, always answering it would have an F1 of 1
         site = AtSite(
             site=federation.sites[k],
             samples=len(setup.raw.train[k]),
             test=tests[-1]["macro_f1"],
-            own=scored(module, federation, own, decision)["macro_f1"] if len(own) else None,
-            federated=scored(federated.module, federation, own, federated.decision)["macro_f1"] if len(own) else None,
+            own=scored(module, federation, own, decision)["macro_f1"] if several else None,
+            federated=scored(federated.module, federation, own, federated.decision)["macro_f1"] if several else None,
         )
         sites.append(site)
     return mean_metrics(tests), tuple(sites)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -27,25 +27,8 @@ NOTE = (
     "Cosine: with the sum of the other sites' updates. Distance: from the centre of all updates, where 1 is typical. "
     f"Rounds beyond {USUAL:g}, or with an update opposed to all others (cosine near -1), are flagged."
 )
+Row = Mapping[str, Any]
 LISTS = ("norm", "cosine", "weight", "claimed", "share", "distance")
-
-
-@dataclass(frozen=True)
-class Influence:
-    """One client over a run's rounds; means over the rounds that it took part in, NaN where not recorded."""
-
-    client: int
-    rounds: int
-    refused: int
-    flagged: int
-    norm: float
-    cosine: float
-    weight: float
-    claimed: float
-    share: float
-    distance: float
-    stands_out: bool
-    """Whether it is one of the run's outliers; see ``rounds.history.influence_of``."""
 
 
 def influence(comparison: Comparison, metric: str) -> list[Block]:
@@ -54,7 +37,7 @@ def influence(comparison: Comparison, metric: str) -> list[Block]:
     tables: list[Block] = []
     for one in comparison.contenders:
         rows = influences(one.runs[0])
-        if any(math.isfinite(row.share) for row in rows):
+        if any(math.isfinite(row["share"]) for row in rows):
             who = own_colour(comparison, one)
             outliers = _outliers(one, rows, who is not None)
             content = _of_run(one, rows, who)
@@ -70,67 +53,46 @@ def influence(comparison: Comparison, metric: str) -> list[Block]:
     return [*warnings, *tables, Text(NOTE if tables else "", "note"), Charts([aligned])]
 
 
-def influences(run: RunRecord) -> list[Influence]:
-    """Return every client that took part or was refused, in order, from the rounds' records."""
-    sums: dict[int, dict[str, list[float]]] = {}
-    rounds: dict[int, int] = {}
-    refused: dict[int, int] = {}
-    flagged: dict[int, int] = {}
-    for record in run.history:
-        told = record.get("influence") or {}
-        for row, k in enumerate(record.get("clients", [])):
-            rounds[k] = rounds.get(k, 0) + 1
-            for key in LISTS:
-                values = told.get(key) or []
-                if row < len(values) and values[row] is not None:
-                    sums.setdefault(k, {}).setdefault(key, []).append(float(values[row]))
-        for k in told.get("flagged") or []:
-            flagged[k] = flagged.get(k, 0) + 1
-        for refusal in record.get("refused", []):
-            if isinstance(k := refusal.get("client"), int):
-                refused[k] = refused.get(k, 0) + 1
-    seen = sorted({*rounds, *refused})
-    outliers = influence_of(run.history, max(seen, default=-1) + 1).get("outliers", [])
+def influences(run: RunRecord) -> list[dict[str, Any]]:
+    """Return a row per client that took part or was refused: its means over the rounds, NaN where not recorded."""
+    told = influence_of(run.history, run.rate_path().shape[1])
+    keys = [key for key in told if key != "outliers"]
+    rows = [dict(zip(keys, values, strict=True)) for values in zip(*(told[key] for key in keys), strict=True)]
+    missing = {key: math.nan for key in LISTS if not any((r.get("influence") or {}).get(key) for r in run.history)}
     return [
-        Influence(
-            client=k,
-            rounds=rounds.get(k, 0),
-            refused=refused.get(k, 0),
-            flagged=flagged.get(k, 0),
-            stands_out=k in outliers,
-            **{key: float(np.mean(v)) if (v := sums.get(k, {}).get(key)) else math.nan for key in LISTS},
-        )
-        for k in seen
+        {**row, **missing, "stands_out": row["clients"] in told["outliers"]}
+        for row in rows
+        if row["rounds"] or row["refused"]
     ]
 
 
-def _outliers(one: Contender, rows: Sequence[Influence], several: bool) -> list[Text]:
+def _outliers(one: Contender, rows: Sequence[Row], several: bool) -> list[Text]:
     out = []
     for row in rows:
-        if not row.stands_out:
+        if not row["stands_out"]:
             continue
-        why = [f"far from the others in {row.flagged} of {row.rounds} rounds"] if row.flagged else []
-        if math.isfinite(row.distance) and row.distance > USUAL:
-            why.append(f"{row.distance:.1f} times the typical distance on average")
-        if math.isfinite(row.cosine) and row.cosine < 0:
-            why.append(f"pulls against the others (cosine {row.cosine:+.2f})")
-        why += [f"refused {times(row.refused)}"] if row.refused else []
-        who, name = f"{one.label}: " if several else "", site_name(one.runs[0], row.client)
+        why = [f"far from the others in {row['flagged']} of {row['rounds']} rounds"] if row["flagged"] else []
+        if math.isfinite(row["distance"]) and row["distance"] > USUAL:
+            why.append(f"{row['distance']:.1f} times the typical distance on average")
+        if math.isfinite(row["cosine"]) and row["cosine"] < 0:
+            why.append(f"pulls against the others (cosine {row['cosine']:+.2f})")
+        why += [f"refused {times(row['refused'])}"] if row["refused"] else []
+        who, name = f"{one.label}: " if several else "", site_name(one.runs[0], row["clients"])
         out.append(Text(Markup("{}<b>{}</b> stands out: {}.").format(who, name, ", ".join(why)), "warning"))
     return out
 
 
-def _of_run(one: Contender, rows: Sequence[Influence], who: int | None) -> list[Block]:
+def _of_run(one: Contender, rows: Sequence[Row], who: int | None) -> list[Block]:
     run = one.runs[0]
-    ordered = sorted(rows, key=lambda row: (-row.stands_out, -np.nan_to_num(row.share)))
-    names = [site_name(run, row.client) for row in ordered]
+    ordered = sorted(rows, key=lambda row: (-row["stands_out"], -np.nan_to_num(row["share"])))
+    names = [site_name(run, row["clients"]) for row in ordered]
     shown = ordered[:MOST_ROWS]
-    claimed = np.array([row.claimed for row in shown])
+    claimed = np.array([row["claimed"] for row in shown])
     if not np.isfinite(claimed).any():
-        claimed = run.weights[[row.client for row in shown]]
+        claimed = run.weights[[row["clients"] for row in shown]]
     series = [
         Series("share of the samples", 0, claimed),
-        Series("share of the step", 1, np.array([row.share for row in shown])),
+        Series("share of the step", 1, np.array([row["share"] for row in shown])),
     ]
     title, named = "How much each site moves the model", names[: len(shown)]
     chart = Rows(
@@ -148,11 +110,11 @@ def _of_run(one: Contender, rows: Sequence[Influence], who: int | None) -> list[
     cells: list[list[str | Cell]] = [
         [
             name,
-            str(row.rounds),
-            *(number(v) for v in (row.share, row.weight, row.claimed, row.cosine, row.distance)),
-            Cell(str(row.flagged), look="worse" if row.flagged else ""),
-            Cell(str(row.refused), look="worse" if row.refused else ""),
-            Cell("stands out" if row.stands_out else "", look="worse"),
+            str(row["rounds"]),
+            *(number(v) for v in (row["share"], row["weight"], row["claimed"], row["cosine"], row["distance"])),
+            Cell(str(row["flagged"]), look="worse" if row["flagged"] else ""),
+            Cell(str(row["refused"]), look="worse" if row["refused"] else ""),
+            Cell("stands out" if row["stands_out"] else "", look="worse"),
         ]
         for name, row in zip(names, ordered, strict=True)
     ]
@@ -160,13 +122,13 @@ def _of_run(one: Contender, rows: Sequence[Influence], who: int | None) -> list[
     return [Charts([c for c in (chart, _distances(run, ordered, who)) if c], "packed"), table]
 
 
-def _distances(run: RunRecord, ordered: Sequence[Influence], who: int | None) -> Heat | None:
+def _distances(run: RunRecord, ordered: Sequence[Row], who: int | None) -> Heat | None:
     """Draw the distance to the other sites, round by round: when did a site begin to stand out?"""
     records = [r for r in run.history if (r.get("influence") or {}).get("distance")]
     if len(records) < 2:
         return None
     kept = [records[i] for i in np.unique(np.linspace(0, len(records) - 1, MOST_ROUNDS).round().astype(int))]
-    place = {row.client: i for i, row in enumerate(ordered[:MOST_ROWS])}
+    place = {row["clients"]: i for i, row in enumerate(ordered[:MOST_ROWS])}
     values = np.full((len(place), len(kept)), math.nan)
     for column, record in enumerate(kept):
         for k, distance in zip(record["clients"], record["influence"]["distance"], strict=False):
@@ -175,7 +137,7 @@ def _distances(run: RunRecord, ordered: Sequence[Influence], who: int | None) ->
     return Heat(
         "Distance from the other sites, round by round",
         values.round(2),
-        [site_name(run, row.client) for row in ordered[:MOST_ROWS]],
+        [site_name(run, row["clients"]) for row in ordered[:MOST_ROWS]],
         [str(r["round"] + 1) for r in kept],
         "site",
         "round",

@@ -11,8 +11,8 @@ from fedtail.core.evidence import rarest
 from fedtail.core.metrics import METRICS, metrics
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles
 from fedtail.report.comparison import Comparison
-from fedtail.report.facts import best_of, found_and_missed, in_short, number_in, provenance, telling
-from fedtail.report.pictures import curve, every_seed, palette
+from fedtail.report.facts import area_with_interval, best_of, found_and_missed, in_short, number_in, provenance, telling
+from fedtail.report.pictures import class_order, curve, every_seed, palette
 from fedtail.report.probabilities import calibrated
 from fedtail.report.tables import all_metrics, footnote, headline, summary, table_block
 from fedtail.runs.record import RunRecord
@@ -77,7 +77,10 @@ def _tiles(comparison: Comparison, metric: str) -> Tiles:
         tiles.append(
             (fixed(value), "macro F1 at the worst site", f"{seeds}; in seed {run.seed}: {who}" if seeds else who)
         )
-    if math.isfinite(best.mean("tail")):
+    if len(run.classes) == 2 and math.isfinite(best.mean("rare_pr_auc")):
+        interval = "" if seeds else f"95 % interval {area_with_interval(run, int(class_order(run)[0]))[1]}"
+        tiles.append((fixed(best.mean("rare_pr_auc")), "PR-AUC of the rarer class", seeds or interval))
+    elif math.isfinite(best.mean("tail")):
         tiles.append((fixed(best.mean("tail")), "recall of the rarest third", _tail_note(run)))
     if math.isfinite(best.mean("calibration_error")):
         before = number_in(run.result.get("before"), "calibration_error") if calibrated(run) else math.nan

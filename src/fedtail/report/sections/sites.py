@@ -180,6 +180,8 @@ def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open
     if not np.isfinite(np.array(recall)).any():
         return None
     others = [m for m in sorted(metrics(), key=lambda m: -m.priority) if m.headline and m.needs in (None, "scores")]
+    if len(order) == 2:  # whose mean hides the rare one
+        others = [m for m in others if m.name != "pr_auc"]
     others = [m for m in others if m.name != METRIC and any(math.isfinite(site.value(m.name)) for site in rows)]
     others = others[:MOST_COLUMNS]
     rare = int(order[0])
