@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtail.simulate.batched.capture import CaptureError, capture
+from fedtail.simulate.batched.capture import CaptureError, Tape, capture, check
 
 Function = Callable[..., list[Tensor]]
 
@@ -132,29 +132,60 @@ def test_any_program_of_reads_writes_views_and_copies_replays(program: list[tupl
     assert_replays(function)
 
 
-def test_unused_inputs_are_told() -> None:
-    tape = capture(lambda a, b: [a * 2, b.expand(3, 4).shape and a + 1], fresh(2, 0))
-    assert tape.used == [True, False]
-
-
 def test_constants_and_views_take_no_calls() -> None:
     tape = capture(lambda a, b: [a + torch.ones_like(a).sum(), b.t()[1:].unsqueeze(0)], fresh(2, 0))
     assert len(tape.calls) == 1
 
 
-def test_new_state_is_computed_in_place() -> None:
-    tape = capture(lambda a, b: [a.copy_(a.lerp(b, 0.5)).sum()], fresh(2, 0))
+def test_memory_of_results_that_nobody_reads_any_more_is_used_again() -> None:
+    def chain(a: Tensor, b: Tensor) -> list[Tensor]:
+        for _ in range(6):
+            a = (a + b).tanh()
+        return [a]
+
+    tape = capture(chain, fresh(2, 0))
+    assert len({call.keywords["out"].data_ptr() for call in tape.calls}) == 2
+
+
+def test_a_result_is_written_where_it_is_asked_for() -> None:
+    tape = capture(lambda a, b: [torch.add(a, b, alpha=0.5, out=a).sum()], fresh(2, 0))
     assert len(tape.calls) == 2
+    assert_replays(lambda a, b: [torch.add(a[1:], a[:-1], alpha=0.5, out=b[:-1]).sum(), a * b])
 
 
-def test_parts_that_lie_between_each_other_are_computed_in_place() -> None:
-    def function(a: Tensor, b: Tensor) -> list[Tensor]:
-        into, parts = a.new_empty(3, 2, 4), (a * b, a + b)
-        for h, part in enumerate(parts):
-            into[:, h].copy_(part)
-        return [into.sum(1)]
+def without(tape: Tape, i: int) -> Tape:
+    return Tape(tape.inputs, tape.outputs, [c for j, c in enumerate(tape.calls) if j != i])
 
-    assert len(capture(function, fresh(2, 0)).calls) == 3  # no copies
+
+def step(x: Tensor, lr: Tensor) -> list[Tensor]:
+    x.sub_(lr * x.sin())
+    return [x.sum()]
+
+
+def test_a_tape_without_its_update_is_noticed_although_it_was_recorded_on_zeros() -> None:
+    tape = capture(step, [torch.zeros(3, 4), torch.zeros(())])
+    values = [*fresh(1, 0), torch.tensor(0.1)]
+    check(step, tape, values)
+    for i in range(len(tape.calls)):
+        with pytest.raises(CaptureError, match="bits"):
+            check(step, without(tape, i), values)
+    assert not any(t.any() for t in tape.inputs), "inputs are left as they were"
+
+
+def test_a_comparison_that_could_notice_nothing_is_refused() -> None:
+    tape = capture(step, fresh(1, 0) + [torch.zeros(())])
+    with pytest.raises(CaptureError, match="changes nothing"):
+        check(step, tape, fresh(1, 0) + [torch.zeros(())])
+
+
+def test_attention_draws_only_where_it_drops_something() -> None:
+    def attend(dropped: float) -> Function:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return lambda q, k: [attention(q[None, None], k[None, None], k[None, None], dropout_p=dropped)]
+
+    assert_replays(attend(0.0))
+    with pytest.raises(CaptureError, match="random"):
+        capture(attend(0.5), fresh(2, 0))
 
 
 def test_random_numbers_are_refused() -> None:

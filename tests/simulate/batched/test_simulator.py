@@ -21,7 +21,7 @@ from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
-from fedtail.simulate.batched import shards
+from fedtail.simulate.batched import programs, shards
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 
@@ -238,6 +238,30 @@ def test_a_step_is_captured_once_it_was_called_often_and_will_be() -> None:
     _, calls = captured(range(1), math.inf)
     assert captured(range(4), 3 * calls)[0] == [False, False, True, True]
     assert captured(range(5, 9), 3 * calls)[0] == [False] * 4, "two rounds before the end it does not pay"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "scaffold"])
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_a_captured_step_without_one_of_its_calls_is_never_used(
+    name: str, lr: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first round momenta are 0 and, with a warm-up, the learning rate may be: nothing is compared on these."""
+    method, settings = METHODS.build(name), Settings.of(batch_size=16)
+    whole = BatchedSimulator(make_federation("mlp"), make_module("mlp"), method, settings, capture_after=0)
+    task = replace(make_task(method, whole, clients=(0, 1)), lr=lr)
+    whole.train(task)
+    calls = max(r.calls for r in whole.programs._runners[0].values())
+    real = programs.capture
+    for i in range(calls):
+
+        def broken(*given: object, i: int = i) -> object:
+            tape = real(*given)
+            return replace(tape, calls=[c for j, c in enumerate(tape.calls) if j != i % len(tape.calls)])
+
+        monkeypatch.setattr(programs, "capture", broken)
+        engine = BatchedSimulator(make_federation("mlp"), make_module("mlp"), method, settings, capture_after=0)
+        engine.train(task)
+        assert engine.info()["steps"] == "eager" and "bits" in engine.info()["notes"][0], i
 
 
 def test_a_cohort_larger_than_one_step_holds_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

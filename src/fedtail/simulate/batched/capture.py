@@ -2,12 +2,13 @@
 
 Small models spend most of a step in Python, in autograd and in memory allocation. ``capture`` traces the step into
 its elementary operations (through autograd and ``torch.func``), gives every result a fixed place in memory, makes
-all views once, folds constants, drops copies, and keeps a list of calls. No compiler is involved, tracing takes a
-fraction of a second, and the arithmetic is that of the traced function, bit for bit; ``capture`` checks that.
+all views once, folds constants, and keeps a list of calls. No compiler is involved, tracing takes a fraction of a
+second, and the arithmetic is that of the traced function, bit for bit; ``check`` makes sure of that.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +19,12 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate, map_arg
 
-from fedtail.simulate.batched.placement import Placement, place
-from fedtail.simulate.batched.trace import Trace, is_empty, is_random, is_view, mutates
-
 Call = Callable[[], Any]
+Function = Callable[..., Sequence[Tensor]]
+
+EMPTY = {"new_empty", "empty_like"}
+SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"} | EMPTY
+"""Operations that read nothing of their argument but its shape."""
 
 
 class CaptureError(Exception):
@@ -30,12 +33,10 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True)
 class Tape:
-    """``replay`` recomputes ``outputs`` in place from whatever ``inputs`` hold now (and changes inputs that the
-    function changes)."""
+    """``replay`` recomputes ``outputs`` in place from whatever ``inputs`` hold now, and changes the inputs that the
+    function changes."""
 
     inputs: list[Tensor]
-    used: list[bool]
-    """Which inputs anything depends on."""
     outputs: list[Tensor]
     calls: list[Call]
 
@@ -50,51 +51,125 @@ class Recording:
     made of it, at once too: every worker has a tape on tensors of its own."""
 
     graph: fx.GraphModule
-    trace: Trace
+    needed: set[fx.Node]
+    """What outputs, or inputs that are changed, depend on."""
+    changed: set[fx.Node]
+    """Nodes whose memory some operation changes."""
+    over: dict[int, list[fx.Node]]
+    """Place of a node -> results that nobody reads after it."""
 
 
-def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Recording:
+def record(function: Function, inputs: Sequence[Tensor]) -> Recording:
     """Trace ``function`` on copies of ``inputs``. One at a time: tracing changes torch as a whole while it lasts."""
     with torch.no_grad():
         graph = make_fx(function, tracing_mode="real")(*(t.clone() for t in inputs))
-    trace = Trace(graph)
-    if any(is_random(n) for n in trace.needed):
+    nodes = list(graph.graph.nodes)
+    owner: dict[fx.Node, fx.Node] = {}  # whose memory a node's result lies in
+    for node in nodes:
+        owner[node] = owner[given(node)] if is_view(node) or mutates(node) else node
+    needed: set[fx.Node] = set()
+    memory = {n for n in nodes if n.op == "placeholder"}
+    for node in reversed(nodes):
+        if node.op in ("output", "placeholder") or node in needed or (mutates(node) and owner[node] in memory):
+            needed |= {node, *node.all_input_nodes}
+            memory |= {owner[n] for n in node.all_input_nodes}
+    if any(is_random(n) for n in needed):
         raise CaptureError("the step draws random numbers")
-    return Recording(graph, trace)
+    last = {owner[n]: i for i, node in enumerate(nodes) if node in needed for n in (node, *node.all_input_nodes)}
+    over: dict[int, list[fx.Node]] = {}
+    for node, i in last.items():
+        over.setdefault(i, []).append(node)
+    return Recording(graph, needed, {owner[n] for n in needed if mutates(n)}, over)
 
 
-def capture(
-    function: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    recording: Recording | None = None,
-    *,
-    check: bool = True,
-) -> Tape:
-    """Trace ``function(*inputs)``; the tape works on these very tensors. Their contents are left unchanged.
+def capture(function: Function, inputs: Sequence[Tensor], recording: Recording | None = None) -> Tape:
+    """Return a tape of ``function`` that works on these very tensors, whose contents are left unchanged.
 
-    The function may change its inputs in place but must not branch on their values. ``check``: whether to compare it
-    with the function, which a recording need not be asked twice.
+    The function may change its inputs in place but must not branch on their values.
     """
     recording = recording or record(function, inputs)
-    held, before = list(inputs), [t.clone() for t in inputs]
+    before = [t.clone() for t in inputs]
     with torch.no_grad():
-        graph, trace = recording.graph, recording.trace
-        try:
-            tape = _Emitter(graph, place(trace, in_cat=True), held).tape()
-        except RuntimeError:  # a view of memory inside a larger result need not exist
-            restore(held, before)
-            tape = _Emitter(graph, place(trace, in_cat=False), held).tape()
-        restore(held, before)
-        if not check:
-            return tape
-        expected_inputs = [t.clone() for t in before]
+        tape = _tape(recording, list(inputs))
+    restore(inputs, before)
+    return tape
+
+
+def _tape(recording: Recording, inputs: list[Tensor]) -> Tape:
+    """Run the graph once, which gives every result its memory, and note the calls that recompute it."""
+    nodes: list[fx.Node] = list(recording.graph.graph.nodes)
+    value: dict[fx.Node, Any] = dict(zip((n for n in nodes if n.op == "placeholder"), inputs, strict=True))
+    constants: set[fx.Node] = set()
+    calls: list[Call] = []
+    memory = _Memory()
+    for i, node in enumerate(nodes):
+        memory.free(recording.over.get(i - 1, ()))
+        if node.op in ("placeholder", "output") or node not in recording.needed:
+            continue
+        if node.op == "get_attr":
+            value[node] = getattr(recording.graph, str(node.target))
+            constants.add(node)
+            continue
+        args, kwargs = map_arg(node.args, value.__getitem__), map_arg(node.kwargs, value.__getitem__)
+        if mutates(node):
+            calls.append(_quick(node.target, args, kwargs))
+            calls[-1]()
+            value[node] = kwargs.get("out", args[0])
+            continue
+        value[node] = result = node.target(*args, **kwargs)  # type: ignore[operator]
+        settled = shape_only(node) or all(n in constants for n in node.all_input_nodes)
+        if settled and node not in recording.changed:
+            constants.add(node)
+        elif not is_view(node):
+            value[node] = memory.place(node, result)
+            if not is_empty(node):
+                calls.append(_into(node.target, args, kwargs, value[node], result))
+    results: Any = nodes[-1].args[0]
+    return Tape(inputs, [value[n] for n in results], calls)
+
+
+class _Memory:
+    """Memory of results that are no longer read goes to later ones: a step that fits the cache runs faster."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Tensor] = []
+        self.held: dict[fx.Node, Tensor] = {}
+
+    def free(self, nodes: Sequence[fx.Node]) -> None:
+        self.blocks += [self.held.pop(n) for n in nodes if n in self.held]
+
+    def place(self, node: fx.Node, result: Any) -> Any:
+        """Return where the node's result lives from now on."""
+        if not isinstance(result, Tensor) or not result.numel():
+            return result
+        if sum((n - 1) * s for n, s in zip(result.size(), result.stride(), strict=True)) + 1 != result.numel():
+            return result  # with gaps
+        size = result.numel() * result.element_size()
+        fitting = [b for b in self.blocks if size <= b.numel() <= 2 * size]
+        block = min(fitting, key=Tensor.numel) if fitting else torch.empty(max(size, 64), dtype=torch.uint8)
+        self.blocks = [b for b in self.blocks if b is not block]
+        self.held[node] = block
+        return block[:size].view(result.dtype).as_strided(result.size(), result.stride())
+
+
+def check(function: Function, tape: Tape, values: Sequence[Tensor]) -> None:
+    """Raise ``CaptureError`` unless a replay on ``values`` has the bits of the function, and changes something.
+
+    ``values`` stand for the inputs; where they are 0, as states and learning rates may be, a call that is missing on
+    the tape would not show. The inputs' contents are left unchanged.
+    """
+    before = [t.clone() for t in tape.inputs]
+    with torch.no_grad():
+        expected_inputs = [t.clone() for t in values]
         expected = function(*expected_inputs)
+        restore(tape.inputs, values)
         tape.replay()
-        same = all(map(same_bits, [*held, *tape.outputs], [*expected_inputs, *expected]))
-        restore(held, before)
+        same = all(map(same_bits, [*tape.inputs, *tape.outputs], [*expected_inputs, *expected]))
+    restore(tape.inputs, before)
     if not same:
         raise CaptureError("the replayed step does not give the bits of the step itself")
-    return tape
+    if all(map(same_bits, expected_inputs, values)):
+        raise CaptureError("the step changes nothing, so that nothing shows whether it is replayed")
 
 
 def restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -104,128 +179,6 @@ def restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-class _Emitter:
-    """Runs a placed graph once, which gives every result its memory, and notes the calls that recompute it."""
-
-    def __init__(self, graph: fx.GraphModule, placement: Placement, inputs: list[Tensor]) -> None:
-        self.graph, self.placement, self.inputs = graph, placement, inputs
-        self.pool = _Pool(placement.last_reads())
-        placeholders = [n for n in placement.trace.nodes if n.op == "placeholder"]
-        self.value: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
-        self.whole: dict[fx.Node, Tensor] = {}
-        """Memory of a ``cat``, from its first part on."""
-        self.calls: list[Call] = []
-
-    def tape(self) -> Tape:
-        trace = self.placement.trace
-        for i, node in enumerate(trace.nodes):
-            if node in self.placement.kinds and node not in self.value:
-                self._emit(i, node)
-        used = [any(u in trace.needed for u in n.users) for n in trace.nodes if n.op == "placeholder"]
-        results: Any = trace.nodes[-1].args[0]
-        return Tape(self.inputs, used, [self._look_up(n) for n in results], self.calls)
-
-    def _emit(self, i: int, node: fx.Node) -> None:
-        """Set the node's value, and add its call if it has one."""
-        kind = self.placement.kinds[node]
-        if node.op == "get_attr":
-            self.value[node] = getattr(self.graph, str(node.target))
-            return
-        args, kwargs = self._bound(node)
-        if kind == "dropped":
-            self.value[node] = args[0]
-        elif kind == "squeezed":
-            self.value[node] = args[0].view(node.meta["tensor_meta"].shape)
-        elif kind == "change":
-            self.calls.append(_quick(node.target, args, kwargs))
-            self.calls[-1]()
-            self.value[node] = args[0]
-        elif kind == "joined":
-            self.value[node] = self.whole[node]
-            self._join(node, args)
-        else:
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
-            self.value[node] = result if kind in ("constant", "view") else self._place(i, node, result)
-            if kind == "result" and not is_empty(node):
-                self.calls.append(_into(node.target, args, kwargs, self.value[node], result))
-
-    def _place(self, i: int, node: fx.Node, result: Any) -> Any:
-        """Memory for a result."""
-        if node in self.placement.forwarded:
-            return self._look_up(self.placement.forwarded[node])
-        if node not in self.placement.inside:
-            return self.pool.place(node, i, result)
-        return self._part(i, node)
-
-    def _part(self, i: int, node: fx.Node) -> Tensor:
-        """The memory of a result inside a ``cat``, which may lie inside another."""
-        cat, start = self.placement.inside[node]
-        if cat not in self.whole:
-            meta = cat.meta["tensor_meta"]
-            inside = cat in self.placement.inside
-            self.whole[cat] = (
-                self._part(i, cat) if inside else self.pool.place(cat, i, torch.empty(meta.shape, dtype=meta.dtype))
-            )
-        dim = _dimension(cat)
-        return self.whole[cat].narrow(dim, start, node.meta["tensor_meta"].shape[dim])
-
-    def _join(self, cat: fx.Node, args: Any) -> None:
-        """Copy the parts of a ``cat`` that are not computed in it."""
-        dim, start = _dimension(cat), 0
-        nodes: Any = cat.args[0]
-        for node, part in zip(nodes, args[0], strict=True):
-            if self.placement.inside.get(self.placement.trace.owner(node)) != (cat, start):
-                copy = partial(Tensor.copy_, self.whole[cat].narrow(dim, start, part.shape[dim]), part)
-                copy()
-                self.calls.append(copy)
-            start += part.shape[dim]
-
-    def _bound(self, node: fx.Node) -> tuple[Any, Any]:
-        return map_arg(node.args, self._look_up), map_arg(node.kwargs, self._look_up)
-
-    def _look_up(self, node: fx.Node) -> Any:
-        """The node's value; a view that lies ahead is made now, and a change that lies ahead has a place already."""
-        if node not in self.value and mutates(node):
-            return self._look_up(node.args[0])  # type: ignore[arg-type]
-        if node not in self.value and is_view(node):
-            args, kwargs = self._bound(node)
-            self.value[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return self.value[node]
-
-
-def _dimension(cat: fx.Node) -> int:
-    dim: Any = cat.args[1] if len(cat.args) > 1 else 0
-    return int(dim)
-
-
-class _Pool:
-    """Memory of results that are no longer read goes to later ones: a step that fits the cache runs faster."""
-
-    def __init__(self, last_reads: dict[fx.Node, int]) -> None:
-        self.last = last_reads
-        self.free: list[Tensor] = []
-        self.held: dict[fx.Node, Tensor] = {}
-
-    def place(self, node: fx.Node, now: int, result: Any) -> Any:
-        """Where the node's result lives from now on."""
-        if not isinstance(result, Tensor) or not result.numel():
-            return result
-        extent = sum((s - 1) * t for s, t in zip(result.size(), result.stride(), strict=True)) + 1
-        if extent != result.numel():
-            return result
-        for other in [n for n in self.held if self.last[n] < now]:
-            self.free.append(self.held.pop(other))
-        size = result.numel() * result.element_size()
-        fitting = [b for b in self.free if size <= b.numel() <= 2 * size]
-        if fitting:
-            block = min(fitting, key=Tensor.numel)
-            self.free = [b for b in self.free if b is not block]
-        else:
-            block = torch.empty(max(size, 64), dtype=torch.uint8)
-        self.held[node] = block
-        return block[:size].view(result.dtype).as_strided(result.size(), result.stride())
 
 
 def _quick(target: Any, args: Any, kwargs: Any, **out: Any) -> Call:
@@ -248,18 +201,14 @@ def _quick(target: Any, args: Any, kwargs: Any, **out: Any) -> Call:
 
 
 def _into(target: Any, args: Any, kwargs: Any, place: Any, result: Any) -> Call:
-    """A call that recomputes ``place``, which holds ``result`` afterwards."""
+    """Return a call that recomputes ``place``, which holds ``result`` afterwards."""
     variant = _out_variant(target) if isinstance(place, Tensor) else None
     if variant is not None:
         try:
             call = _quick(target, args, kwargs, out=place)
             if call.func is target:  # type: ignore[attr-defined]
                 call = partial(variant, *args, **kwargs, **{variant._schema.arguments[-1].name: place})
-            aliased = any(isinstance(a, Tensor) and a.data_ptr() == place.data_ptr() for a in args)
-            if not aliased:
-                call()
-            else:
-                place.copy_(result)
+            call()
             return call
         except (TypeError, RuntimeError, ValueError):
             pass
@@ -288,3 +237,41 @@ def _out_variant(target: Any) -> Any:
         if same and len(arguments) == len(given) + 1 and arguments[-1].is_out:
             return other
     return None
+
+
+def is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returns = node.target._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def given(node: fx.Node) -> Any:
+    """Return what a view shows, or an operation changes."""
+    return node.kwargs.get("out", node.args[0])
+
+
+def shape_only(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket.__name__ in SHAPE_ONLY
+
+
+def is_empty(node: fx.Node) -> bool:
+    """A result without contents: nothing to recompute."""
+    return shape_only(node) and node.target.overloadpacket.__name__ in EMPTY  # type: ignore[union-attr]
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operation draws; attention does only where it drops something."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [a.name for a in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return bool(given.get("dropout_p", 0.0))

@@ -55,7 +55,6 @@ class Gradients:
         ends = list(accumulate(math.prod(s) for s in shapes))
         self.spans = list(zip([0, *ends], ends, strict=False))
         self._sums: dict[int, Tensor] = {}
-        self._products: dict[int, list[Tensor]] = {}
 
     def product(self, i: int, d: Tensor, a: Tensor) -> None:
         """Parameter i, per group: sum_s w_s d_s a_s^T. d: (n, out, B); a: (n, in, B)."""
@@ -66,9 +65,6 @@ class Gradients:
             if mask is not None:
                 part = part * mask
             begin, end = self.spans[i]
-            if torch.compiler.is_compiling():  # a compiler fuses what a captured step computes in place
-                self._products.setdefault(i, []).append(torch.bmm(part, inputs.transpose(1, 2)))
-                continue
             place = self.into[:, h, begin:end].view(len(d), d.shape[1], a.shape[1])
             if len(d) == 1 or end - begin >= LARGE:
                 beta = self.keep
@@ -95,10 +91,7 @@ class Gradients:
                 here, there = part[:, :, max(-r, 0) : max(length - r, 0)], inputs[:, :, max(r, 0) : max(length + r, 0)]
                 found.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
             value = torch.stack(found, -1).flatten(2) if reach else found[0]
-            if torch.compiler.is_compiling():
-                self._products.setdefault(i, []).append(value)
-            else:
-                add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
+            add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
 
     def sums(self, i: int, terms: Tensor) -> None:
         """Parameter i, per group: the sum over samples of (n, features, B)."""
@@ -107,37 +100,21 @@ class Gradients:
     def finish(self) -> None:
         """All sums over samples in one go, written at once where parameters follow each other."""
         given, n = sorted(self._sums), len(self.into)
-        if given:
-            rows = torch.cat([self._sums[i] for i in given], 1)
-            if self.masks is None and _no_constants(rows):
-                sums = rows.sum(-1).unsqueeze(1)
-            elif self.masks is None:
-                sums = torch.bmm(_constant(n, 1, rows.shape[-1], 1.0, rows.device), rows.transpose(1, 2))
-            else:
-                sums = torch.bmm(self.masks, rows.transpose(1, 2))
-        if self._products:
-            self._join(given, sums if given else None)
+        if not given:
             return
+        rows = torch.cat([self._sums[i] for i in given], 1)
+        if self.masks is None and rows.is_cuda:
+            sums = rows.sum(-1).unsqueeze(1)
+        elif self.masks is None:
+            sums = torch.bmm(_constant(n, 1, rows.shape[-1], 1.0), rows.transpose(1, 2))
+        else:
+            sums = torch.bmm(self.masks, rows.transpose(1, 2))
         column = 0
         for _, run in groupby(enumerate(given), key=lambda pair: pair[1] - pair[0]):
             mine = [i for _, i in run]
             begin, end = self.spans[mine[0]][0], self.spans[mine[-1]][1]
             add_into(self.into[..., begin:end], sums[..., column : column + end - begin], self.keep)
             column += end - begin
-
-    def _join(self, given: Sequence[int], sums: Tensor | None) -> None:
-        """``finish`` without writes into parts of the result."""
-        rows = []
-        for h in range(self.into.shape[1]):
-            column = 0
-            for i, (begin, end) in enumerate(self.spans):
-                if i in self._products:
-                    rows.append(self._products[i][h].flatten(1))
-                else:
-                    assert sums is not None
-                    rows.append(sums[:, h, column : column + end - begin])
-                    column += end - begin
-        add_into(self.into, torch.cat(rows, 1).view(self.into.shape), self.keep)
 
 
 def add_into(place: Tensor, value: Tensor, keep: float | Tensor) -> None:
@@ -146,8 +123,10 @@ def add_into(place: Tensor, value: Tensor, keep: float | Tensor) -> None:
         place.mul_(keep).add_(value)
     elif keep == 1.0:
         place.add_(value)
+    elif keep:
+        torch.add(value, place, alpha=keep, out=place)
     else:
-        place.copy_(torch.add(value, place, alpha=keep) if keep else value)
+        place.copy_(value)
 
 
 class Layer(Protocol):
@@ -254,20 +233,15 @@ def _column(p: Tensor, like: Tensor) -> Tensor:
 def _mean(z: Tensor, plus: float = 0.0) -> Tensor:
     """(m, 1, B) mean over features of (m, features, B), and a constant. As a product it takes half the time of
     ``Tensor.mean``."""
-    if _no_constants(z):
+    if z.is_cuda:  # a recorded graph must not read memory that a cache may drop
         return z.mean(1, keepdim=True) + plus
-    average = _constant(z.shape[0], 1, z.shape[1], 1.0 / z.shape[1], z.device)
-    return torch.baddbmm(_constant(1, 1, 1, plus, z.device), average, z) if plus else torch.bmm(average, z)
-
-
-def _no_constants(z: Tensor) -> bool:
-    """A compiler makes its own, and a recorded graph must not read memory that a cache may drop."""
-    return torch.compiler.is_compiling() or z.is_cuda
+    average = _constant(z.shape[0], 1, z.shape[1], 1.0 / z.shape[1])
+    return torch.baddbmm(_constant(1, 1, 1, plus), average, z) if plus else torch.bmm(average, z)
 
 
 @lru_cache(maxsize=256)
-def _constant(n: int, rows: int, width: int, value: float, device: torch.device) -> Tensor:
-    return torch.full((n, rows, width), value, device=device)
+def _constant(n: int, rows: int, width: int, value: float) -> Tensor:
+    return torch.full((n, rows, width), value)
 
 
 def _channel_sums(d: Tensor) -> Tensor:

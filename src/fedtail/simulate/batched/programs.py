@@ -1,4 +1,4 @@
-"""The steps of a simulator in all their sizes: how each is run (called, captured, compiled), and the memory for it.
+"""The steps of a simulator in all their sizes: whether each is called or replayed, and each worker's memory for it.
 
 A step is a program for all workers and a runner, with memory of its own, for each. What was unused for longest goes.
 """
@@ -6,7 +6,7 @@ A step is a program for all workers and a runner, with memory of its own, for ea
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,19 +17,176 @@ from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.plan import PreparedRun
 from fedtail.settings import Settings
+from fedtail.simulate.batched.capture import Recording, Tape, capture, check, record, restore, same_bits
 from fedtail.simulate.batched.cohort import Cohort
-from fedtail.simulate.batched.compiling import compiled
 from fedtail.simulate.batched.network import Network
-from fedtail.simulate.batched.runner import Program, Runner, Step
+from fedtail.simulate.batched.script import CALLS_TO_SETTLE, Call, Feed, Scripts, Stretch, looped, scripted
 from fedtail.simulate.batched.shards import Shard, sizes
 from fedtail.simulate.batched.step import AnyKernel, Signature, input_names, make_step
 
+Step = Callable[..., list[Tensor]]
 Size = tuple[Signature, int]
 """A step and the runs that it moves."""
 
+CAPTURE_AFTER = 200
+"""Calls of a step, by all workers and those of the coming round among them, from which on it is captured, if the rounds
+left may bring as many. Tracing takes as long as a capture saves in so many calls of a small step, so that the choice
+costs at most twice the best one. It never shows in the results: a captured step gives the same bits."""
 KEPT_RUNNERS = 16
 """Most sizes of a step to keep memory for, for each worker; the one unused for longest goes first."""
 KEPT_PROGRAMS = 64
+TRIED = {"lr": 0.1, "hyper": 0.3}
+"""Learning rate and searched quantities with which a captured step is compared with the step itself."""
+
+
+class Program:
+    """How all workers run a step with so many runs: as it is, or from a recording."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """How often the step was called, the coming round included."""
+        self.recording: Recording | None = None
+        self.scripts: Scripts = {}
+        self.tried = False
+        """Whether recording has been tried."""
+        self.same: dict[str, bool] = {}
+        """Whether a form of the step gave its bits when the first worker tried it: so it does for the others."""
+        self.notes: list[str] = []
+        """Why the step is not captured, if something went wrong."""
+
+    def record(self, step: Step, tensors: Sequence[Tensor]) -> None:
+        self.tried = True
+        try:
+            self.recording = record(step, tensors)
+        except Exception as error:  # tracing runs foreign code (methods, modules): anything may go wrong in it
+            self.notes.append(f"not captured: {type(error).__name__}: {error}")
+
+
+class Runner:
+    """A worker's static tensors for some runs, and ``run``, which takes one step on them.
+
+    ``mode`` is ``eager`` (called) or ``replay`` (captured). With ``pool``, whose rows are a step's inputs as they are,
+    ``stretch`` takes many steps of a captured step at once.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        inputs: dict[str, Tensor],
+        packed: dict[str, Tensor],
+        program: Program,
+        pool: Tensor | None = None,
+    ) -> None:
+        """``packed``: memory of which some of the inputs are views, to be filled at once."""
+        self.inputs, self.packed, self.pool, self.program = inputs, packed, pool, program
+        self.tensors = list(inputs.values())
+        self.rows = inputs["x"].shape[0]
+        self.mode = "eager"
+        self.calls = 0
+        """Operations in a captured step."""
+        self.stretch: Stretch | None = None
+        self._step, self._follows = step, False
+        self._call: Callable[[], Tensor] = lambda: step(*self.tensors)[0]
+
+    def follow(self) -> None:
+        """Replay the program's recording from now on, if there is one."""
+        if not self._follows and self.program.recording is not None:
+            self._follows = True
+            self._replay(self.program.recording)
+
+    def run(self) -> Tensor:
+        """One step; returns (n, B) losses in a tensor that the next step may overwrite."""
+        return self._call()
+
+    def _replay(self, recording: Recording) -> None:
+        before = [t.clone() for t in self.tensors]
+        try:
+            tape = capture(self._step, self.tensors, recording)
+            values = self._values()
+            if "tape" not in self.program.same:
+                check(self._step, tape, values)
+        except Exception as error:
+            self.program.notes.append(f"not captured: {type(error).__name__}: {error}")
+            return
+        self.mode, self.calls, self.program.same["tape"] = "replay", len(tape.calls), True
+        calls, out = tape.calls, tape.outputs[0]
+        try:
+            self.stretch = None if self.pool is None else self._all_steps(tape, self.pool, values)
+            calls = tape.calls if self.stretch else self._fewer(tape, values)
+        except Exception as error:  # torch's compiler refuses in many ways; the tape itself is as right
+            self.program.notes.append(f"not scripted: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        finally:
+            restore(self.tensors, before)
+
+        def replay() -> Tensor:
+            for call in calls:
+                call()
+            return out
+
+        self._call = replay
+
+    def _values(self) -> list[Tensor]:
+        """Tensors with which the forms of a step are compared: a batch of a run, and nothing else that is 0.
+
+        In a first round momenta are 0, with a warm-up the learning rate is, and what a tape does with them would not
+        show."""
+        draws = torch.Generator().manual_seed(0)
+        out = []
+        for name, t in self.inputs.items():
+            kind = name.split(".")[0]
+            if kind in TRIED:
+                out.append(torch.full_like(t, TRIED[kind]))
+            elif kind in ("x", "x0", "inputs", "state") and t.is_floating_point():
+                out.append(t + torch.rand(t.shape, generator=draws).mul_(0.1))
+            else:
+                out.append(t.clone())
+        return out
+
+    def _fewer(self, tape: Tape, values: Sequence[Tensor]) -> list[Call]:
+        """The tape's calls as few, if these give the very same bits."""
+
+        def once(calls: Sequence[Call]) -> None:
+            for call in calls:
+                call()
+
+        calls = scripted(tape.calls, self.program.scripts)
+        same = self._same("fewer", tape, values, lambda: once(tape.calls), lambda: once(calls))
+        return calls if same else tape.calls
+
+    def _all_steps(self, tape: Tape, pool: Tensor, values: Sequence[Tensor]) -> Stretch | None:
+        """Many steps of the tape, if one gives the very same bits."""
+        flat, labels, shares = (
+            self.inputs["inputs"].view(-1, *pool.shape[1:]),
+            self.packed["labels"],
+            self.packed["shares"],
+        )
+        out = tape.outputs[0]
+        stretch = looped(tape.calls, pool, flat, labels, shares, out, self.program.scripts)
+        if stretch is None:
+            return None
+        index = torch.arange(len(flat)).remainder_(len(pool))
+        feed = Feed(index[None], labels.clone()[None], shares.clone()[None], torch.empty_like(out)[None])
+
+        def once() -> None:
+            torch.index_select(pool, 0, index, out=flat)
+            tape.replay()
+
+        return stretch if self._same("stretch", tape, values, once, lambda: stretch(feed, 0, 1)) else None
+
+    def _same(self, form: str, tape: Tape, values: Sequence[Tensor], one: Call, other: Call) -> bool:
+        """Whether two ways do the same to all tensors, from the first call on to when TorchScript has settled."""
+
+        def after(way: Call) -> list[Tensor]:
+            restore(self.tensors, values)
+            way()
+            return [t.clone() for t in (*self.tensors, *tape.outputs)]
+
+        if form not in self.program.same:
+            expected = after(one)
+            self.program.same[form] = all(
+                all(map(same_bits, after(other), expected)) for _ in range(CALLS_TO_SETTLE + 1)
+            )
+        return self.program.same[form]
 
 
 class Programs:
@@ -44,36 +201,36 @@ class Programs:
         settings: Settings,
         *,
         capture_after: float,
-        compiles: bool,
         pool: Tensor | None,
     ) -> None:
         """``kernels``: one for each worker, growing with them. ``capture_after``: calls of a step from which on it is
         captured, if as many are still to come. ``pool``: samples that are a step's inputs as they are."""
         self.kernels, self.model, self.method, self.settings = kernels, model, method, settings
-        self.input_shape, self.pool = federation.input_shape, pool
-        self.capture_after, self.compiles = capture_after, compiles
+        self.input_shape, self.pool, self.capture_after = federation.input_shape, pool, capture_after
         self._runners: dict[int, OrderedDict[Size, Runner]] = {}
         self._programs: OrderedDict[Size, Program] = OrderedDict()
-        self._steps: dict[tuple[Signature, int], tuple[Step, Step | None]] = {}
+        self._steps: dict[tuple[Signature, int], Step] = {}
 
     def prepare(self, shards: Sequence[Shard], task: Task) -> None:
-        """Record or compile the steps of a round that will be called often enough, before anybody is at work."""
+        """Record the steps of a round that will be called often enough, before anybody is at work."""
         coming: Counter[Size] = Counter()
+        first: dict[Size, tuple[Cohort, int]] = {}
         for part in (part for shard in shards for part in shard):
-            signature, n_runs = self.signature(part, task), len(part.runs)
-            coming.update((signature, size) for size in sizes(part.active, n_runs))
+            signature, rows = self.signature(part, task), sizes(part.active, len(part.runs))
+            coming.update((signature, n) for n in rows)
+            for n in set(rows):
+                first.setdefault((signature, n), (part, rows.index(n)))
         left = max(self.settings.run.rounds - task.round, 1)
         for size, calls in coming.items():
             program = self._program(size)
             program.calls += calls
-            step, fast = self._step(size[0], 0)
-            if program.settled or (fast is None and min(program.calls, calls * left) < self.capture_after):
+            if program.tried or min(program.calls, calls * left) < self.capture_after:
                 continue
             runner = self.runner(0, size, shards[0][0].runs[0])
-            if fast is None:
-                program.record(step, runner.tensors)
-            else:
-                program.compile(step, fast, runner.tensors)
+            part, step = first[size]
+            runner.packed["labels"].copy_(part.labels[step, : size[1]])
+            runner.packed["shares"].copy_(part.shares[step, : size[1]])
+            program.record(self._step(size[0], 0), runner.tensors)
             runner.follow()  # which checks it for all workers
 
     def _program(self, size: Size) -> Program:
@@ -84,17 +241,7 @@ class Programs:
         return program
 
     def signature(self, cohort: Cohort, task: Task) -> Signature:
-        searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
-        fixed = tuple((k, v) for k, v in self.method.hyper().items() if k not in searched)
-        return Signature(
-            columns=cohort.index.shape[-1],
-            windows=cohort.windows,
-            scale=self.settings.local.scale,
-            hyper=fixed,
-            searched=searched,
-            const=tuple(cohort.runs[0].const),
-            state=tuple(cohort.runs[0].state),
-        )
+        return Signature.of(self.method, self.settings, task, cohort.index.shape[-1], cohort.windows, cohort.runs[0])
 
     def runner(self, worker: int, size: Size, run: PreparedRun) -> Runner:
         """A worker's memory for a step; ``run``: one like those it will move."""
@@ -127,24 +274,17 @@ class Programs:
                 **{f"const.{k}": v.expand(rows, *v.shape).clone() for k, v in run.const.items()},
                 **{f"state.{k}": v.expand(rows, *v.shape).clone() for k, v in run.state.items()},
             }
-        names = input_names(signature)
-        step, fast = self._step(signature, worker)
-        given = [tensors[k] for k in names]
-        if fast is not None and rows > 1:
-            for name, t in zip(names, given, strict=True):
-                if name != "x0":
-                    torch._dynamo.mark_dynamic(t, 0)
-        kept[size] = runner = Runner(step, names, given, packed, self._programs[size], self.pool)
+        inputs = {name: tensors[name] for name in input_names(signature)}
+        kept[size] = Runner(self._step(signature, worker), inputs, packed, self._programs[size], self.pool)
         while len(kept) > KEPT_RUNNERS:
             kept.popitem(last=False)
-        return runner
+        return kept[size]
 
-    def _step(self, signature: Signature, worker: int) -> tuple[Step, Step | None]:
-        """The step on a worker's kernel, and its compiled form where that pays."""
+    def _step(self, signature: Signature, worker: int) -> Step:
+        """The step on a worker's kernel."""
         key = (signature, 0 if isinstance(self.kernels[0], Network) else worker)
         if key not in self._steps:
-            step = make_step(self.kernels[key[1]], self.method, signature)
-            self._steps[key] = step, compiled(step) if self.compiles else None
+            self._steps[key] = make_step(self.kernels[key[1]], self.method, signature)
         return self._steps[key]
 
     def modes(self) -> list[str]:
@@ -152,5 +292,5 @@ class Programs:
         return sorted({runner.mode for kept in self._runners.values() for runner in kept.values()})
 
     def notes(self) -> list[str]:
-        """Why steps are not captured or compiled, where something went wrong."""
+        """Why steps are not captured, where something went wrong."""
         return sorted({note for program in self._programs.values() for note in program.notes})

@@ -24,20 +24,16 @@ from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Client, Federation, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
 from fedtail.rounds.local import client_update, diverged, unmoved
 from fedtail.rounds.plan import PreparedRun, draw_width, prepare_runs
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel
-from fedtail.simulate.batched.compiling import pays
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.pooled import Pooled
-from fedtail.simulate.batched.programs import Programs
-from fedtail.simulate.batched.runner import CAPTURE_AFTER
+from fedtail.simulate.batched.programs import CAPTURE_AFTER, Programs
 from fedtail.simulate.batched.shards import (
-    MAX_ROWS,
     cut_round,
     padding,
     runs_in_a_shard,
@@ -81,21 +77,13 @@ class BatchedSimulator(ReferenceSimulator):
         """One for each worker that has been at work: a module cannot answer for two models at once."""
         self.n_groups = method.group_count(federation.n_classes)
         self._labels = federation.pool.y.numpy()
-        # From the data alone: clients and rates of the first round seen differ in a resumed run, and so would the bits.
-        longest, batch = int(federation.sizes.max()), batch_of(settings.local)
-        flops = 6.0 * self.model.n_params * min(batch, longest) * min(federation.n_clients, MAX_ROWS)
-        steps = settings.local.epochs * -(-longest // batch)
-        compiles = pays(settings.engine.compiles, method, settings.run.rounds, steps, flops)
         self.shard = runs_in_a_shard(federation, settings, self.sample_flops)
         """Most runs in one step of this model."""
         self._least = short_batches_pay(self.sample_flops)
         if isinstance(kernel, ChunkedKernel):
-            compiles, self.shard = False, runs_in_chunks(federation, settings, self.model.n_params)
+            self.shard = runs_in_chunks(federation, settings, self.model.n_params)
             capture_after, kernel.spread = math.inf, self.pool.map
-        if compiles or isinstance(kernel, ChunkedKernel):
-            self._least = math.inf  # one size is compiled, and chunks have no padding to save
-        if compiles and not isinstance(kernel, Network):
-            self.pool = Workers(1, self.threads)  # a module that is being compiled is not to be called
+            self._least = math.inf  # chunks have no padding to save
         self.pooled = Pooled(self._spread, self.sample_flops)
         self.padding: dict[str, float] = {}
         """Of the last round, see ``shards.padding``."""
@@ -109,7 +97,6 @@ class BatchedSimulator(ReferenceSimulator):
             method,
             settings,
             capture_after=capture_after,
-            compiles=compiles,
             pool=federation.pool.x if plain and not draw_width(federation, method) else None,
         )
 

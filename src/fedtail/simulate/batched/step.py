@@ -1,4 +1,4 @@
-"""One local step of many runs at once, as a pure function of tensors: it can be called, captured or compiled."""
+"""One local step of many runs at once, as a pure function of tensors: it can be called or captured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from fedtail.core.momentum import Scalar, like
-from fedtail.core.records import Tensors
+from fedtail.core.records import Task, Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
+from fedtail.rounds.plan import PreparedRun
+from fedtail.settings import Settings
 from fedtail.simulate.batched.chunks import ChunkedKernel
+from fedtail.simulate.batched.cohort import Span
 from fedtail.simulate.batched.layers import Window
 
 
@@ -52,10 +55,10 @@ AnyKernel = Kernel | ChunkedKernel
 
 @dataclass(frozen=True)
 class Signature:
-    """Everything about a step that is not a tensor; equal signatures share a captured or compiled step."""
+    """Everything about a step that is not a tensor; equal signatures share a captured step."""
 
     columns: int
-    windows: tuple[tuple[int, int], ...]
+    windows: tuple[Span, ...]
     scale: str
     hyper: tuple[tuple[str, float], ...]
     """Hyper-parameters that are the same for all runs and rounds."""
@@ -63,6 +66,22 @@ class Signature:
     """Hyper-parameters that come as one value per run."""
     const: tuple[str, ...]
     state: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, method: Method, settings: Settings, task: Task, columns: int, windows: Sequence[Span], run: PreparedRun
+    ) -> Signature:
+        """``run``: one like those of the step."""
+        searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
+        return cls(
+            columns=columns,
+            windows=tuple(windows),
+            scale=settings.local.scale,
+            hyper=tuple((k, v) for k, v in method.hyper().items() if k not in searched),
+            searched=searched,
+            const=tuple(run.const),
+            state=tuple(run.state),
+        )
 
     def same_runs(self, other: Signature) -> bool:
         """Whether steps differ in their batches alone, and not in what a run consists of."""
@@ -151,7 +170,7 @@ def _scaled(weights: Tensor, factor: float | Tensor) -> Tensor:
 def _at_once(
     kernel: Kernel,
     method: Method,
-    spans: Sequence[tuple[int, int]],
+    spans: Sequence[Span],
     given: Tensors,
     const: Tensors,
     state: Tensors,
@@ -227,13 +246,6 @@ def logit_gradient(
         losses = -log_p.gather(1, y).squeeze(1)
         d = log_p.exp().scatter_add_(1, y, torch.full_like(y, -1, dtype=log_p.dtype))
         return losses, d if share is None else d.mul_(share.unsqueeze(1)), state
-    if torch.compiler.is_compiling():  # autograd.grad is not traced by the compiler, torch.func is
-        given = logits.transpose(1, 2)
-        losses, pull, new = torch.func.vjp(  # type: ignore[misc]
-            lambda z: method.loss(z, batch, const, state), given, has_aux=True
-        )
-        (d,) = pull(torch.ones_like(losses) if share is None else share)
-        return losses, d.transpose(1, 2), new
     with torch.enable_grad():
         z = logits.transpose(1, 2).contiguous().detach().requires_grad_()
         losses, state = method.loss(z, batch, const, state)

@@ -14,8 +14,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.images.augment import apply_augment
 from fedtail.rounds.plan import PreparedRun
 from fedtail.simulate.batched.cohort import Cohort
-from fedtail.simulate.batched.programs import Programs
-from fedtail.simulate.batched.runner import Runner
+from fedtail.simulate.batched.programs import Programs, Runner
 from fedtail.simulate.batched.script import Feed
 from fedtail.simulate.batched.shards import Shard, ladder, stretches
 
