@@ -63,7 +63,9 @@ def compare(old: Path, size: str, clients: int, methods: list[str], rounds: int)
 
     work = make_workload(SIZE_ROWS[size], SIZES[size])
     module, rng, x = work.module(), np.random.default_rng(0), torch.from_numpy(work.start)
-    jobs = {(m, name): Checkout(root, size, clients, m) for m in methods for name, root in (("old", old), ("new", HERE))}
+    jobs = {
+        (m, name): Checkout(root, size, clients, m) for m in methods for name, root in (("old", old), ("new", HERE))
+    }
     best = dict.fromkeys([*jobs, ("loop", "")], float("inf"))
     for i in range(3 + rounds):
         for key, job in jobs.items():

@@ -1,7 +1,7 @@
-"""GPU simulator against an eager loop and against the large-batch ceiling, runs that share the GPU against one, and
-tables against an eager loop; all figures from one run.
+"""GPU simulator against an eager loop and against the large-batch ceiling, and tables against an eager loop; all
+figures from one run.
 
-    python benchmarks/gpu.py [--clients 5] [--batch 32 64 128] [--ceiling 1024] [--runs 3] [--tables] [--out gpu.json]
+    python benchmarks/gpu.py [--clients 5] [--batch 32 64 128] [--ceiling 1024] [--tables] [--out gpu.json]
 
 Data have the shape and the class sizes of CIFAR-10-LT (imbalance 20) and random pixels: speed does not depend on
 them. Images are original images times their replication; filling counts as time, not as images.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +33,6 @@ from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
-from fedtail.simulate.turns import Turns
 
 SIZES = [5000, 3584, 2569, 1842, 1320, 946, 678, 486, 348, 250]
 RATE = 0.6
@@ -101,11 +99,11 @@ def eager(data: Federation, batch: int, device: str, width: int, steps: int = 6)
 
 
 def simulated(
-    data: Federation, batch: int, device: str, width: int, rounds: int = 3, kernels: str = "auto", **options: Any
+    data: Federation, batch: int, device: str, width: int, rounds: int = 3, **options: Any
 ) -> tuple[dict[str, Any], GraphSimulator]:
     """Images per second of FedCGNM rounds on the graph path once their shapes are recorded (median of ``rounds``),
     and what the first round cost."""
-    settings = Settings.of(batch_size=batch, device=device, kernels=kernels)
+    settings = Settings.of(batch_size=batch, device=device)
     engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), settings, **options)
     first, (updates, _) = timed(lambda: engine.train(task(engine)), device)
     for _ in range(2):
@@ -134,38 +132,6 @@ def whole_rounds(data: Federation, rates: str, batch: int, device: str, width: i
     )
     problem.engine.close()
     return float(np.median(np.diff(marks)[2:]))
-
-
-def shared(data: Federation, runs: int, batch: int, device: str, width: int, rounds: int = 2) -> tuple[float, Any]:
-    """Seconds in which ``runs`` runs of different seeds that share the GPU do so many rounds each, with a test of the
-    model after each, once their shapes are recorded; and the updates of the first run's last round."""
-    turns, ready, marks, last = Turns(), threading.Barrier(runs), list[tuple[float, float]](), dict[int, Any]()
-
-    def one(seed: int) -> None:
-        with turns.joined(torch.device(device)):
-            settings = Settings.of(batch_size=batch, device=device, seed=seed)
-            engine = GraphSimulator(data, model(width), METHODS.build("fedcgnm"), settings)
-
-            def all_rounds() -> None:
-                for r in range(rounds):
-                    last[seed] = engine.train(task(engine, r))[0]
-                    engine.confusion(engine.model.vector, "test")
-
-            all_rounds()
-            with turns.away():
-                ready.wait()
-            began = time.perf_counter()
-            all_rounds()
-            marks.append((began, time.perf_counter()))
-            last[seed] = [u.delta.cpu() for u in last[seed]]
-            engine.close()
-
-    threads = [threading.Thread(target=one, args=(seed,)) for seed in range(runs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return max(end for _, end in marks) - min(began for began, _ in marks), last[0]
 
 
 def table(clients: int, rows: int, features: int, classes: int) -> Federation:
@@ -285,10 +251,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="*", default=[32, 64, 128])
     parser.add_argument("--ceiling", type=int, nargs="*", default=[1024])
-    parser.add_argument("--runs", type=int, default=3, help="runs that share the GPU; 1 leaves the comparison out")
-    parser.add_argument(
-        "--kernels", choices=("auto", "library", "own"), default="auto", help="engine.kernels of the batches"
-    )
+    parser.add_argument("--library", action="store_true", help="without kernels of our own")
     parser.add_argument("--tables", action="store_true", help="small models and the CNN-LSTM as well")
     parser.add_argument("--lanes", type=int, nargs="*", default=[None])
     parser.add_argument("--device", default="cuda")
@@ -316,7 +279,7 @@ def main() -> None:
     print(f"ResNet-18-GN on {name}, {args.clients} clients, FedCGNM with 2 groups, {flops / 1e9:.2f} GFLOP per image")
     for batch in args.batch:
         for lanes in args.lanes:
-            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes, kernels=args.kernels)
+            got, engine = simulated(data, batch, args.device, args.width, lanes=lanes, kernels=not args.library)
             keep(f"graph_{batch}" + (f"_lanes{lanes}" if lanes else ""), got)
             line(
                 f"graph path, batch {batch}", got["images_per_second"],
@@ -332,16 +295,6 @@ def main() -> None:
             f"ceiling: one compiled model, batch {batch}",
             keep(f"ceiling_{batch}", ceiling(batch, args.device, args.width)),
         )
-    if args.runs > 1:
-        few, batch = federation(args.clients, 4 * args.shrink), args.batch[0]
-        one, alone = shared(few, 1, batch, args.device, args.width)
-        many, same = shared(few, args.runs, batch, args.device, args.width)
-        equal = all(torch.equal(a, b) for a, b in zip(alone, same, strict=True))
-        keep("shared", {"runs": args.runs, "batch": batch, "one": one, "together": many, "same_bits": equal})
-        print(
-            f"{args.runs} runs that share the GPU, batch {batch}: {many / one:.2f} times one ({many:.2f} and {one:.2f} "
-            f"s), same bits {equal}", flush=True,
-        )  # fmt: skip
     for what in TABLES if args.tables else ():
         for clients in (5, 50):
             fast = keep(f"{what}, K={clients}", on_table(what, clients, args.device, fast=True, shrink=args.shrink))

@@ -29,7 +29,7 @@ class Job:
         strategy = RATES.build(rates, federation.n_clients, **options)
         self.problem: Problem = assemble(
             federation, work.module(), METHODS.build(method), strategy,
-            Settings.of(batch_size=BATCH, path=path, compile="off", workers=workers),
+            Settings.of(batch_size=BATCH, path=path, workers=workers),
         )  # fmt: skip
         if path != "reference":
             self.problem.engine.programs.capture_after = 0.0

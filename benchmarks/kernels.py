@@ -3,8 +3,9 @@
     python benchmarks/kernels.py [--only wgrad norm ...] [--rounds] [--batch 32] [--out kernels.json]
 
 Every line has the time of a call in microseconds, alone and with four at once, as lanes run them, and for kernels the
-relative difference from the library. ``--rounds`` also times rounds of FedCGNM on a ResNet-18 with ``engine.kernels``
-as library and own, and with all but one kind. Layers are those of a ResNet-18 on 32x32 images, 21 and 11 samples.
+relative difference from the library. ``--rounds`` also times rounds of FedCGNM on a ResNet-18 with and
+without kernels of our own, and with all but one kind. Layers are those of a ResNet-18 on 32x32 images, 21 and 11
+samples.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.nn import functional as F
 from fedtail.data.images.augment import apply_augment
 from fedtail.methods import METHODS
 from fedtail.methods.base import cross_entropy
-from fedtail.simulate.graph import convolution, fused, groupnorm, momentum, network, pixels, samples, step
+from fedtail.simulate.graph import convolution, fused, grouped, groupnorm, momentum, network, pixels, samples, step
 from fedtail.simulate.graph.convolution import Plan, Shape
 from fedtail.simulate.graph.pixels import Tile
 from gpu import federation, simulated
@@ -215,7 +216,7 @@ def ends(which: str) -> dict[str, Make]:
 
         def plain() -> Tensor:
             x = (pool[rows].float() * look.scale - look.mean.view(3, 1, 1)) / look.std.view(3, 1, 1)
-            return fused._whole_eights(apply_augment(x, draws).to(DTYPE))
+            return grouped._whole_eights(apply_augment(x, draws).to(DTYPE))
 
         return (lambda: samples.read_images(pool, y, rows, draws, look, DTYPE).x) if kernel else plain
 
@@ -285,23 +286,23 @@ def without(kind: str) -> Iterator[None]:
         "halved": lambda: mock.patch.dict(pixels.HALVED, clear=True),
         "same": lambda: mock.patch.dict(pixels.SAME, clear=True),
         "second readers": lambda: mock.patch.object(fused, "_second_readers", lambda *_: {}),
-        "norms at once": lambda: mock.patch.object(step, "norm_kernel", lambda *_: False),
         "ends": lambda: mock.patch.object(network, "reads_images", lambda _: False),
-        "products": lambda: mock.patch.object(fused, "_is_product", lambda *_: False),
+        "step": lambda: mock.patch.object(step, "has_kernel", lambda *_: False),
+        "products": lambda: mock.patch.object(grouped, "_is_product", lambda *_: False),
     }
     with patches[kind]():
         yield
 
 
-KINDS = ("weight gradients", "halved", "same", "second readers", "norms at once", "ends", "products")
+KINDS = ("weight gradients", "halved", "same", "second readers", "ends", "step", "products")
 
 
 def rounds(batch: int, shrink: int, width: int) -> dict[str, float]:
     """Images per second."""
     data, out = federation(5, shrink), dict[str, float]()
-    ways = [("library", None), ("own", None), *(("own", kind) for kind in KINDS)]
+    ways = [(False, None), (True, None), *((True, kind) for kind in KINDS)]
     for kernels, kind in ways:
-        name = kernels if kind is None else f"own but {kind}"
+        name = ("own" if kernels else "library") if kind is None else f"own but {kind}"
         try:
             with without(kind) if kind else mock.patch.dict({}), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

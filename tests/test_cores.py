@@ -33,7 +33,7 @@ def test_auto_has_the_containers_cores_less_those_of_runs_beside(monkeypatch: py
     monkeypatch.setattr(module, "cgroup_limit", lambda: 6.9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(module, "_granted", float("inf"))
-    assert usable_cores() == 6 and Workers("auto").n == 6 and Workers("auto", threads=2).n == 3 and Workers(9).n == 9
+    assert usable_cores() == 6 and Workers("auto").n == 6 and Workers(9).n == 9
     with monkeypatch.context() as roomy:
         roomy.setattr(module, "cgroup_limit", lambda: 2.0 * MOST)
         assert Workers("auto").n == MOST

@@ -214,7 +214,8 @@ class Engine(Section):
 
     path: Literal["auto", "reference", "batched", "graph"] = "auto"
     """``reference``, ``batched`` (all clients in one step: small models and the CNN-LSTM, on CPU or GPU) or ``graph``
-    (other convolutional and recurrent models on a GPU); ``auto`` picks the fastest one that supports the run."""
+    (other convolutional and recurrent models on a GPU); ``auto`` picks the fastest one that supports the run, and that
+    does on a few samples what ``reference`` does."""
     device: str = "cpu"
     """Device, e.g. cpu, cuda or cuda:1."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
@@ -224,19 +225,6 @@ class Engine(Section):
     """Cores that train and evaluate clients in parallel, each with one torch thread; results are bit-identical for any
     number. ``auto``: the cores available to this process (affinity, container limit), shared with concurrent runs, at
     most eight, where the work is large enough. 1 on a GPU."""
-    threads: int = Field(1, ge=1)
-    """torch threads per worker on the batched path. Using more changes the last bits and seldom pays off for models
-    this small."""
-    kernels: Literal["auto", "library", "own"] = "auto"
-    """What computes gradients and FedCGNM's step on the graph path on a GPU: the ``library`` (and compiler), or our
-    ``own`` Triton kernels, which each run checks against the library before using them; ``auto``: own."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Whether steps go through torch.compile; ``auto``: if the run is long enough to make up for the compile time."""
-
-    @property
-    def compiles(self) -> bool | None:
-        """None leaves it to the path."""
-        return {"on": True, "off": False}.get(self.compile)
 
 
 class Run(Section):

@@ -283,7 +283,7 @@ def test_two_views_of_images_agree_on_every_path(path: str) -> None:
     federation = ft.Federation.from_arrays([draw(30), draw(13)], draw(20), classes=["a", "b", "c"])
 
     def trained(path: str) -> Tensor:
-        settings = Settings.of(rounds=2, lr=0.05, batch_size=8, seed=1, path=path, validate_every=0, compile="off")
+        settings = Settings.of(rounds=2, lr=0.05, batch_size=8, seed=1, path=path, validate_every=0)
         module = build_model("mlp", (1, 8, 8), 3, seed=2, hidden=(8,))
         made = assemble(federation, module, FedYoYo(warmup=1), RATES.build("uniform", 2, rate=0.5), settings)
         return train_rounds(made, settings, made.begin()).x

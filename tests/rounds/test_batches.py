@@ -43,7 +43,7 @@ def test_a_number_stays_what_it_is() -> None:
 def test_a_run_has_the_bits_of_one_with_that_number(path: str) -> None:
     federation = blob_federation(4)
     followed, said, other = (
-        ft.fit(federation, "mlp", rounds=3, path=path, batch_size=batch, compile="off")
+        ft.fit(federation, "mlp", rounds=3, path=path, batch_size=batch)
         for batch in ("auto", follow(federation.sizes), 64)
     )
     assert followed.summary["found"] == {"batch_size": BATCHES[0]}

@@ -18,9 +18,7 @@ def test_every_engine_says_how_far_a_round_is(path: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(progress, "SETTLED", 0.0)
     monkeypatch.setattr(progress, "LITTLE", 0.0)
     said: list[Progress] = []
-    fit(
-        blob_federation(4), "mlp", path=path, rounds=12, lr="auto", batch_size=8, compile="off", on_progress=said.append
-    )
+    fit(blob_federation(4), "mlp", path=path, rounds=12, lr="auto", batch_size=8, on_progress=said.append)
     assert {p.round for p in said} == set(range(12))
     for t in range(12):
         shares = [p.share for p in said if p.round == t]

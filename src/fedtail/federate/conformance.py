@@ -36,7 +36,7 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
-from fedtail.simulate.workers import one_by_one
+from fedtail.simulate.workers import one_thread
 
 COUNTS = ((60, 20, 8), (40, 0, 6), (30, 12, 0), (5, 2, 1))
 """Samples per site and class."""
@@ -69,7 +69,7 @@ def small_federation() -> Federation:
 def check_method(method: Method) -> Iterator[Check]:
     """Every requirement in turn, as it is tried; with one thread, like a run and a site: their number changes sums."""
     federation = small_federation()
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder, one_by_one():
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder, one_thread():
         warnings.simplefilter("ignore")
         yield from (
             _tried(claim, test)
@@ -108,7 +108,6 @@ def _settings(method: Method, path: str, workers: int = 1, rounds: int = ROUNDS)
         seed=5,
         path=path,
         workers=workers,
-        compile="off",
     )
 
 

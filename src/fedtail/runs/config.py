@@ -29,6 +29,8 @@ BY_VALIDATION = ("local.lr", "run.select", "run.patience", "decision.goal")
 """Suggestions that need private validation."""
 GONE = {"engine.name": "simulator"}
 """Keys of version 0.1 that could only have this value."""
+RETIRED = ("engine.compile", "engine.kernels", "engine.threads")
+"""Keys that configs of run folders may still have; they changed the speed of a run, and hardly its result."""
 
 
 def load_config(
@@ -46,6 +48,8 @@ def load_config(
     raw: dict[str, Any] = read_config(Path(path)) if path is not None else {}
     complete = path is not None and Path(path, "config.toml").is_file()
     everything = complete or Settings.model_fields.keys() <= raw.keys()  # written by ``to_toml``, not by a person
+    for section, key in (retired.split(".") for retired in RETIRED if everything):
+        raw.get(section, {}).pop(key, None)
     written = () if everything else frozenset(flatten(raw))
     given = {key: value for key, value in (flags or {}).items() if value is not None} | parse_overrides(overrides)
     if everything:

@@ -67,10 +67,8 @@ class Workers:
     ``auto`` has one for every core, up to ``most``, used them where work is worth it; a number is taken as it is.
     """
 
-    def __init__(self, asked: int | Literal["auto"], threads: int = 1, most: float = MOST) -> None:
-        self.n = int(max(1, min(usable_cores() // threads, most, MOST))) if asked == "auto" else asked
-        self.threads = threads
-        """torch's threads in each: more change the bits of sums."""
+    def __init__(self, asked: int | Literal["auto"], most: float = MOST) -> None:
+        self.n = int(max(1, min(usable_cores(), most, MOST))) if asked == "auto" else asked
         self.most = 1
         """Workers that were at work at once, so far."""
         self._auto = asked == "auto"
@@ -94,10 +92,10 @@ class Workers:
         mine = getattr(self._here, "worker", None)
         n = self.used(len(waiting), operations)
         if n == 1:
-            with one_by_one(self.threads):
+            with one_thread():
                 return [work(mine or 0, piece) for piece in waiting]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.n - 1, "fedtail", torch.set_num_threads, (self.threads,))
+            self._pool = ThreadPoolExecutor(self.n - 1, "fedtail", torch.set_num_threads, (1,))
         self.most = max(self.most, n)
         todo, done, errors = deque(enumerate(waiting)), dict[int, R](), dict[int, BaseException]()
         grad = torch.is_grad_enabled()
@@ -119,7 +117,7 @@ class Workers:
             finally:
                 self._here.worker = None
 
-        with one_by_one(self.threads):
+        with one_thread():
             others = [self._pool.submit(go, worker) for worker in range(1, n)]
             try:
                 go(0)
@@ -157,13 +155,13 @@ def by_caller(tell: Callable[[float], None]) -> Callable[[float], None]:
 
 
 @contextmanager
-def one_by_one(threads: int = 1) -> Iterator[None]:
-    """torch with so many threads in this thread, and as before afterwards."""
+def one_thread() -> Iterator[None]:
+    """Inside, torch computes with one thread: more change the bits of sums, and seldom pay off for small models."""
     before = torch.get_num_threads()
-    if before == threads:
+    if before == 1:
         yield
         return
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -19,10 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
-
-import torch
 
 from fedtail.cores import grant_cores, usable_cores
 from fedtail.data.sources import is_public, locate
@@ -32,16 +29,13 @@ from fedtail.runs.build import LatestData
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
-from fedtail.simulate.turns import Turns
 
 LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
-FORMER: dict[str, Any] = {}
+FORMER: dict[str, Any] = {"engine.compile": "auto", "engine.kernels": "auto", "engine.threads": 1}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
 LATER: dict[str, Any] = {"deploy.trust": "server", "decision.confidence": 0.9}
 """Settings that came later -> the value that means what there was before, which digests leave out."""
-AT_ONCE = 4
-"""Most runs at once on one GPU: it is full by then, and each takes memory."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ def launcher_of(cells: Sequence[Cell], workers: int) -> Launcher:
     """How ``workers`` of these cells run at once."""
     if workers <= 1 or len(cells) <= 1:
         return one_by_one
-    return together(min(workers, AT_ONCE)) if on_gpu(cells) else in_processes(workers)
+    return in_processes(workers)
 
 
 def on_gpu(cells: Sequence[Cell]) -> bool:
@@ -196,57 +190,6 @@ def in_processes(workers: int) -> Launcher:
             pool.shutdown(cancel_futures=True)
 
     return launch
-
-
-def together(runs: int) -> Launcher:
-    """A launcher for a GPU: so many cells at once in this process, as further lanes of the device.
-
-    Processes that share a GPU gain nothing, since it serves one of them at a time. Threads of one process that take
-    turns keep it busy while one of them plans, aggregates or evaluates, and fill it where one run's steps are too
-    small to; each computes what it computes alone. Where memory does not suffice for a cell among others, it is run
-    again by itself.
-    """
-
-    def launch(cells: Sequence[Cell], base: Path) -> Iterator[Outcome]:
-        alone: list[Cell] = []
-        for precision in dict.fromkeys(c.config.engine.precision for c in cells):  # a switch of the whole process
-            mine = [c for c in cells if c.config.engine.precision == precision]
-            for outcome, exhausted in _in_threads(mine, base, min(runs, len(mine))):
-                if exhausted and len(cells) > 1:
-                    alone.append(outcome.cell)
-                else:
-                    yield outcome
-        yield from one_by_one(alone, base)
-
-    return launch
-
-
-def _in_threads(cells: Sequence[Cell], base: Path, threads: int) -> Iterator[tuple[Outcome, bool]]:
-    """Outcomes as they come, and whether the device's memory had run out."""
-    turns, todo, done = Turns(), iter(cells), SimpleQueue[tuple[Outcome, bool] | BaseException]()
-
-    def work() -> None:
-        try:
-            for cell in todo:  # an iterator that all threads share
-                with turns.joined(torch.device(cell.config.engine.device)):
-                    outcome = run_cell(cell, base, lambda *_: turns.hand_over())
-                done.put((outcome, (outcome.error or "").startswith("OutOfMemoryError")))
-        except BaseException as error:  # Ctrl-C in the main thread, or a thread that could not begin
-            done.put(error)
-
-    pool = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
-    try:
-        for thread in pool:
-            thread.start()
-        for _ in cells:
-            found = done.get()
-            if isinstance(found, BaseException):
-                raise found
-            yield found
-    finally:  # also when the caller wants no more: cells in mid-run have their checkpoints
-        turns.stop()
-        for thread in pool:
-            thread.join()
 
 
 @contextmanager

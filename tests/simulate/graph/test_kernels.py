@@ -15,7 +15,7 @@ from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.methods import METHODS
 from fedtail.methods.base import cross_entropy
 from fedtail.methods.optimizers import with_optimizer
-from fedtail.simulate.graph import convolution, fused, momentum, step
+from fedtail.simulate.graph import convolution, fused, grouped, momentum, step
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
 from fedtail.simulate.graph.momentum import momentum_step
@@ -140,7 +140,7 @@ def test_a_network_takes_its_weight_gradients_from_the_kernel_in_their_place(mon
         assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, dy))
         return Shape((64, 64, 3, 3, 1, 1, 1), (*x.shape[2:], *dy.shape[2:]))
 
-    monkeypatch.setattr(fused, "kernel_shape", any_shape)
+    monkeypatch.setattr(grouped, "kernel_shape", any_shape)
     torch.manual_seed(0)
     one, two = (nn.Conv2d(64, 64, 3, padding=1, bias=False) for _ in range(2))
     module = nn.Sequential(one, nn.ReLU(), two)

@@ -251,7 +251,7 @@ def test_recurrent_models_equal_the_reference() -> None:
 @pytest.mark.slow
 def test_a_compiled_network_of_symbolic_batch_size_equals_the_reference() -> None:
     method = METHODS.build("fedcgnm")
-    reference, fast = both(method, Settings.of(batch_size=8, compile="on"), fused=False)
+    reference, fast = both(method, Settings.of(batch_size=8), fused=False, compile=True)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
 

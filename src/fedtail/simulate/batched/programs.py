@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedtail.core.records import Task
+from fedtail.core.records import Task, Tensors
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
@@ -88,20 +88,23 @@ class Runner:
         self._step, self._follows = step, False
         self._call: Callable[[], Tensor] = lambda: step(*self.tensors)[0]
 
-    def follow(self) -> None:
-        """Replay the program's recording from now on, if there is one."""
+    def follow(self, batch: Tensors | None = None) -> None:
+        """Replay the program's recording from now on, if there is one. ``batch``: real ``labels`` and ``shares`` with
+        which the first worker compares it with the step."""
         if not self._follows and self.program.recording is not None:
             self._follows = True
-            self._replay(self.program.recording)
+            self._replay(self.program.recording, batch or {})
 
     def run(self) -> Tensor:
         """One step; returns (n, B) losses in a tensor that the next step may overwrite."""
         return self._call()
 
-    def _replay(self, recording: Recording) -> None:
+    def _replay(self, recording: Recording, batch: Tensors) -> None:
         before = [t.clone() for t in self.tensors]
         try:
             tape = capture(self._step, self.tensors, recording)
+            for name, value in batch.items():  # after the capture, from which memory still holds what it computed
+                self.packed[name].copy_(value)
             values = self._values()
             if "tape" not in self.program.same:
                 check(self._step, tape, values)
@@ -227,11 +230,9 @@ class Programs:
             if program.tried or min(program.calls, calls * left) < self.capture_after:
                 continue
             runner = self.runner(0, size, shards[0][0].runs[0])
-            part, step = first[size]
-            runner.packed["labels"].copy_(part.labels[step, : size[1]])
-            runner.packed["shares"].copy_(part.shares[step, : size[1]])
             program.record(self._step(size[0], 0), runner.tensors)
-            runner.follow()  # which checks it for all workers
+            part, step = first[size]
+            runner.follow({"labels": part.labels[step, : size[1]], "shares": part.shares[step, : size[1]]})
 
     def _program(self, size: Size) -> Program:
         program = self._programs.setdefault(size, Program())
@@ -253,7 +254,7 @@ class Programs:
         b, d = signature.columns, self.model.n_params
         packed = {
             "labels": torch.zeros(rows, 2, b, dtype=torch.int64),
-            "shares": torch.tensor([1.0 / b, 1.0]).view(2, 1).expand(rows, 2, b).clone(),
+            "shares": torch.tensor([0.5 / b, 0.5]).view(2, 1).expand(rows, 2, b).clone(),
         }
         tensors = {
             "inputs": torch.zeros(rows, b, *self.input_shape),

@@ -43,7 +43,7 @@ from fedtail.simulate.batched.shards import (
 from fedtail.simulate.batched.step import AnyKernel
 from fedtail.simulate.batched.training import End, alike, train_shard
 from fedtail.simulate.reference import ReferenceSimulator
-from fedtail.simulate.workers import Workers, by_caller, one_by_one
+from fedtail.simulate.workers import Workers, by_caller, one_thread
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,7 +68,6 @@ class BatchedSimulator(ReferenceSimulator):
         """``kernel``: of ``choose_cpu_kernel``, if it has been asked; ``capture_after``: calls of a step from which on
         it is captured."""
         super().__init__(federation, module, method, settings, reason=reason)
-        self.threads = settings.engine.threads
         if kernel is None:
             kernel, why = choose_cpu_kernel(self.model, federation, method)
             if kernel is None:
@@ -101,7 +100,7 @@ class BatchedSimulator(ReferenceSimulator):
         )
 
     def _workers(self, module: nn.Module) -> Workers:
-        return Workers(self.settings.engine.workers, self.settings.engine.threads)
+        return Workers(self.settings.engine.workers)
 
     @property
     def kernel(self) -> AnyKernel:
@@ -122,7 +121,7 @@ class BatchedSimulator(ReferenceSimulator):
     # -- training -------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        with one_by_one(self.threads), torch.no_grad():
+        with one_thread(), torch.no_grad():
             operations = 3.0 * task.n_probes * float(sum(self.sizes[k] for k in task.clients)) * self.sample_flops
             if len(task.clients) * task.n_probes <= self.shard:
                 operations = 0.0  # one shard for one worker, and what is around it is as small
@@ -234,7 +233,6 @@ class BatchedSimulator(ReferenceSimulator):
             "reason": self.reason,
             "device": "cpu",
             **self.pool.info(),
-            "threads": self.threads,
             "kernel": type(self.kernel).__name__,
             "shard": self.shard,
             **({"padding": round(self.padding["samples"], 4)} if self.padding else {}),

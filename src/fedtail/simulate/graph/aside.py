@@ -35,9 +35,6 @@ class Aside:
         """Whether that is known; see ``step.agree``."""
         self.places: list[dict[str, Tensor]] = []
         """Where weight gradients of each group are wanted, by name; empty if anywhere."""
-        self.sums: dict[str, Tensor] = {}
-        """Where GroupNorm layers leave the sums of which their gradients are made for all layers at once, by name; see
-        ``groupnorm.place_gradients``."""
 
     def __call__(self, work: Callable[..., T], *reads: Tensor) -> T:
         if not self.streams:

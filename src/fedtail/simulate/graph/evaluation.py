@@ -10,7 +10,6 @@ from fedtail.core.candidates import Candidates
 from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Resident
-from fedtail.simulate.turns import hand_over, wait_for
 
 LARGEST, GRAIN = 1024, 64
 """A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
@@ -49,7 +48,6 @@ class Evaluator:
         self.load(x.to(self.device))
         total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
         self._count(total, self._chunks(index))
-        wait_for(self.device)
         return total.view(self.n_classes, self.n_classes).cpu().numpy()
 
     @torch.no_grad()
@@ -61,8 +59,6 @@ class Evaluator:
         for s, vector in candidates.walk():
             self.load(vector)
             self._count(total[s], chunks)
-            hand_over()
-        wait_for(self.device)
         m = total.view(-1, c, c)
         return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
 
@@ -100,6 +96,6 @@ class Evaluator:
         return self.network([self.params], self.rest, self.model.inputs(self.resident.x, rows), (rows.shape[0],))
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        self.model.numerics.apply()  # another run of this process may compute otherwise
+        self.model.numerics.apply()
         out = torch.empty(n, self.n_classes, device=self.device)
         return self.recorder.record(lambda: out.copy_(self._call(self.rows[:n].clone())), lambda: None), out

@@ -5,8 +5,8 @@ groups are run apart or together; only the weight gradients must be kept apart. 
 for activations over the whole batch, and per layer one weight gradient for each group's rows: the same gradients as
 H separate passes, at the cost of a plain step, with larger and fewer kernels.
 
-Works for networks that ``torch.fx`` can trace and whose parameters sit in convolutions (Conv1d, Conv2d), Linear,
-GroupNorm and LSTM layers. The classifiers of ``models.classifiers``, which are small, are run group by group.
+Works for networks that ``torch.fx`` can trace and whose parameters sit in convolutions (Conv1d, Conv2d), Linear
+and GroupNorm layers. The classifiers of ``models.classifiers``, which are small, are run group by group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedtail.models.classifiers import KINDS
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.grouped import HALF, SAME, Conv, GroupedConv, GroupedLinear, GroupedLstm, GroupedNorm
+from fedtail.simulate.graph.grouped import HALF, SAME, Conv, GroupedConv, GroupedLinear, GroupedNorm
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
@@ -39,7 +39,7 @@ class Unsupported(Exception):
     """The network has something that cannot be taken apart by groups of rows."""
 
 
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm, nn.LSTM)
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm)
 APART = tuple(KINDS.values())
 """Layers that are run as they are, group by group."""
 
@@ -86,14 +86,12 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
         assert isinstance(source, fx.Node)
         x, residual = env[source], None if other is None else env.get((at, other), env[other])
         if residual is not None and residual.shape != x.shape:
-            out = GroupedNorm.apply(x, None, layer, False, None, beside, name, sizes, *_pick(weights, name, True))
+            out = GroupedNorm.apply(x, None, layer, False, None, beside, sizes, *_pick(weights, name, True))
             return F.relu(out + residual)
         reader, again = readers.get(at, (None, None)) if beside.kernels else (None, None)
         if again == HALF and (x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2):
             again = None
-        more = GroupedNorm.apply(
-            x, residual, layer, at is not node, again, beside, name, sizes, *_pick(weights, name, True)
-        )
+        more = GroupedNorm.apply(x, residual, layer, at is not node, again, beside, sizes, *_pick(weights, name, True))
         if again is None:
             return more
         env[reader, at] = more[1]
@@ -131,8 +129,6 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
             return _run_apart(layer, name, x, weights, sizes)
         if isinstance(layer, nn.GroupNorm):
             return norm(node, node, None, env, weights, sizes)
-        if isinstance(layer, nn.LSTM):
-            return GroupedLstm.apply(args[0], beside, sizes, *_pick_recurrent(weights, name)), None
         if isinstance(layer, Conv):
             places = [p[f"{name}.weight"] for p in beside.places]
             x = args[0]
@@ -166,8 +162,6 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
         known = type(layer) in (*LAYERS, *APART) and (not isinstance(layer, nn.GroupNorm) or layer.affine)
         if own and not known:
             raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
-        if isinstance(layer, nn.LSTM):
-            _check_recurrent(name, layer, graph)
         if isinstance(layer, Conv) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
             raise Unsupported(f"layer {name!r} pads with {layer.padding_mode!r}, {layer.padding!r}")
         if any(not p.requires_grad for p in own):
@@ -180,17 +174,6 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
         raise Unsupported(f"layer {twice[0]!r} is used twice")  # gradients are written to one place
     if any(node.op == "get_attr" for node in graph.nodes):
         raise Unsupported("a parameter is used outside a layer")
-
-
-def _check_recurrent(name: str, layer: nn.LSTM, graph: fx.Graph) -> None:
-    """One plain layer from a zero state, of which only the outputs are used."""
-    plain = layer.num_layers == 1 and layer.batch_first and layer.bias
-    plain = plain and not layer.bidirectional and not layer.proj_size
-    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == name]
-    users = [user for call in calls for user in call.users]
-    read = all(u.target is operator.getitem and (u.args[1] == 0 or not u.users) for u in users)
-    if not (plain and read and all(len(c.args) == 1 and not c.kwargs for c in calls)):
-        raise Unsupported(f"layer {name!r} is more than a plain LSTM whose outputs are used")
 
 
 def _absorbing(layers: Layers, graph: fx.Graph) -> tuple[dict[fx.Node, Absorbed], set[fx.Node]]:
@@ -258,8 +241,3 @@ def _pick(weights: Weights, name: str, bias: bool) -> list[Tensor]:
     """The layer's weight in every group, then its bias in every group."""
     out = [w[f"{name}.weight"] for w in weights]
     return out + [w[f"{name}.bias"] for w in weights] if bias else out
-
-
-def _pick_recurrent(weights: Weights, name: str) -> list[Tensor]:
-    """The layer's input and recurrent weights in every group, then its biases in every group."""
-    return [w[f"{name}.{kind}_l0"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh") for w in weights]

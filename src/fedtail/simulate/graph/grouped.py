@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.simulate.graph import recurrent
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
@@ -154,7 +153,6 @@ class GroupedNorm(torch.autograd.Function):
         relu: bool,
         again: str | None,
         aside: Aside,
-        name: str,
         sizes: tuple[int, ...],
         *weights: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -167,7 +165,7 @@ class GroupedNorm(torch.autograd.Function):
             x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel, halved=again == HALF
         )
         ctx.save_for_backward(*saved)
-        ctx.relu, ctx.aside, ctx.name, ctx.sizes, ctx.kernel = relu, aside, name, sizes, kernel
+        ctx.relu, ctx.aside, ctx.sizes, ctx.kernel = relu, aside, sizes, kernel
         ctx.residual = residual is not None
         if again is None:
             return saved.y
@@ -175,48 +173,11 @@ class GroupedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        saved, aside, name = Saved(*ctx.saved_tensors), ctx.aside, ctx.name
+        saved = Saved(*ctx.saved_tensors)
         if ctx.kernel:
             upstream = tuple(d.contiguous(memory_format=torch.channels_last) for d in upstream)
         dy, more = upstream[0], upstream[1] if len(upstream) > 1 else None
-        sums = aside.sums.get(name) if ctx.kernel else None
-        dx, dz, left = norm_backward(
-            dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel, more=more, sums=sums
-        )
-        grads: Any
-        if sums is not None:
-            grads = [place[f"{name}.{kind}"] for kind in ("weight", "bias") for place in aside.places]
-        else:
-            work = partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel)
-            both = aside(work, left)
-            grads = [*both[:, 0].unbind(), *both[:, 1].unbind()]
-        return dx, dz, None, None, None, None, None, None, *grads
-
-
-class GroupedLstm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, aside: Aside, sizes: tuple[int, ...], *weights: Tensor) -> Tensor:
-        h = len(sizes)
-        w_in, w = weights[0], weights[h]
-        b_in, b_again = (weights[i * h].to(torch.promote_types(w.dtype, torch.float32)) for i in (2, 3))
-        ctx.aside, ctx.sizes, ctx.kernel = aside, sizes, aside.kernels and recurrent.has_kernel(w.shape[1], x.device)
-        saved = recurrent.lstm_forward(F.linear(x, w_in), w, b_in + b_again, kernel=ctx.kernel)
-        ctx.save_for_backward(x, w_in, w, *saved)
-        return saved.y
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), (x, w_in, w, *kept) = upstream, ctx.saved_tensors
-        saved = recurrent.Saved(*kept)
-        d = recurrent.lstm_backward(dy, w, saved, kernel=ctx.kernel)
-
-        def of_group(d: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-            later, before = d[:, 1:].flatten(0, 1), y[:, :-1].flatten(0, 1)
-            flat = d.flatten(0, 1)
-            db = flat.sum(0)
-            return [flat.T @ x.flatten(0, 1), later.T @ before, db, db.clone()]
-
-        parts = zip(*(t.split(list(ctx.sizes)) for t in (d, x, saved.y)), strict=True)
-        grads = [ctx.aside(of_group, *part) for part in parts]
-        dx = d @ w_in if ctx.needs_input_grad[0] else None
-        return dx, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
+        dx, dz, sums = norm_backward(dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel, more=more)
+        work = partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel)
+        both = ctx.aside(work, sums)
+        return dx, dz, None, None, None, None, None, *both[:, 0].unbind(), *both[:, 1].unbind()

@@ -186,11 +186,9 @@ if triton is not None:
 
     @triton.jit
     def _reduce_kernel(  # type: ignore[no-untyped-def]
-        sums, out, targets, apart, samples, first,
-        C: tl.constexpr, CB: tl.constexpr, BN: tl.constexpr, PLACED: tl.constexpr,
+        sums, out, samples, first, C: tl.constexpr, CB: tl.constexpr, BN: tl.constexpr
     ):  # fmt: skip
-        """sums (2, N, C) over the samples of each group go to their place in out (H, apart), which is (2, C) unless
-        PLACED by ``targets``; group 0 is the ``first`` samples."""
+        """sums (2, N, C) over the samples of each group go to out (H, 2, C); group 0 is the ``first`` samples."""
         h = tl.program_id(0)
         which = tl.program_id(1)
         c = tl.program_id(2) * CB + tl.arange(0, CB)
@@ -202,10 +200,7 @@ if triton is not None:
             n = i + tl.arange(0, BN)
             at = (which * samples + n)[:, None] * C + c[None, :]
             total += tl.load(sums + at, mask=(n < end)[:, None] & real[None, :], other=0.0)
-        place = which * C + c
-        if PLACED:
-            place = tl.load(targets + place, mask=real, other=0)
-        tl.store(out + h.to(tl.int64) * apart + place, tl.sum(total, 0), mask=real)
+        tl.store(out + (h * 2 + which) * C + c, tl.sum(total, 0), mask=real)
 
 
 def has_kernel(channels: int, groups: int, device: torch.device) -> bool:
@@ -314,12 +309,10 @@ def norm_backward(
     residual: bool,
     kernel: bool,
     more: Tensor | None = None,
-    sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """dx, dz (the residual's gradient) and sums (2, N, C) over space, of which w's and b's gradients are made.
 
-    ``more``: the gradient from another reader of y, or of its even rows and columns, which is added to dy. ``sums``:
-    where the kernel leaves them, (2, N, C) with any strides but the last's.
+    ``more``: the gradient from another reader of y, or of its even rows and columns, which is added to dy.
     """
     x, y, w, mean, rstd = saved
     n, channels = x.shape[:2]
@@ -339,8 +332,7 @@ def norm_backward(
         return dx.reshape(x.shape).to(x.dtype), d.to(x.dtype) if residual else None, sums
     dx = torch.empty_like(x)
     dz = torch.empty_like(x) if residual else None
-    if sums is None:
-        sums = torch.empty(2, n, channels, device=x.device)
+    sums = torch.empty(2, n, channels, device=x.device)
     space = x[0, 0].numel()
     kind = 0 if more is None else 1 if more.shape == dy.shape else 2
     blocks = _blocks("backward", channels, groups, space)
@@ -355,18 +347,9 @@ def norm_gradients(sums: Tensor, sizes: tuple[int, ...], dtype: torch.dtype, ker
     """(H, 2, C) gradients of w and b for each group of samples, from what ``norm_backward`` leaves."""
     if not kernel:
         return torch.stack([part.sum(1) for part in sums.split(list(sizes), dim=1)]).to(dtype)
-    channels = sums.shape[2]
-    out = torch.empty(len(sizes), 2, channels, device=sums.device, dtype=dtype)
-    place_gradients(sums, sizes, None, out.flatten(1))
-    return out
-
-
-def place_gradients(sums: Tensor, sizes: tuple[int, ...], targets: Tensor | None, out: Tensor) -> None:
-    """Writes the gradients of w and b for each group, of at most two, into out's rows: at ``targets`` (2, C), or one
-    after the other. sums (2, N, C) may be those of many layers, side by side."""
     _, n, channels = sums.shape
-    grid = (len(sizes), 2, triton.cdiv(channels, 64))
-    _reduce_kernel[grid](
-        sums, out, out if targets is None else targets, out.stride(0), n, sizes[0],
-        C=channels, CB=64, BN=32, PLACED=targets is not None, num_warps=4,
-    )  # fmt: skip
+    out = torch.empty(len(sizes), 2, channels, device=sums.device, dtype=dtype)
+    _reduce_kernel[(len(sizes), 2, triton.cdiv(channels, 64))](
+        sums, out, n, sizes[0], C=channels, CB=64, BN=32, num_warps=4
+    )
+    return out

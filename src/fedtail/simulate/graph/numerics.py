@@ -64,7 +64,7 @@ class Numerics:
         return self.dtype if self.fused else torch.float32
 
     def apply(self) -> None:
-        """Set the process-wide switches that PyTorch has for this."""
+        """Set the process-wide switches that PyTorch has for this; other runs of the process may have set others."""
         if self.device.type == "cuda":
             tf32 = self.precision != "fp32"
             torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -72,8 +72,7 @@ class Recorder:
                 work()
             rewind()
             self.stream.synchronize()
-            # other threads may wait for the device meanwhile
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._memory)
             work()
             graph.capture_end()
         self.lead()

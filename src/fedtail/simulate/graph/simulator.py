@@ -34,11 +34,9 @@ from fedtail.simulate.graph.lane import Lane, Shared, Slot
 from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.numerics import Numerics
 from fedtail.simulate.graph.passes import assign, build_schedule, default_grain
-from fedtail.simulate.graph.resident import shared_samples
 from fedtail.simulate.graph.step import Resident, choose_mode, gradient_function, update_function
 from fedtail.simulate.reference import draws_numbers
 from fedtail.simulate.scoring import Scoring
-from fedtail.simulate.turns import hand_over, launching, my_turns, wait_for
 
 MAX_LANES = 10
 
@@ -71,19 +69,20 @@ class GraphSimulator(ClientStates, Scoring):
         fused: bool | None = None,
         lanes: int | None = None,
         grain: int | None = None,
+        kernels: bool = True,
+        compile: bool | None = None,
         reason: str = "convolutional or recurrent",
     ) -> None:
         """``lanes``: slots that run at the same time (default: all, at most 10); ``fused``: see ``Numerics``;
-        ``grain``: what sizes of passes are multiples of (default: see ``default_grain``)."""
+        ``grain``: what sizes of passes are multiples of (default: see ``default_grain``); ``kernels``: whether kernels
+        of our own may take the place of the libraries'; ``compile``: see ``Numerics``."""
         super().__init__()
         self.federation, self.method, self.settings = federation, method, settings
         engine = settings.engine
         self.device = torch.device(engine.device)
         self._random = draws_numbers(module, federation.input_shape)
-        # torch's generators are one per process, so runs of models that draw from them do not mix within a round
-        self._mixes = my_turns() is not None and not self._random
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
-        self.numerics = Numerics.choose(module, self.device, engine.precision, fused, engine.compiles)
+        self.numerics = Numerics.choose(module, self.device, engine.precision, fused, compile)
         self.numerics.apply()
         self.network = DeviceModel(module, federation.transform, len(federation.input_shape), self.numerics)
         self.layout = self.network.layout
@@ -95,12 +94,16 @@ class GraphSimulator(ClientStates, Scoring):
         self.max_lanes = lanes or MAX_LANES
 
         self._labels = federation.pool.y.numpy()
-        x, y = shared_samples(federation, self.device)
-        self.resident = Resident(x=x, y=y, start=self.model.vector.clone())
+        pool, test = federation.pool, federation.test
+        self.resident = Resident(
+            x=torch.cat([pool.x, test.x.to(pool.x.dtype)]).to(self.device),
+            y=torch.cat([pool.y, test.y]).to(self.device),
+            start=self.model.vector.clone(),
+        )
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
         if self.numerics.compile and self.mode == "masked":
             torch._functorch.config.donated_buffer = False  # one forward pass, H backward passes
-        kernels = self.device.type == "cuda" and engine.kernels != "library"
+        kernels = kernels and self.device.type == "cuda"
         self._gradients = gradient_function(self.network, method, self.mode, self.n_groups)
         self._update = update_function(method, self.numerics.compile, kernels)
         aside = self.network.aside
@@ -120,12 +123,12 @@ class GraphSimulator(ClientStates, Scoring):
         slots: list[Slot] = []
         for row in range(len(task.clients)):
             slots += self._slots(task, row)
-            hand_over()
         out = torch.empty(len(task.clients), task.n_probes, self.model.size, device=self.device)
         devices = [self.device] if self.device.type == "cuda" else []
-        with launching(self.device), torch.random.fork_rng(devices=devices), lone_samples_named():
+        with torch.random.fork_rng(devices=devices), lone_samples_named():
             self._run(slots, out, task.advance)
-        wait_for(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         done = [Trained(run=s.run, losses=self._step_losses(s), const=s.const, final=s.final) for s in slots]
         return self._collect(task, done, out)
 
@@ -179,8 +182,6 @@ class GraphSimulator(ClientStates, Scoring):
         while launches:
             launches = [steps for steps in launches if next(steps, True) is None]
             advance(len(launches) / steps_in_all)
-            if self._mixes:
-                hand_over()
         for lane in used:
             lane.recorder.lead()
 
@@ -221,7 +222,7 @@ class GraphSimulator(ClientStates, Scoring):
 
     def _record(self, lane: Lane, slots: list[Slot]) -> None:
         began = time.perf_counter()
-        self.numerics.apply()  # another run of this process may compute otherwise
+        self.numerics.apply()
         count = lane.record(set().union(*(s.schedule.shapes for s in slots)))
         self.recorded += count
         if count:

@@ -29,7 +29,6 @@ from fedtail.simulate.graph.network import DeviceModel
 from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.simulator import GraphSimulator, Trained
 from fedtail.simulate.graph.step import Resident
-from fedtail.simulate.turns import hand_over, launching, wait_for
 
 MOST, MOST_VALUES = 256, 2**29
 """Runs in one stack, and values of their activations: twice as many are in memory at times, 4 bytes each."""
@@ -113,21 +112,18 @@ class StackedSimulator(GraphSimulator):
         """Train a cohort: final models (n, d) and method states, and the losses (S, n) on the host."""
         active = cohort.active.tolist()
         stack = self._stack(cohort, task, const, state)
-        self.numerics.apply()  # another run of this process may compute otherwise
+        self.numerics.apply()
         stack.record({_rows(n, len(cohort.runs)) for n in active})
         stack.load(cohort, start, const, state)
         ends = {name: stack.tensors[name][: len(cohort.runs)].clone() for name in stack.moving}
-        with launching(self.device):
-            stack.recorder.follow()
-            for s, n in enumerate(active):
-                stack.run(_rows(n, len(cohort.runs)))
-                task.advance(n / steps)
-                left = active[s + 1] if s + 1 < len(active) else 0
-                if left < n:
-                    stack.keep(ends, left, n)
-                hand_over()
-            stack.recorder.lead()
-        wait_for(self.device)
+        stack.recorder.follow()
+        for s, n in enumerate(active):
+            stack.run(_rows(n, len(cohort.runs)))
+            task.advance(n / steps)
+            left = active[s + 1] if s + 1 < len(active) else 0
+            if left < n:
+                stack.keep(ends, left, n)
+        stack.recorder.lead()
         final = {k: ends[f"state.{k}"] for k in state}
         return ends["x"], final, stack.losses[: len(active)].double().cpu().numpy()
 
@@ -140,17 +136,9 @@ class StackedSimulator(GraphSimulator):
 
     def _stack(self, cohort: Cohort, task: Task, const: Tensors, state: Tensors) -> Stack:
         """Memory for so many runs; made anew when a run is longer than it holds."""
-        searched = tuple(k for k in task.probes if k not in ("rate", "lr"))
         columns = cohort.index.shape[-1]
-        signature = Signature(
-            columns=columns,
-            windows=((0, columns),) * self.n_groups,  # of the round's own, every round would need a recording
-            scale=self.settings.local.scale,
-            hyper=tuple((k, v) for k, v in self.method.hyper().items() if k not in searched),
-            searched=searched,
-            const=tuple(const),
-            state=tuple(state),
-        )
+        windows = ((0, columns),) * self.n_groups  # of the round's own, every round would need a recording
+        signature = Signature.of(self.method, self.settings, task, columns, windows, cohort.runs[0])
         key = (signature, len(cohort.runs))
         if key not in self._stacks or len(cohort) > self._stacks[key].capacity:
             longest = self._capacity(0, len(cohort))[1]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,8 +17,6 @@ from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
 from fedtail.models.flat import has_batchnorm
 from fedtail.simulate.graph.aside import Aside
-from fedtail.simulate.graph.groupnorm import has_kernel as norm_kernel
-from fedtail.simulate.graph.groupnorm import place_gradients
 from fedtail.simulate.graph.momentum import has_kernel, momentum_step
 from fedtail.simulate.graph.network import DeviceModel, Weights
 from fedtail.simulate.graph.samples import Entropy, read_images, takes_images
@@ -131,37 +128,8 @@ def sample_losses(model: DeviceModel, method: Method) -> Losses:
     return losses
 
 
-class NormSums:
-    """The GroupNorm layers that have a kernel, side by side, so that one launch makes the gradients of all of them."""
-
-    def __init__(self, model: DeviceModel) -> None:
-        self.names: list[str] = []
-        self.channels: list[int] = []
-        offsets = dict(zip((n for n, _ in model.layout.names), np.cumsum([0, *model.layout.sizes]), strict=False))
-        targets: list[list[np.ndarray]] = [[], []]
-        for name, layer in model.module.named_modules():
-            if isinstance(layer, nn.GroupNorm) and norm_kernel(
-                layer.num_channels, layer.num_groups, model.numerics.device
-            ):
-                self.names.append(name)
-                self.channels.append(layer.num_channels)
-                for of, kind in zip(targets, ("weight", "bias"), strict=True):
-                    of.append(offsets[f"{name}.{kind}"] + np.arange(layer.num_channels))
-        flat = [np.concatenate(of) for of in targets if of]
-        self.targets = torch.as_tensor(np.stack(flat)).to(model.numerics.device) if flat else None
-
-    def rows(self, n: int) -> Tensor:
-        """(2, n, C) for the sums of so many samples."""
-        assert self.targets is not None
-        return torch.empty(2, n, sum(self.channels), device=self.targets.device)
-
-    def named(self, sums: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.names, sums.split(self.channels, dim=2), strict=True))
-
-
 def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
     named, aside = model.layout.named, model.aside
-    norms = NormSums(model)
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
         if local.params.is_cuda and not aside.checked:
@@ -180,14 +148,10 @@ def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
         flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
         places = [named(row) for row in flat]
         aside.places = places if len(sizes) <= 2 else []
-        sums = norms.rows(len(given.rows)) if aside.kernels and aside.places and norms.targets is not None else None
-        aside.sums = {} if sums is None else norms.named(sums)
         out, _, state = losses(weights, resident, local, given, sizes)
         leaves = [w for group in weights for w in group.values()]
         grads = torch.autograd.grad(out, leaves, given.scales)
         aside.join()
-        if sums is not None:
-            place_gradients(sums, sizes, norms.targets, flat)
         pairs = zip([place for group in places for place in group.values()], grads, strict=True)
         left = [(place, grad) for place, grad in pairs if place.data_ptr() != grad.data_ptr()]
         # one balanced kernel; concatenation is bound by the largest of the many pieces
