@@ -13,6 +13,7 @@ import tomli_w
 import torch
 
 import fedtail as ft
+from fedtail.errors import FedtailError
 from fedtail.report import load_run, write_report
 from fedtail.rounds.state import State
 from fedtail.runs.config import load_config
@@ -73,3 +74,19 @@ def test_a_finished_run_of_version_01_predicts_and_is_reported(tmp_path: Path) -
     assert (old.predict_proba(rows) == ft.load_model(tmp_path / "now").predict_proba(rows)).all()
     page = write_report([load_run(tmp_path / "old")], tmp_path / "old.html", "old")
     assert "fedcgnm" in page.read_text(encoding="utf-8")
+
+
+def test_settings_that_are_gone_are_read_in_the_config_of_a_run_folder_and_refused_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    raw = json.loads(json.dumps(settings(tmp_path, "r").model_dump()))
+    raw["engine"] |= {"compile": "on", "kernels": "library", "threads": 2}
+    (folder / "config.toml").write_text(tomli_w.dumps(without_none(raw)))
+    assert load_config(folder).engine == Settings().engine == load_config(folder / "config.toml").engine
+    with pytest.raises(FedtailError, match="'compile' is unknown"):
+        load_config(None, ["engine.compile=on"])
+
+
+def without_none(value: Any) -> Any:
+    """What TOML can say of a config."""
+    return {k: without_none(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value

@@ -139,7 +139,7 @@ class Runner:
             kind = name.split(".")[0]
             if kind in TRIED:
                 out.append(torch.full_like(t, TRIED[kind]))
-            elif kind in ("x", "x0", "inputs", "state") and t.is_floating_point():
+            elif kind in ("x", "x0", "inputs", "const", "state") and t.is_floating_point():
                 out.append(t + torch.rand(t.shape, generator=draws).mul_(0.1))
             else:
                 out.append(t.clone())
