@@ -12,26 +12,33 @@ reply that can be read. Memory must not grow by more than twice the largest size
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import socket
 import struct
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load, save
 
-import fedtail.federate.asking
 import fedtail.federate.protocol.handshake
 import fedtail.federate.protocol.preprocess
+import fedtail.federate.relay
+import fedtail.federate.sites
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task, Update
 from fedtail.data import DATASETS, Federation, partition
+from fedtail.federate.agreed import Hooks, run_document, write_document
 from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.journal import Journal
+from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.handshake import say_hello
@@ -41,9 +48,11 @@ from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
 from fedtail.federate.protocol.transport import InProcess, Phase
 from fedtail.federate.protocol.wire import META, Parts, pack, pack_update, unpack
+from fedtail.federate.relay import Relay, RelayTotals
 from fedtail.federate.site import frames
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
+from fedtail.federate.sites import Sites
 from fedtail.rounds.acceptance import fault
 from fedtail.settings import Settings
 
@@ -65,8 +74,18 @@ class Everything:
         self.federation: Federation = partition(
             pooled.train, pooled.test, clients=K, classes=pooled.classes, transform=pooled.transform
         )
-        policy = Policy(reveal="classes", max_statistics_per_day=0, max_validations_per_day=0, max_seeds_per_day=0)
-        self.sites = {k: Site(f"site {k}", FederationSlice(self.federation, k), policy) for k in range(K)}
+        self.folder = tempfile.TemporaryDirectory()
+        root, policy = Path(self.folder.name), Policy(max_rounds_per_day=0)
+        self.names = [f"site {k}" for k in range(K)]
+        for name in self.names:
+            (root / name).mkdir()
+            make_site_key(root / name, name)
+        listed = "".join((root / name / "site.pub").read_text() for name in self.names)
+        for name in self.names:
+            (root / name / "sites.pub").write_text(listed)
+        self.sites = {
+            k: Site(name, FederationSlice(self.federation, k), policy, root / name) for k, name in enumerate(self.names)
+        }
         self.asked: list[tuple[str, Parts]] = []
         self.replies: list[tuple[Phase, Parts, Callable[[Parts], object], Budget]] = []
         self._record()
@@ -100,7 +119,12 @@ class Everything:
             outer.replies.append((phase, kept[1], lambda parts: read(1, unpack(parts, budget)), budget))
             return answers
 
-        modules = (fedtail.federate.asking, fedtail.federate.protocol.handshake, fedtail.federate.protocol.preprocess)
+        modules = (
+            fedtail.federate.sites,
+            fedtail.federate.relay,
+            fedtail.federate.protocol.handshake,
+            fedtail.federate.protocol.preprocess,
+        )
         try:
             for module in modules:
                 assert module.exchange is exchange, module  # type: ignore[attr-defined]
@@ -113,15 +137,15 @@ class Everything:
     def _play(self, wires: InProcess) -> None:
         settings = Settings.of(batch_size=16, seed=3, path="reference")
         say_hello(wires, range(K), 60)
-        for method, reveal in (("scaffold", "classes"), ("climb", "totals")):
+        for method in ("scaffold", "climb"):
             job = Job(
                 run="fuzz", model="mlp", input_shape=self.federation.input_shape, classes=self.federation.classes,
                 method=method, rounds=3, model_options={"hidden": (4,)}, local=settings.local, seed=3,
-                transform=self.federation.transform, reveal=reveal,
+                transform=self.federation.transform,
             )  # fmt: skip
             hellos, _ = say_hello(wires, range(K), 60, job)
             engine = RemoteEngine(
-                wires, job, self.federation.sizes, validation_sizes=[hellos[k].n_validation for k in range(K)]
+                Sites(wires, job, self.federation.sizes), validation_sizes=[hellos[k].n_validation for k in range(K)]
             )
             x, rate = engine.model.vector.clone(), {"rate": np.full((K, 2), 0.4)}
             control = {"control": torch.zeros_like(x)} if method == "scaffold" else {}
@@ -136,11 +160,32 @@ class Everything:
             engine.confusion(x, "validation")
             engine.measure(x, "train_loss")
             list(engine.scores(x, "validation"))
+        self._relay(wires)
         schema = {"kind": "images", "name": "x", "classes": ["a", "b"], "input_shape": [3, 8, 8], "augment": None}
         said = {"pixels": 640, "sum": [64000.0] * 3, "square": [7e6] * 3}
         for site in self.sites.values():
             object.__setattr__(site.data, "statistics", lambda request: said)
         agree_on_preprocessing(wires, schema, {k: f"site {k}" for k in range(K)}, 0, 60)
+
+    def _relay(self, wires: InProcess) -> None:
+        """An agreement and the first exchanges of a run that the server does not steer."""
+        config = Settings.of(batch_size=16, rounds=2, seed=3)
+        config = config.model_copy(update={"deploy": config.deploy.model_copy(update={"trust": "blind"})})
+        document = write_document(config, self.sites[0].data.schema(), self.names, "fuzz")
+        relay = Relay(wires, self.names, 60.0)
+        agreement, seed = relay.agree(document)
+        journal = Journal(None)
+        totals = RelayTotals(relay, agreement, [range(K)], journal)
+
+        class Enough(Exception):
+            pass
+
+        def stop(*_: Any) -> None:
+            raise Enough
+
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+            hooks = Hooks(on_round=stop)
+            run_document(document, seed, totals, {}, Path(folder) / "run", journal, engine="fuzz", hooks=hooks)
 
     def _accepting(self, read: Callable[[Parts], Any]) -> Callable[[Parts], object]:
         task, method, n = self.task, self.method, self.n_params

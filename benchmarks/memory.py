@@ -32,6 +32,7 @@ from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Errors, Phase, Take
 from fedtail.federate.protocol.wire import META, Parcel, Parts, pack, pack_update
+from fedtail.federate.sites import Sites
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
@@ -104,9 +105,7 @@ def measure(case: str, sites: int, hidden: int) -> dict[str, float]:
     size = sum(p.numel() for p in job.build_model().parameters())
     folder = tempfile.TemporaryDirectory()
     engine = RemoteEngine(
-        transport=RandomSites(sites, size),
-        job=job,
-        sizes=np.full(sites, SAMPLES),
+        Sites(RandomSites(sites, size), job, np.full(sites, SAMPLES)),
         spool=Path(folder.name),
         memory_mb=settings.deploy.memory_mb,
     )

@@ -83,17 +83,17 @@ def sites(files: Path, policy: str) -> InProcess:
         folder = files / f"site{k}"
         folder.mkdir(exist_ok=True)
         data = f'[data]\nkind = "slice"\nconfig = "{files}/config.toml"\nclient = {k}\n'
-        (folder / "site.toml").write_text(f'[site]\nname = "site{k}"\n{data}[policy]\nreveal = "classes"\n{policy}')
+        (folder / "site.toml").write_text(f'[site]\nname = "site{k}"\n{data}[policy]\ntrust = "server"\n{policy}')
         handles[k] = load_site(folder / "site.toml").open_site().handle
     return InProcess(handles)
 
 
 def test_real_sites_run_it_where_their_policy_allows_the_code_and_give_the_simulators_bits(files: Path) -> None:
-    options = {"deploy.reveal": "classes", "engine.path": "reference"}
+    options = {"engine.path": "reference"}
     names = ["site0", "site1", "site2"]
     with pytest.raises(FedtailError, match=r"is custom code that is not on its list"):
         federate(settings("refused", **options), sites(files, ""), names)
-    allowed = 'code = ["my_method.py:SignSGD", "my_model.py:wide"]\n'
+    allowed = 'code = ["my_method.py:SignSGD", "my_model.py:wide", "my_metric.py:worst_class"]\n'
     there = federate(settings("there", **options), sites(files, allowed), names)
     here = run(settings("here", **options))
     assert there.folder is not None and here.folder is not None

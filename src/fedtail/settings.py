@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedtail.errors import FedtailError, one_of, outside
 
 S = TypeVar("S", bound=BaseModel)
-Reveal = Literal["totals", "sums", "classes"]
 """What validation at a site may send: totals, counts per class under masks that cancel in the sum over sites, or counts
 per class. Each allows what comes before it."""
 FREE: dict[str, Any] = {"free": True}
@@ -295,17 +294,6 @@ class Deploy(Section):
     """Who need not be trusted: ``server`` trusts the server with the data; under ``blind`` it relays sums that it
     can neither look into nor alter, of a job that the sites have signed; ``private`` adds noise to all that is
     learned."""
-    reveal: Literal["auto", "totals", "sums", "classes"] = "auto"
-    """What sites send back from validation: totals; per-class counts of which the server sees only sums over sites; or
-    each site's per-class counts. The sites' policies must allow it. ``auto`` is ``sums`` if there are three sites with
-    keys and all must answer (``run.quorum = 1``), otherwise ``totals``."""
-    updates: Literal["plain", "masked"] = "plain"
-    """Whether the server sees each site's update (``plain``), or only masked weighted sums over three sites or more."""
-    candidates: Literal["affine", "models"] = "affine"
-    """How FedHOO's candidates are sent: as K + 1 vectors, or as whole models built by the server, in an order only the
-    server knows."""
-    models_per_message: int = Field(8, ge=1)
-    """With ``models``: how many to send per message."""
     compress: Literal["none", "bf16", "int8"] = "none"
     """How updates are sent: uncompressed, or in half or a quarter of the bytes, with the rounding error carried over to
     the next update."""
@@ -346,15 +334,12 @@ class Privacy(Section):
     mode: Literal["none", "central", "local", "shares"] = "none"
     """Who adds the noise: nobody; the server, to the aggregate; each site, to its updates; or each site a share of it,
     under masks: no more noise than with ``central``, without trusting the server (real federations with
-    ``deploy.updates = "masked"``)."""
+    ``deploy.trust = "private"``)."""
     noise: float = Field(1.0, gt=0)
     """Noise multiplier: standard deviation divided by sensitivity."""
     clip: float | None = Field(None, gt=0)
     """With ``shares``: norm to which each site clips its update; defaults to the method's bound for an epoch without
     resampling."""
-    dropouts: float = Field(0.25, ge=0, lt=1)
-    """With ``shares``: fraction of sites that may drop out of a sum. The remaining shares still add up to enough noise;
-    if more drop out, the sum stays masked."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """The delta in (epsilon, delta)."""
 
@@ -415,7 +400,7 @@ EFFECTS: tuple[Effect, ...] = (
     (("server.reach",), "server.aggregate", ("bounded", "auto")),
     (("server.suspects",), "server.aggregate", ("trimmed", "krum")),
     (("privacy.noise", "privacy.delta"), "privacy.mode", ("central", "local", "shares")),
-    (("privacy.clip", "privacy.dropouts"), "privacy.mode", ("shares",)),
+    (("privacy.clip",), "privacy.mode", ("shares",)),
     (("decision.find", "decision.recall"), "decision.goal", ("recall",)),
     (("decision.costs",), "decision.goal", ("cost",)),
 )

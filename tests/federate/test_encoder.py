@@ -76,7 +76,8 @@ def open_sites(root: Path, data: Mapping[str, str], policy: str = ALLOW) -> dict
     out = {}
     for k, name in enumerate(NAMES):
         (root / name).mkdir(exist_ok=True)
-        (root / name / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data[name]}\n[policy]\n{policy}\n')
+        rules = f'[policy]\ntrust = "server"\n{policy}\n'
+        (root / name / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data[name]}\n{rules}')
         out[k] = load_site(root / name / "site.toml").open_site()
     return out
 

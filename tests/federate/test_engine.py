@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.core.candidates import binary_candidates
 from fedtail.core.decisions import POWERS, Decision, SiteGoal
 from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
@@ -22,6 +21,7 @@ from fedtail.federate.protocol.transport import Errors, InProcess, Take
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
+from fedtail.federate.sites import Sites
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
@@ -79,7 +79,7 @@ def job_for(federation: Federation, method: str = "fedcgnm", **more: object) -> 
 
 
 def sites(federation: Federation, **more: object) -> dict[int, Site]:
-    return {k: Site(f"site {k}", FederationSlice(federation, k), Policy(reveal="classes"), **more) for k in range(K)}
+    return {k: Site(f"site {k}", FederationSlice(federation, k), Policy(trust="server"), **more) for k in range(K)}
 
 
 def strategy(name: str) -> RateStrategy:
@@ -96,21 +96,21 @@ def run(engine, federation: Federation, method: str, rates: RateStrategy, **plan
 
 
 def remote(federation: Federation, transport: object = None, method: str = "fedcgnm", **more: object) -> RemoteEngine:
-    job = job_for(federation, method, reveal=more.pop("reveal", "totals"), noise=more.pop("noise", 0.0))
     wires = transport or InProcess({k: s.handle for k, s in sites(federation).items()})
-    return RemoteEngine(wires, job, federation.sizes, test=federation.test, **more)
+    quorum = more.pop("quorum", 1.0)
+    asked = Sites(wires, job_for(federation, method), federation.sizes, quorum=quorum)
+    return RemoteEngine(asked, test=federation.test, **more)
 
 
 @pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])
-@pytest.mark.parametrize("reveal", ["totals", "classes"])
 @pytest.mark.parametrize("spooled", [False, True])
 def test_simulator_and_transport_give_the_same_bits(
-    federation: Federation, rates: str, reveal: str, spooled: bool, tmp_path: Path
+    federation: Federation, rates: str, spooled: bool, tmp_path: Path
 ) -> None:
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS)
     here = run(plain, federation, "fedcgnm", strategy(rates), diagnostics=("alignment",))
-    engine = remote(federation, reveal=reveal, spool=tmp_path if spooled else None)
+    engine = remote(federation, spool=tmp_path if spooled else None)
     there = run(engine, federation, "fedcgnm", strategy(rates), diagnostics=("alignment",))
     assert not list(tmp_path.iterdir()), "files of updates have no name, so that none is left behind"
     assert torch.equal(here.x, there.x)
@@ -118,7 +118,7 @@ def test_simulator_and_transport_give_the_same_bits(
         assert a["rates"] == b["rates"] and a["train_loss"] == b["train_loss"] and a["test"] == b["test"]
         assert a.get("reward") == b.get("reward") and a["alignment"] == b["alignment"]
         assert a["validation"]["accuracy"] == b["validation"]["accuracy"]
-        assert reveal == "totals" or repr(a["validation"]) == repr(b["validation"])
+        assert repr(a["validation"]) == repr(b["validation"])
 
 
 @pytest.mark.parametrize("method", ["fedcgnm", "scaffold"])
@@ -128,7 +128,7 @@ def test_sites_race_learning_rate_and_rate_as_the_simulator_does(federation: Fed
     plain = simulator(federation, module, METHODS.build(method), SETTINGS)
     both = [
         run(engine, federation, method, Race(RATES.build("uniform", K, rate="auto"), ("lr", "rate")), rounds=18)
-        for engine in (plain, remote(federation, method=method, reveal="classes"))
+        for engine in (plain, remote(federation, method=method))
     ]
     here, there = (state.history for state in both)
     assert torch.equal(both[0].x, both[1].x)
@@ -142,13 +142,11 @@ def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> 
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     plain = simulator(federation, module, METHODS.build("fedcgnm"), SETTINGS)
     here = run(plain, federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
-    there = run(remote(federation, reveal="classes"), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
+    there = run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
     assert [r["rates"] for r in here.history] == [r["rates"] for r in there.history]
     for a, b in zip(here.history, there.history, strict=True):
         assert a["reward"] == pytest.approx(b["reward"], rel=1e-5)
         assert a["validation"]["balanced_loss"] == pytest.approx(b["validation"]["balanced_loss"], rel=1e-5)
-    with pytest.raises(FedtailError, match=r"deploy\.reveal = 'classes'"):
-        run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="balanced_loss")
 
 
 @pytest.mark.parametrize("rule", ["bounded", "trimmed", "median", "krum"])
@@ -166,12 +164,6 @@ def test_rules_of_aggregation_give_the_same_bits_on_every_engine_and_from_disk(
     torch.testing.assert_close(found[1], there, rtol=1e-3, atol=1e-4)
     plain = run(remote(federation), federation, "fedcgnm", strategy("uniform")).x
     assert not torch.equal(plain, there)
-
-
-def test_candidates_built_by_the_server_give_the_same_model(federation: Federation) -> None:
-    affine = run(remote(federation), federation, "fedcgnm", TwoProbe(K))
-    models = run(remote(federation, candidates="models", models_per_message=3), federation, "fedcgnm", TwoProbe(K))
-    assert torch.equal(affine.x, models.x)
 
 
 def nan(parcel: Parcel) -> Parcel:
@@ -293,28 +285,6 @@ def identity(parcel: Parcel) -> Parcel:
     return parcel
 
 
-class MissesOne(Faulty):
-    """Client 1 does not answer the second validation message of a round."""
-
-    def exchange(self, phase: str, payloads: dict[int, Parts], timeout: float | None, take: Take) -> Errors:
-        self.rounds = 0 if phase != "validate" else self.rounds + 1
-        heard = {k: v for k, v in payloads.items() if self.rounds != 2 or k != 1}
-        return self.inner.exchange(phase, heard, timeout, take)
-
-
-def test_candidates_are_compared_on_the_same_samples_when_a_site_misses_a_message(federation: Federation) -> None:
-    engine = remote(
-        federation, MissesOne(federation, ""), candidates="models", models_per_message=3, quorum=0.5, reveal="classes"
-    )
-    rng = torch.Generator().manual_seed(0)
-    x = engine.model.vector.clone()
-    deltas = [0.3 * torch.randn(2, x.numel(), generator=rng) for _ in range(K)]
-    made = binary_candidates(x, np.full(K, 1 / K), deltas, np.arange(K), K)
-    counts = engine.validate(made, [0, 1, 2])
-    np.testing.assert_array_equal(counts, remote(federation, reveal="classes").validate(made, [0, 2]))
-    assert [f.client for f in engine.drain()] == [1]
-
-
 def test_balanced_batches_of_a_skewed_site_are_not_too_many_steps(federation: Federation) -> None:
     """PCN+O takes the largest class B // C at a time: more steps than an epoch of C times the data can have."""
     engine = remote(federation, method="pcn_o")
@@ -334,7 +304,7 @@ def test_sites_decide_for_themselves_as_the_simulator_would_and_keep_it(
     goal = SiteGoal(
         common=Decision(temperature=1.2), goal=what, shares=(0.4, 0.3, 0.2, 0.1), curve=(0.5,) * len(POWERS)
     )
-    there = remote(federation, reveal="classes")
+    there = remote(federation)
     x = there.model.vector.clone()
     here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedavg"), SETTINGS)
     expected = here.site_decisions(x, goal)
@@ -343,18 +313,15 @@ def test_sites_decide_for_themselves_as_the_simulator_would_and_keep_it(
     for k in range(K):
         (tmp_path / str(k)).mkdir()
     kept = {k: Site(f"site {k}", FederationSlice(federation, k), Policy(), tmp_path / str(k)) for k in range(K)}
-    silent = remote(federation, InProcess({k: s.handle for k, s in kept.items()}))  # reveal = totals
-    assert silent.site_decisions(x, goal) == {}
+    assert remote(federation, InProcess({k: s.handle for k, s in kept.items()})).site_decisions(x, goal) == expected
     assert all(read_decision(tmp_path / str(k) / "decision.json", 4) == expected[k] for k in range(K))
 
 
 def test_candidates_are_scored_over_a_federation_as_in_the_simulator(federation: Federation) -> None:
-    there = run(remote(federation, reveal="classes"), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")
+    there = run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")
     assert all("pr_auc" in r["validation"] and r["reward"] > 0 for r in there.history)
     here = simulator(federation, job_for(federation).build_model(), METHODS.build("fedcgnm"), SETTINGS)
     assert repr(run(here, federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc").history) == repr(there.history)
-    with pytest.raises(FedtailError, match=r"run.metric = 'pr_auc' needs probability counts"):
-        run(remote(federation), federation, "fedcgnm", strategy("fedhoo"), metric="pr_auc")
 
 
 @pytest.mark.parametrize(("quorum", "enough"), [(1.0, False), (0.6, True)])
@@ -372,7 +339,7 @@ def test_a_validation_that_too_few_sites_answer_ends_the_run(
             }
 
     wires = Deaf({k: s.handle for k, s in sites(federation).items()})
-    engine = remote(federation, wires, reveal="classes", quorum=quorum)
+    engine = remote(federation, wires, quorum=quorum)
     if enough:
         assert len(run(engine, federation, "fedcgnm", strategy("two-probe"), rounds=2).history) == 2
     else:
@@ -388,7 +355,7 @@ def test_what_compression_left_of_an_update_comes_with_the_next_one(federation: 
     def steps(how: str) -> list[torch.Tensor]:
         wires = InProcess({k: s.handle for k, s in sites(federation).items()})
         job = replace(job_for(federation, "fedavg"), local=whole, compress=how)
-        engine = RemoteEngine(wires, job, federation.sizes, test=federation.test)
+        engine = RemoteEngine(Sites(wires, job, federation.sizes), test=federation.test)
         x, out = engine.model.vector.clone(), []
         for t in range(2):
             updates, refusals = engine.train(Task(t, x, tuple(range(K)), rates, 0.1))

@@ -268,7 +268,6 @@ def make(
     if importlib.util.find_spec("cryptography") is None:
         raise FedtailError("fedtail deploy needs an engine; pip install 'fedtail[flower]' or 'fedtail[nvflare]'")
     from fedtail.federate.operate.create import create_deployment
-    from fedtail.federate.sums import LEAST
 
     if sites and local:
         raise FedtailError(f"--sites {sites} already names the sites; leave out --local {local}")
@@ -276,9 +275,6 @@ def make(
     path, overrides = split_arguments(arguments)
     flags: dict[str, Any] = {"data.name": own} if own else {"data.clients": len(names) or None}
     config = load_config(path, overrides, flags, suggest=bool(own))
-    if own and (len(names) < LEAST or config.run.quorum < 1):  # counts per class stay at the sites
-        flags |= {"run.metric": "accuracy", "decision.goal": "argmax"}
-        config = load_config(path, overrides, flags, suggest=True)
     return create_deployment(
         folder, names, config, public=public, port=port, rehearsal=not own, keys=not own, docker=docker
     )

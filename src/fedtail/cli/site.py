@@ -50,24 +50,28 @@ def health(folder: Folder, as_json: Json = False) -> None:
 
 
 @app.command()
-def key(
+def keys(
     folder: Folder,
     new: Annotated[bool, typer.Option("--new", help="Create a new key; the old one becomes invalid.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show this site's public key, for the other sites' lists, and a fingerprint of its own list, to compare."""
+    """Make this site's key where it has none, and show its public half, for the other sites' lists (sites.pub), and the
+    fingerprint of every key on its own list, to compare with the other sites by phone."""
     from fedtail.cli.deploy_view import need_flower
     from fedtail.federate.operate.membership import own_key
 
     need_flower()
 
-    line, fingerprint, names = own_key(folder, new=new)
+    line, roster = own_key(folder, new=new)
+    fingerprints = {} if roster is None else roster.fingerprints()
     if as_json:
-        typer.echo(json.dumps({"key": line, "list": fingerprint, "sites": names}))
+        typer.echo(json.dumps({"key": line, "sites": fingerprints, "list": "" if roster is None else roster.digest}))
         return
     typer.echo(line)
-    if fingerprint:
-        typer.echo(f"sites.pub: {fingerprint} ({', '.join(names)})")
+    for name, fingerprint in fingerprints.items():
+        typer.echo(f"{fingerprint}  {name}")
+    if roster is not None:
+        typer.echo(f"{roster.digest}  the whole list; it must be the same at all sites")
 
 
 @app.command()

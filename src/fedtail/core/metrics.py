@@ -346,7 +346,7 @@ def lacking(metric: Metric, setting: str) -> FedtailError:
     lacks = {
         "background": 'data with a class that means "nothing found" (data.background of an image folder)',
         "train_counts": "class counts of the training data, which a search does not see",
-        "scores": "probability counts, which sites send only if deploy.reveal = 'classes'",
+        "scores": "probability counts, which nobody tells",
         "sites": "per-site results, which a search cannot use to compare candidates (run.select can)",
     }[str(metric.needs)]
     return FedtailError(f"{setting} needs {lacks}; use one of: {others}")

@@ -16,7 +16,7 @@ Part = Callable[[int], np.ndarray]
 Reach = float | np.ndarray
 """How far one row of data can move a part: its Euclidean length or, as (size,) positive numbers r, such that the sum of
 (change / r)^2 is at most 1. Noise is drawn by it where a federation adds some; infinite where nobody knows."""
-LIMIT, COUNTS = 1 << 62, 1 << 31
+LIMIT, COUNTS = 1 << 60, 1 << 31
 """No total is this large, in any coordinate and either direction; counts of rows are smaller, and travel in half the
 bytes."""
 

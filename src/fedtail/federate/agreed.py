@@ -179,18 +179,19 @@ def run_document(
         rates = Uniform(len(names), 0.0)
         for k, here in owned.items():
             here.model = model.at(k)
+    summed = SummedEngine(
+        totals=totals,
+        owned=owned,
+        model=model,
+        method=method,
+        settings=settings,
+        n_classes=job.n_classes,
+        group_sizes=sizes,
+        name=engine,
+        decision_file=folder.parent / "decision.json" if data else None,
+    )
     problem = Problem(
-        engine=SummedEngine(
-            totals=totals,
-            owned=owned,
-            model=model,
-            method=method,
-            settings=settings,
-            n_classes=job.n_classes,
-            group_sizes=sizes,
-            name=engine,
-            decision_file=folder.parent / "decision.json" if data else None,
-        ),
+        engine=summed,
         method=method,
         rates=racing(rates, settings),
         n_classes=job.n_classes,
@@ -209,6 +210,7 @@ def run_document(
             hooks.on_start(path, done)
 
     def amend(record: dict[str, Any]) -> None:
+        summed.end_round()
         record["exchange"] = getattr(totals, "number", 0)
         if hooks.amend is not None:
             hooks.amend(record)

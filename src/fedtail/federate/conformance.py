@@ -26,6 +26,7 @@ from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
+from fedtail.federate.sites import Sites
 from fedtail.methods import METHODS, Method
 from fedtail.methods.optimizers import OPTIMIZERS, with_optimizer
 from fedtail.models import build_model
@@ -201,11 +202,10 @@ def _federates(method: Method, federation: Federation) -> str:
         local=settings.local,
         seed=settings.run.seed,
         transform=federation.transform,
-        reveal="classes",
     )
-    policy = Policy(reveal="classes", code=(method.name,) if is_own(method.name) else ())
+    policy = Policy(code=(method.name,) if is_own(method.name) else ())
     sites = {k: Site(f"site {k}", FederationSlice(federation, k), policy).handle for k in range(federation.n_clients)}
-    engine = RemoteEngine(transport=InProcess(sites), job=job, sizes=federation.sizes, test=federation.test)
+    engine = RemoteEngine(Sites(InProcess(sites), job, federation.sizes), test=federation.test)
     module = job.build_model(seed=3)
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     rates = RATES.build("uniform", federation.n_clients)

@@ -1,9 +1,13 @@
-"""The engine of every real federation: what the round loop asks for, as messages over a transport."""
+"""The engine of a federation whose server is trusted: what the round loop asks for, as messages to sites.
+
+Sites send updates and counts of their own. What they send is checked against what was agreed, and none counts for more
+than a fair share of the samples that it claims.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,18 +19,16 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import Refusal, Task, Tensors, Update
-from fedtail.core.scores import Scores, total
+from fedtail.core.robust import capped, fair_share
+from fedtail.core.scores import ONE, Scores, total
 from fedtail.data.federation import Samples
-from fedtail.federate.asking import Asking
-from fedtail.federate.masked import MaskedCounts, train_masked
-from fedtail.federate.open_counts import OpenCounts
 from fedtail.federate.protocol.compress import BLOCK
-from fedtail.federate.protocol.limits import FLOATS, Budget, Kind
+from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
 from fedtail.federate.protocol.transport import Phase
-from fedtail.federate.protocol.wire import Parcel, pack_task
-from fedtail.federate.replies import read_decision, read_measurement, read_update, refused
+from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
+from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update, refused
+from fedtail.federate.sites import Sites
 from fedtail.federate.spool import StoredUpdate
-from fedtail.federate.sums import Sums
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
@@ -38,9 +40,10 @@ DELTA = {"none": ("F32", "F64"), "bf16": ("BF16",), "int8": ("I8",)}
 
 
 @dataclass
-class RemoteEngine(Asking):
+class RemoteEngine:
     """A ``rounds.engine.Engine`` whose clients are sites, reached by messages; it holds no client data."""
 
+    sites: Sites
     test: Samples | None = None
     """The server's own test set; without one, tests are pooled over the sites' test splits."""
     meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
@@ -52,54 +55,42 @@ class RemoteEngine(Asking):
     """(K,) validation samples per client, from the handshake; None if not known."""
     real: bool = False
     """Whether sites may be hostile, and so count for no more than a fair share of the validation samples they claim."""
-    sums: Sums | None = None
-    """Needed where the job's ``reveal`` is ``sums``, or its updates are masked."""
+    takes_rivals = True
+    tells_scores = True
+    _test_sizes: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.job, self.sizes, self.n_clients = self.sites.job, self.sites.sizes, len(self.sites.sizes)
         self.model = FlatModel(self.job.build_model())
         self._method = self.job.build_method()
-        self._sampler, self._sends_more = self._method.sampler, self._method.wire != "nothing"
         self._views = self.job.encoding.views if self.job.encoding else 1
-        self._open = OpenCounts(self, self.validation_sizes, self.real)
-        self._answered: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
+        self._confusion: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
 
-    @property
-    def _counts(self) -> OpenCounts | MaskedCounts:
-        """How sites tell what they count."""
-        if self.job.reveal != "sums":
-            return self._open
-        assert self.sums is not None
-        return MaskedCounts(self, self.sums)
+    # -- training ------------------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        self.round = task.round
-        payloads = {}
+        self.sites.round = task.round
+        parcels = {}
         late = self._meet_absent(task)
         for row, client in enumerate(task.clients):
             if client in late:
                 continue
-            meta = self.about(client)
+            meta = self.sites.about(client)
             if client in self._commits:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
-            payloads[client] = pack_task(task, row, meta)
-        most = {k: self._most_steps(k, task) for k in payloads}
-        if self.job.updates == "masked":
-            assert self.sums is not None
-            updates, refusals = train_masked(self, self.sums, self._method, task, payloads, most)
-            refusals += [Refusal(k, task.round, reason) for k, reason in late.items()]
-            return updates, sorted(refusals, key=lambda r: r.client)
+            parcels[client] = pack_task(task, row, meta)
         one = task.n_probes * task.x.numel() * task.x.element_size()
-        spool = self.spool if len(payloads) * one > self.memory_mb * 1e6 else None
+        spool = self.spool if len(parcels) * one > self.memory_mb * 1e6 else None
 
         def read(client: int, parcel: Parcel) -> Update:
-            update = read_update(client, parcel, task, most[client], int(self.sizes[client]) * self._views)
-            task.advance(1.0 / len(payloads))
+            size = int(self.sizes[client]) * self._views
+            update = read_update(client, parcel, task, self._most_steps(client, task), size)
+            task.advance(1.0 / len(parcels))
             return update if spool is None else StoredUpdate(update, spool)
 
-        replies, refusals = self.exchange(Phase.TRAIN, payloads, read, self._update_budget(task))
+        replies, refusals = self.sites.exchange(Phase.TRAIN, parcels, read, self._update_budget(task))
         refusals += [refused(k, task.round, reason) for k, reason in late.items()]
         return list(replies.values()), sorted(refusals, key=lambda r: r.client)
 
@@ -112,120 +103,23 @@ class RemoteEngine(Asking):
         }
         if self.job.compress == "int8":
             kinds["scale"] = Kind(("F32",), (probes, -(-n // BLOCK)))
-        if self._sends_more:
+        if self._method.wire != "nothing":
             kinds["extra/"] = Kind(FLOATS, None, 2 * probes * n + SLACK_VALUES, times=8)
         return Budget(kinds)
 
     def _meet_absent(self, task: Task) -> dict[int, str]:
         """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its
         weight is known."""
-        wanted = [k for k in task.clients if k in self.absent]
+        absent = self.sites.absent
+        wanted = [k for k in task.clients if k in absent]
         if not wanted or self.meet is None:
-            return {k: self.absent[k] for k in wanted}
+            return {k: absent[k] for k in wanted}
         sizes, reasons = self.meet(wanted)
         for client, size in sizes.items():
             self.sizes[client] = size
-            del self.absent[client]
-        self.absent |= reasons
+            del absent[client]
+        absent |= reasons
         return {k: reasons.get(k, "has joined and trains from the next round") for k in wanted}
-
-    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        return self._counts.validate(candidates, clients)
-
-    def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        """As the protocol says; (1, 2) correct and all samples where class counts stay at the sites."""
-        if split == "test" and self.test is not None:
-            return confusion_on(self.model, Split(self.test, self.job.transform, self.job.n_classes))(x)
-        found = self._confusions(x, split)
-        fair = split == "validation" and -1 not in found
-        return self._open.fair_sum(found) if fair else np.asarray(sum(found.values()))
-
-    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
-        return {} if self.job.reveal == "sums" else self._confusions(x, "validation")
-
-    def _confusions(self, x: Tensor, split: str) -> dict[int, np.ndarray]:
-        if self._answered is None or self._answered[0] is not x or split not in self._answered[1]:
-            # Whoever asks for the test asks for the validation next: one exchange answers both.
-            splits = ["test", "validation"] if split == "test" else [split]
-            self._answered = (x, self._counts.confusions(x, splits, self.present, self.members))
-        return self._answered[1][split]
-
-    @property
-    def takes_rivals(self) -> bool:
-        """Under masks a model is asked about once: sums of the same model at several learning rates would tell more of
-        a site that misses some of them."""
-        return self.job.updates != "masked"
-
-    @property
-    def tells_scores(self) -> bool:
-        return self.job.reveal != "totals"
-
-    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
-        """As the protocol says; nothing where class counts stay at the sites, since these counts would tell them."""
-        n, rules = self.job.n_classes, decisions or Decisions()
-        if split == "test" and self.test is not None:
-            batches = Split(self.test, self.job.transform, n).batches()
-            yield -1, scores_on(model_logits(self.model, x, batches), n, rules.common)
-        elif self.tells_scores:
-            yield from self._counts.scores(x, split, rules, self.present, self.members)[0].items()
-
-    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
-        """Found at the sites, where they stay unless counts per class may leave: then nothing comes back."""
-        asked = {k: Parcel({**self.about(k), "goal": goal.to_json()}, {"x": x}) for k in self.present}
-        read = partial(read_decision, n_classes=self.job.n_classes)
-        replies = self.ask(Phase.DECIDE, asked, read, self.members, {})
-        return {k: replace(one, costs=goal.common.costs) for k, one in replies.items() if one is not None}
-
-    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
-        """One exchange per candidate: counts of all of them at once would be a large message."""
-        asked, s = list(clients), 0
-        while s < len(candidates):
-            parts, there = self._counts.scores(candidates.vector(s), "validation", Decisions(), asked, len(clients))
-            if len(there) < len(asked) and s:  # candidates are compared on the same samples: again, without who left
-                asked, s = there, 0
-                continue
-            asked, pooled = there, total(parts.values())
-            assert pooled is not None
-            yield s, pooled
-            s += 1
-
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        asked = {k: Parcel({**self.about(k), "what": what}, {"x": x}) for k in self.present}
-        kinds = {"value": Kind(FLOATS, measurement_shape(what, self.job.n_classes, self.model))}
-
-        def read(client: int, parcel: Parcel) -> Tensor:
-            return read_measurement(client, parcel, what, int(self.sizes[client]) * self._views)
-
-        return self.ask(Phase.MEASURE, asked, read, self.members, kinds)
-
-    def commit(self, choice: dict[int, int]) -> None:
-        """Travels with the next training message: a message of its own would cost a whole exchange."""
-        self._commits |= {client: (self.round, probe) for client, probe in choice.items()}
-
-    def state(self) -> dict[int, Tensors]:
-        """Which probe each client is to keep; what it keeps stays at the site."""
-        return {k: {"commit": torch.tensor(v)} for k, v in self._commits.items()}
-
-    def load_state(self, state: dict[int, Tensors]) -> None:
-        self._commits = {k: (int(v["commit"][0]), int(v["commit"][1])) for k, v in state.items()}
-
-    def info(self) -> dict[str, Any]:
-        return {
-            "engine": self.transport.name,
-            "path": "remote",
-            "device": "sites",
-            "candidates": self.candidates,
-            "reveal": self.job.reveal,
-            "updates": self.job.updates,
-        }
-
-    def close(self) -> None:
-        self.transport.close()
-
-    def drain(self) -> list[Refusal]:
-        """Faults since the last call, for the round's history."""
-        out, self.faults = self.faults, []
-        return out
 
     def _most_steps(self, client: int, task: Task) -> float:
         """Steps a client can possibly take; it says how many it took, and its norm bound grows with them.
@@ -236,8 +130,156 @@ class RemoteEngine(Asking):
         """
         local, row = self.job.local, task.clients.index(client)
         size = float(self.sizes[client]) * self._views
-        if self._sampler == "balanced":
+        if self._method.sampler == "balanced":
             return local.epochs * np.ceil(size / max(batch_of(local) // self.job.n_classes, 1))
         rate = float(task.probes["rate"][row].max())
         longest = self.job.n_classes * size if rate <= 1 else self.job.n_classes * size**rate + size
         return local.epochs * (np.ceil(longest / batch_of(local)) + 1)
+
+    def commit(self, choice: dict[int, int]) -> None:
+        """Travels with the next training message: a message of its own would cost a whole exchange."""
+        self._commits |= {client: (self.sites.round, probe) for client, probe in choice.items()}
+
+    def state(self) -> dict[int, Tensors]:
+        """Which probe each client is to keep; what it keeps stays at the site."""
+        return {k: {"commit": torch.tensor(v)} for k, v in self._commits.items()}
+
+    def load_state(self, state: dict[int, Tensors]) -> None:
+        self._commits = {k: (int(v["commit"][0]), int(v["commit"][1])) for k, v in state.items()}
+
+    # -- counting ------------------------------------------------------------------------------------------------
+
+    def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
+        shape = (len(candidates), 3, self.job.n_classes)
+
+        def read(client: int, parcel: Parcel) -> np.ndarray:
+            """Every candidate is counted on the same samples, as many as the handshake says."""
+            counts = read_counts(client, parcel, "counts", shape)
+            self._check_total(client, "validation", counts[:, 1:].sum(axis=-1))
+            if (counts[:, 0] > counts[:, 1:].min(axis=1)).any():
+                raise WireError("more samples right than there are", "out-of-range")
+            return counts
+
+        tensors = pack_candidates(candidates, {}).tensors
+        asked = {k: Parcel(self.sites.about(k), tensors) for k in clients}
+        kinds = {"counts": Kind(("I64",), shape)}
+        return self._fair_sum(self.sites.ask(Phase.VALIDATE, asked, read, kinds, len(clients)))
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        if split == "test" and self.test is not None:
+            return confusion_on(self.model, Split(self.test, self.job.transform, self.job.n_classes))(x)
+        found = self._confusions(x, split)
+        return self._fair_sum(found) if split == "validation" else np.asarray(sum(found.values()))
+
+    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
+        return self._confusions(x, "validation")
+
+    def _confusions(self, x: Tensor, split: str) -> dict[int, np.ndarray]:
+        """Client -> its confusion matrix. Whoever asks for the test asks for the validation next: one exchange answers
+        both."""
+        if self._confusion is None or self._confusion[0] is not x or split not in self._confusion[1]:
+            splits, n = ["test", "validation"] if split == "test" else [split], self.job.n_classes
+
+            def read(client: int, parcel: Parcel) -> list[np.ndarray]:
+                found = [read_counts(client, parcel, name, (n, n)) for name in splits]
+                for name, counts in zip(splits, found, strict=True):
+                    self._check_total(client, name, counts.sum(keepdims=True))
+                return found
+
+            asked = {k: Parcel({**self.sites.about(k), "splits": splits}, {"x": x}) for k in self.sites.present}
+            replies = self.sites.ask(Phase.CONFUSION, asked, read, dict.fromkeys(splits, Kind(("I64",), (n, n))))
+            by_split = {name: {k: one[i] for k, one in replies.items()} for i, name in enumerate(splits)}
+            self._confusion = (x, by_split)
+        return self._confusion[1][split]
+
+    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
+        n, rules = self.job.n_classes, decisions or Decisions()
+        if split == "test" and self.test is not None:
+            batches = Split(self.test, self.job.transform, n).batches()
+            yield -1, scores_on(model_logits(self.model, x, batches), n, rules.common)
+        else:
+            yield from self._scores(x, split, rules, self.sites.present, self.sites.members).items()
+
+    def _scores(
+        self, x: Tensor, split: str, rules: Decisions, clients: Sequence[int], wanted: int
+    ) -> dict[int, Scores]:
+        shapes = score_shapes(self.job.n_classes)
+        asked = {
+            k: Parcel({**self.sites.about(k), "split": split, "decision": rules.at(k).to_json()}, {"x": x})
+            for k in clients
+        }
+
+        def read(client: int, parcel: Parcel) -> Scores:
+            found = Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+            self._check_total(client, split, np.array([found.confusion.sum(), *found.bins.sum(axis=(1, 2)), found.n]))
+            most = max(found.sums.max(), found.tempered.max())
+            if (found.cells[1] > found.cells[0]).any() or most > 128 * ONE * found.n:
+                raise WireError("sums of scores that cannot be", "out-of-range")
+            return found
+
+        kinds = {name: Kind(("I64",), shape) for name, shape in shapes.items()}
+        return self.sites.ask(Phase.SCORES, asked, read, kinds, wanted)
+
+    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
+        """One exchange per candidate: counts of all of them at once would be a large message."""
+        asked, s = list(clients), 0
+        while s < len(candidates):
+            parts = self._scores(candidates.vector(s), "validation", Decisions(), asked, len(clients))
+            if len(parts) < len(asked) and s:  # candidates are compared on the same samples: again, without who left
+                asked, s = list(parts), 0
+                continue
+            asked, pooled = list(parts), total(parts.values())
+            assert pooled is not None
+            yield s, pooled
+            s += 1
+
+    def _check_total(self, client: int, split: str, totals: np.ndarray) -> None:
+        """The samples of a split are as many as agreed in the handshake or, for tests, as many as the first time."""
+        if split == "validation" and self.validation_sizes is None:
+            return
+        first = int(totals.flat[0]) if totals.size else 0
+        if split == "validation":
+            assert self.validation_sizes is not None
+            agreed = int(self.validation_sizes[client])
+        else:
+            agreed = self._test_sizes.setdefault(client, first)
+        if (totals != agreed).any():
+            raise WireError(f"counts of {first} samples of its {split} split, which has {agreed}", "changed")
+
+    def _fair_sum(self, counts: Mapping[int, np.ndarray]) -> np.ndarray:
+        """The sum, to which nobody adds more than a fair share of the samples: their number is what a site says."""
+        held = self.validation_sizes
+        if held is not None and self.real:
+            sizes = np.array([held[k] for k in counts], dtype=np.float64)
+            kept = capped(sizes, fair_share(int((sizes > 0).sum())))
+            scale = dict(zip(counts, kept / np.maximum(sizes, 1), strict=True))
+            small = {k: np.floor(v * scale[k]).astype(np.int64) for k, v in counts.items() if scale[k] < 1 - 1e-9}
+            counts = {**counts, **{k: v for k, v in small.items() if held[k]}}
+        return np.asarray(np.sum(list(counts.values()), axis=0))
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        asked = {k: Parcel({**self.sites.about(k), "goal": goal.to_json()}, {"x": x}) for k in self.sites.present}
+        replies = self.sites.ask(Phase.DECIDE, asked, partial(read_decision, n_classes=self.job.n_classes), {})
+        return {k: replace(one, costs=goal.common.costs) for k, one in replies.items()}
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        asked = {k: Parcel({**self.sites.about(k), "what": what}, {"x": x}) for k in self.sites.present}
+        kinds = {"value": Kind(FLOATS, measurement_shape(what, self.job.n_classes, self.model))}
+
+        def read(client: int, parcel: Parcel) -> Tensor:
+            return read_measurement(client, parcel, what, int(self.sizes[client]) * self._views)
+
+        return self.sites.ask(Phase.MEASURE, asked, read, kinds)
+
+    def info(self) -> dict[str, Any]:
+        return {"engine": self.sites.transport.name, "path": "remote", "device": "sites", "trust": "server"}
+
+    def close(self) -> None:
+        self.sites.transport.close()
+
+
+def score_shapes(n_classes: int) -> dict[str, tuple[int, ...]]:
+    """The parts of ``Scores``."""
+    return {name: value.shape for name, value in vars(Scores.of(np.empty((0, n_classes)), np.empty(0))).items()}

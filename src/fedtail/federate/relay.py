@@ -5,28 +5,39 @@ It learns what everybody learns. What it alters is not believed, and what it kee
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtail.core.totals import LIMIT, Part, Reach
 from fedtail.errors import FedtailError
+from fedtail.federate.agreed import Hooks, declared_schema, run_document, write_document
 from fedtail.federate.journal import Journal
-from fedtail.federate.protocol.agreement import Offer, id_of, seed_of
+from fedtail.federate.metrics import Metrics, served
+from fedtail.federate.protocol.agreement import LEAST, Offer, id_of, seed_of
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import log
-from fedtail.federate.protocol.hidden_sums import (
+from fedtail.federate.protocol.limits import Budget, WireError
+from fedtail.federate.protocol.sums import (
     Sum,
     answer_budget,
     pack_sums,
     read_answer,
     read_sums,
 )
-from fedtail.federate.protocol.limits import Budget, WireError
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
+from fedtail.federate.summed import groups_of
+from fedtail.files import write_atomically
+from fedtail.rounds.loop import RoundHook
+from fedtail.rounds.state import State
+from fedtail.runs.folder import choose_folder, claimed, run_name
+from fedtail.runs.result import Result
+from fedtail.settings import Settings
 
 PASSING = ("transport", "late", "disk", "memory")
 """Faults after which a site is asked the same again: it is not there, or not yet."""
@@ -143,3 +154,65 @@ class RelayTotals:
         before = Parcel() if told is None else unpack(told)
         meta = {**before.meta, "agreement": self.agreement, "number": number}
         return dict.fromkeys(range(self.n_clients), Parcel(meta, before.tensors))
+
+
+DOCUMENT = "agreement.json"
+"""In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
+
+
+def follow(
+    config: Settings,
+    transport: Transport,
+    names: Sequence[str],
+    *,
+    resume: bool = False,
+    on_round: RoundHook | None = None,
+    on_start: Callable[[Path, int], None] | None = None,
+) -> Result:
+    """Relay a run that the sites agree on, and follow it: the same program as theirs, without data."""
+    held = Path(config.run.folder) / run_name(config) / DOCUMENT
+    before = json.loads(held.read_text()) if resume and held.is_file() else None
+    if before is not None:
+        config = with_seed(config, before["seed"])
+    folder = held.parent if before is not None else choose_folder(config, resume)
+    relay = Relay(transport, names, config.deploy.timeout)
+    metrics = Metrics(folder.name, names, config.run.rounds, relay.seen)
+
+    def amend(record: dict[str, Any]) -> None:
+        record["traffic"], relay.traffic = relay.traffic, dict.fromkeys(relay.traffic, 0)
+
+    def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
+        metrics.round(state, record, seconds)
+        return None if on_round is None else on_round(state, record, seconds)
+
+    with served(metrics, config.deploy.metrics_port), claimed(config, folder, resume) as folder:
+        if before is None:
+            document = write_document(config, declared_schema(config), names, folder.name)
+            agreement, seed = relay.agree(document)
+            before = {"document": document, "agreement": agreement, "seed": seed}
+            write_atomically(folder / DOCUMENT, json.dumps(before))
+            config = with_seed(config, seed)
+        elif before["document"] != write_document(config, declared_schema(config), names, folder.name):
+            raise FedtailError(f"{str(folder)!r} was agreed on with other settings or sites; start a new run")
+        journal = Journal(folder / "exchanges")
+        groups = groups_of(config, len(names), LEAST, "deploy.trust")
+        totals = RelayTotals(relay, before["agreement"], groups, journal)
+        result, digest = run_document(
+            before["document"],
+            before["seed"],
+            totals,
+            {},
+            folder,
+            journal,
+            settings=config,
+            engine=transport.name,
+            hooks=Hooks(after, on_start, amend),
+        )
+        for client, found in totals.finish().items():
+            if found != digest:
+                log.warning("%s has come to another model than this server", names[client])
+    return result
+
+
+def with_seed(config: Settings, seed: int) -> Settings:
+    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})

@@ -48,12 +48,10 @@ def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) 
     return counts.numpy()
 
 
-def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision | None:
-    """A site's own decision, where it tells; ``WireError`` for one that is none."""
-    if "decision" not in parcel.meta:
-        return None
+def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision:
+    """A site's own decision; ``WireError`` for one that is none."""
     try:
-        found = Decision.from_json(parcel.meta["decision"])
+        found = Decision.from_json(parcel.meta.get("decision") or {})
         found.check(n_classes)
     except (TypeError, ValueError, AttributeError) as error:
         raise WireError(f"malformed decision: {error}") from None

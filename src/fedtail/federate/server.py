@@ -1,10 +1,11 @@
-"""The server's side of a real federation: handshake, job, the round loop over a transport, the run folder."""
+"""The server's side of a federation that trusts it: handshake, job, the round loop over a transport, the run folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,23 @@ import numpy as np
 import torch
 
 from fedtail.data.about import About
-from fedtail.data.federation import Samples, Transform
+from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import Hooks, declared_schema, run_document, write_document
 from fedtail.federate.engine import RemoteEngine
-from fedtail.federate.journal import Journal
 from fedtail.federate.metrics import Metrics, served
-from fedtail.federate.protocol.faults import log
 from fedtail.federate.protocol.handshake import Hello, agree, say_hello, settle
-from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.preprocess import IDENTITY, agree_on_preprocessing
+from fedtail.federate.protocol.job import Job, job_of
+from fedtail.federate.protocol.preprocess import agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.relay import Relay, RelayTotals
+from fedtail.federate.relay import follow
 from fedtail.federate.replies import refused
-from fedtail.federate.summed import groups_of
-from fedtail.federate.sums import LEAST, Sums, check_masked, choose_reveal, need_masks
+from fedtail.federate.sites import Sites, Traffic
 from fedtail.files import write_atomically
-from fedtail.methods import METHODS
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.rounds.batches import BATCHES, batch_notes, batch_of, follow, settle_batch
+from fedtail.rounds.batches import BATCHES, batch_notes, batch_of, settle_batch
+from fedtail.rounds.batches import follow as follow_sizes
 from fedtail.rounds.checkpoint import save_checkpoint
 from fedtail.rounds.growth import WithNewcomers
 from fedtail.rounds.history import plain
@@ -40,11 +37,11 @@ from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem, State
-from fedtail.runs.build import Run, classifier_option, load_pooled
+from fedtail.runs.build import Run, load_pooled
 from fedtail.runs.config import result_keys
 from fedtail.runs.encoding import encode_samples, encoder_notes
 from fedtail.runs.execution import play
-from fedtail.runs.folder import choose_folder, claimed, run_name, write_clients
+from fedtail.runs.folder import choose_folder, claimed, write_clients
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
 
@@ -59,6 +56,8 @@ class SitesJoined(Exception):
 def roster(config: Settings, sites: Sequence[str], *, resume: bool = False) -> list[str]:
     """The site behind each client's number. A number is a site's own for the whole run: one that has left keeps it, and
     one that is new takes the next."""
+    if config.deploy.trust != "server":
+        return list(sites)
     file = choose_folder(config, resume) / AGREEMENT
     before = json.loads(file.read_text())["sites"] if resume and file.is_file() else []
     return [*before, *(site for site in sites if site not in before)]
@@ -76,213 +75,210 @@ def federate(
 ) -> Result:
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k (see ``roster``).
 
-    ``members`` says which sites take part, and is asked after every round: one that has left for good is not asked any
-    more; with new ones the run ends in ``SitesJoined``.
+    ``members`` says which sites take part, and is asked after every round: where the server is trusted, one that has
+    left for good is not asked any more, and with new ones the run ends in ``SitesJoined``.
     """
     if config.deploy.trust != "server":
-        return federate_agreed(config, transport, names, resume=resume, on_round=on_round, on_start=on_start)
+        return follow(config, transport, names, resume=resume, on_round=on_round, on_start=on_start)
+    check_trusted(config)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
-    deploy = config.deploy
     folder = choose_folder(config, resume)
     here = names if members is None else members()
-    gone = {k for k, name in enumerate(names) if name not in here}
-    everybody, quorum = [k for k in range(len(names)) if k not in gone], config.run.quorum
-    before = read_agreement(folder, names) if resume else None
-    began_with = len(names) if before is None else before.began_with
-    reveal, told_less = "totals" if before is None else before.reveal, ""
-    if before is None:
-        hellos, missing = say_hello(transport, everybody, deploy.timeout, model=config.model)
-        settle(hellos, missing, names, quorum)
-        agreed = agree(hellos, missing, names, quorum)
-        there = {k: names[k] for k in hellos}
-        schema = agree_on_preprocessing(transport, agreed, there, config.run.seed, deploy.timeout, quorum)
-        reveal, told_less = choose_reveal(config, hellos, names, len(everybody))
-    else:
-        agreed, schema = before.agreed, before.schema
-    follows = config.local.batch_size == "auto"
-    first = settle_batch(config, BATCHES[-1] if before is None else before.batch_size) if follows else config
-    job, architecture = make_job(first, schema, folder.name, transport.name, reveal)
-    sizes = known_sizes(folder) if resume else []
+    run = TrustedRun(
+        config=config,
+        transport=transport,
+        names=names,
+        folder=folder,
+        gone={k for k, name in enumerate(names) if name not in here},
+        members=members,
+        on_round=on_round,
+        on_start=on_start,
+        before=read_agreement(folder, names) if resume else None,
+        known=known_sizes(folder) if resume else [],
+    )
+    return run.go(resume)
 
-    def greet(job: Job) -> tuple[dict[int, Hello], dict[int, str]]:
+
+def check_trusted(config: Settings) -> None:
+    """Refuse settings that this level cannot keep."""
+    if config.privacy.mode in ("local", "shares"):
+        raise FedtailError(
+            f"privacy.mode = {config.privacy.mode!r} promises something against the server, which deploy.trust = "
+            "'server' trusts; set deploy.trust = 'private' with privacy.mode = 'shares'"
+        )
+
+
+@dataclass
+class TrustedRun:
+    """One run under ``deploy.trust = "server"``, and what its parts must know of each other."""
+
+    config: Settings
+    transport: Transport
+    names: Sequence[str]
+    folder: Path
+    gone: set[int]
+    members: Callable[[], Collection[str]] | None
+    on_round: RoundHook | None
+    on_start: Callable[[Path, int], None] | None
+    before: Agreement | None
+    """What was settled when an interrupted run began."""
+    known: list[int]
+    """Training samples of each client then; 0 of one that has not been there."""
+    agreed: dict[str, Any] = field(default_factory=dict)
+
+    def go(self, resume: bool) -> Result:
+        """Greet the sites, and play all rounds with those that are there."""
+        config, names, before = self.config, self.names, self.before
+        schema = self.settle_schema()
+        job, hellos, missing = self.settle_job(schema)
+        sizes = [hellos[k].n_train for k in hellos]
+        self.began_with = len(names) if before is None else before.began_with
+        self.optimizer = follow_sites(sizes) if before is None else before.optimizer
+        self.job, self.schema = job, schema
+        self.held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
+        self.sites = Sites(
+            transport=self.transport,
+            job=job,
+            sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in range(len(names))]),
+            timeout=config.deploy.timeout,
+            quorum=config.run.quorum,
+            absent={**missing, **dict.fromkeys(self.gone, "has left")},
+            gone=self.gone,
+            faults=[refused(k, 0, reason, "hello: ") for k, reason in missing.items()],
+        )
+        test = server_test(config, schema)
+        self.problem = self.assemble(test)
+        notes = (
+            *encoder_notes(job.encoding, config.model, images=False),
+            *batch_notes(config.local, batch_of(job.local), self.sites.sizes),
+            *server_notes(config.server, self.optimizer, self.sites.sizes),
+        )
+        self.about = describe(schema, job, names, hellos, test, self.held_out, notes)
+        self.metrics = Metrics(self.folder.name, names, config.run.rounds, self.sites.seen)
+        with ExitStack() as stack:
+            stack.enter_context(served(self.metrics, config.deploy.metrics_port))
+            self.folder = stack.enter_context(claimed(config, self.folder, resume))
+            assert isinstance(self.problem.engine, RemoteEngine)
+            self.problem.engine.spool = self.folder
+            return play(
+                Run(self.problem, config, self.about, {"name": job.model, "options": job.model_options}),
+                self.folder,
+                resume=resume,
+                on_round=self.after,
+                on_start=self.begin,
+                amend=self.amend,
+            )
+
+    def settle_schema(self) -> dict[str, Any]:
+        """What the sites' data are, with a common preprocessing."""
+        config, timeout, quorum = self.config, self.config.deploy.timeout, self.config.run.quorum
+        if self.before is not None:
+            self.agreed = self.before.agreed
+            return self.before.schema
+        hellos, missing = say_hello(self.transport, self.asked, timeout, model=config.model)
+        settle(hellos, missing, self.names, quorum)
+        self.agreed = agree(hellos, missing, self.names, quorum)
+        there = {k: self.names[k] for k in hellos}
+        return agree_on_preprocessing(self.transport, self.agreed, there, config.run.seed, timeout, quorum)
+
+    def settle_job(self, schema: dict[str, Any]) -> tuple[Job, dict[int, Hello], dict[int, str]]:
+        """The work order, who takes part in it, and why the others do not."""
+        config, before = self.config, self.before
+        follows = config.local.batch_size == "auto"
+        first = settle_batch(config, BATCHES[-1] if before is None else before.batch_size) if follows else config
+        job = replace(job_of(first, schema, self.folder.name, self.transport.name), compress=config.deploy.compress)
+        hellos, missing = self.greet(job)
+        batch = follow_sizes([h.n_train for h in hellos.values()])
+        if follows and before is None and batch != BATCHES[-1]:
+            job = replace(job, local=job.local.model_copy(update={"batch_size": batch}))
+            hellos, missing = self.greet(job)
+        return job, hellos, missing
+
+    @property
+    def asked(self) -> list[int]:
+        return [k for k in range(len(self.names)) if k not in self.gone]
+
+    def greet(self, job: Job) -> tuple[dict[int, Hello], dict[int, str]]:
         """Who takes part in a job, and why the others do not."""
-        found, reasons = say_hello(transport, everybody, deploy.timeout, job)
-        settle(found, reasons, names, quorum, agreed, sizes)
-        agree(found, reasons, names, quorum, agreed)
+        quorum = self.config.run.quorum
+        found, reasons = say_hello(self.transport, self.asked, self.config.deploy.timeout, job)
+        settle(found, reasons, self.names, quorum, self.agreed, self.known)
+        agree(found, reasons, self.names, quorum, self.agreed)
         return found, reasons
 
-    hellos, missing = greet(job)
-    if follows and before is None and (batch := follow([h.n_train for h in hellos.values()])) != BATCHES[-1]:
-        job = replace(job, local=job.local.model_copy(update={"batch_size": batch}))
-        hellos, missing = greet(job)  # a site's policy may say no to batches that small
-    chooses = config.server.optimizer == "auto"
-    applied = follow_sites([h.n_train for h in hellos.values()]) if before is None else before.optimizer
-    test = server_test(config, schema)
+    def assemble(self, test: Samples | None) -> Problem:
+        """Everything the round loop needs."""
+        config, job, names = self.config, self.job, self.names
+        real = self.schema["kind"] != "slice"  # a rehearsal is the simulator's, bit by bit
+        engine = RemoteEngine(
+            sites=self.sites,
+            meet=self.meet,
+            test=test,
+            validation_sizes=self.held_out,
+            real=real,
+            memory_mb=config.deploy.memory_mb,
+        )
+        method = job.build_method()
+        if method.traits.needs_auxiliary:
+            raise FedtailError(
+                f"method {job.method!r} needs an auxiliary set, which the server of a real federation does not have"
+            )
+        engine.model.load(initial_model(config, job))
+        rates = RATES.build(config.rates.name, self.began_with, **config.rates.options)
+        return Problem(
+            engine=engine,
+            method=method,
+            rates=racing(rates if self.began_with == len(names) else WithNewcomers(rates, len(names)), config),
+            n_classes=job.n_classes,
+            background=self.schema.get("background"),
+            gone=self.gone,
+            real=real,
+            watched=True,
+            found={
+                **({"batch_size": batch_of(job.local)} if config.local.batch_size == "auto" else {}),
+                **({FOUND: self.optimizer} if config.server.optimizer == "auto" else {}),
+            },
+        )
 
-    def meet(clients: list[int]) -> tuple[dict[int, int], dict[int, str]]:
+    def meet(self, clients: list[int]) -> tuple[dict[int, int], dict[int, str]]:
         """Sites that come late must agree with those that were there."""
-        found, reasons = say_hello(transport, clients, deploy.timeout, job)
-        joined = dict(found)
-        settle(joined, reasons, names, agreed=agreed, sizes=sizes)
-        sums.learn(joined)
+        joined, reasons = say_hello(self.transport, clients, self.config.deploy.timeout, self.job)
+        settle(joined, reasons, self.names, agreed=self.agreed, sizes=self.known)
         for k, hello in joined.items():
-            about.sizes[k], held_out[k] = hello.n_train, hello.n_validation
+            self.about.sizes[k], self.held_out[k] = hello.n_train, hello.n_validation
         if joined:
-            write_clients(folder, about, titles_of(problem))
+            write_clients(self.folder, self.about, titles_of(self.problem))
         return {k: hello.n_train for k, hello in joined.items()}, reasons
 
-    sums = Sums.of(hellos, names)
-    held_out = [hellos[k].n_validation if k in hellos else 0 for k in range(len(names))]
-    engine = RemoteEngine(
-        transport=transport,
-        job=job,
-        sizes=np.array([hellos[k].n_train if k in hellos else 0 for k in range(len(names))]),
-        absent={**missing, **dict.fromkeys(gone, "has left")},
-        gone=gone,
-        meet=meet,
-        faults=[refused(k, 0, reason, "hello: ") for k, reason in missing.items()],
-        test=test,
-        timeout=deploy.timeout,
-        quorum=quorum,
-        validation_sizes=held_out,
-        real=schema["kind"] != "slice",  # a rehearsal is the simulator's, bit by bit
-        candidates=deploy.candidates,
-        models_per_message=deploy.models_per_message,
-        memory_mb=deploy.memory_mb,
-        sums=sums,
-    )
-    method = job.build_method()
-    if method.traits.needs_auxiliary:
-        raise FedtailError(
-            f"method {job.method!r} needs an auxiliary set, which the server of a real federation does not have"
-        )
-    engine.model.load(initial_model(config, job))
-    options = config.rates.options
-    if deploy.updates == "masked":
-        need_masks(hellos, names, len(everybody))
-        if config.rates.name == "fedhoo_clusters":
-            options = {"least": LEAST, **options}
-    rates = RATES.build(config.rates.name, began_with, **options)
-    problem = Problem(
-        engine=engine,
-        method=method,
-        rates=racing(rates if began_with == len(names) else WithNewcomers(rates, len(names)), config),
-        n_classes=job.n_classes,
-        background=schema.get("background"),
-        gone=gone,
-        real=engine.real,
-        watched=True,
-        found={**({"batch_size": batch_of(job.local)} if follows else {}), **({FOUND: applied} if chooses else {})},
-    )
-    if deploy.updates == "masked":
-        check_masked(config, method, problem.rates)
-    notes = (
-        *encoder_notes(job.encoding, config.model, images=False),
-        *batch_notes(config.local, batch_of(job.local), engine.sizes),
-        *server_notes(config.server, applied, engine.sizes),
-        *([told_less] if told_less else []),
-    )
-    about = describe(schema, job, names, hellos, test, held_out, notes)
+    # -- between rounds ------------------------------------------------------------------------------------------
 
-    def amend(record: dict[str, Any]) -> None:
-        record["faults"] = [r.to_json() for r in engine.drain()]
-        traffic, engine.traffic = engine.traffic, type(engine.traffic)()
+    def begin(self, folder: Path, done: int) -> None:
+        """Write down what was settled."""
+        settled = {"sites": list(self.names), "began_with": self.began_with, "agreed": self.agreed}
+        settled |= {"schema": plain(self.schema), "batch_size": batch_of(self.job.local), FOUND: self.optimizer}
+        write_atomically(folder / AGREEMENT, json.dumps(settled))
+        if self.on_start is not None:
+            self.on_start(folder, done)
+
+    def amend(self, record: dict[str, Any]) -> None:
+        """Add what a round cost and who was missing."""
+        record["faults"] = [r.to_json() for r in self.sites.drain()]
+        traffic, self.sites.traffic = self.sites.traffic, Traffic()
         record["traffic"] = {"down": traffic.down, "up": traffic.up, "exchanges": traffic.exchanges}
 
-    def begin(folder: Path, done: int) -> None:
-        said = {"sites": list(names), "began_with": began_with, "agreed": agreed, "schema": plain(schema)}
-        said |= {"reveal": reveal, "batch_size": batch_of(job.local), FOUND: applied}
-        write_atomically(folder / AGREEMENT, json.dumps(said))
-        if on_start is not None:
-            on_start(folder, done)
-
-    metrics = Metrics(folder.name, names, config.run.rounds, engine.seen)
-
-    def after(state: State, record: dict[str, Any], seconds: float) -> None:
-        metrics.round(state, record, seconds)
-        if on_round is not None:
-            on_round(state, record, seconds)
-        if members is None or state.round == config.run.rounds:
+    def after(self, state: State, record: dict[str, Any], seconds: float) -> None:
+        """Look who has left and who is new."""
+        self.metrics.round(state, record, seconds)
+        if self.on_round is not None:
+            self.on_round(state, record, seconds)
+        if self.members is None or state.round == self.config.run.rounds:
             return
-        now = members()
-        gone.update(k for k, name in enumerate(names) if name not in now)
-        gone.difference_update([k for k, name in enumerate(names) if name in now])
-        if any(name not in names for name in now):
-            save_checkpoint(folder / "checkpoint", problem.capture(state), result_keys(config))
+        now = self.members()
+        self.gone.update(k for k, name in enumerate(self.names) if name not in now)
+        self.gone.difference_update([k for k, name in enumerate(self.names) if name in now])
+        if any(name not in self.names for name in now):
+            save_checkpoint(self.folder / "checkpoint", self.problem.capture(state), result_keys(self.config))
             raise SitesJoined
-
-    with served(metrics, deploy.metrics_port), claimed(config, folder, resume) as folder:
-        engine.spool = folder
-        return play(
-            Run(problem, config, about, architecture),
-            folder,
-            resume=resume,
-            on_round=after,
-            on_start=begin,
-            amend=amend,
-        )
-
-
-DOCUMENT = "agreement.json"
-"""In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
-
-
-def federate_agreed(
-    config: Settings,
-    transport: Transport,
-    names: Sequence[str],
-    *,
-    resume: bool = False,
-    on_round: RoundHook | None = None,
-    on_start: Callable[[Path, int], None] | None = None,
-) -> Result:
-    """Relay a run that the sites agree on, and follow it: the same program as theirs, without data."""
-    held = Path(config.run.folder) / run_name(config) / DOCUMENT
-    before = json.loads(held.read_text()) if resume and held.is_file() else None
-    if before is not None:
-        config = with_seed(config, before["seed"])
-    folder = held.parent if before is not None else choose_folder(config, resume)
-    relay = Relay(transport, names, config.deploy.timeout)
-    metrics = Metrics(folder.name, names, config.run.rounds, relay.seen)
-
-    def amend(record: dict[str, Any]) -> None:
-        record["traffic"], relay.traffic = relay.traffic, dict.fromkeys(relay.traffic, 0)
-
-    def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
-        metrics.round(state, record, seconds)
-        return None if on_round is None else on_round(state, record, seconds)
-
-    with served(metrics, config.deploy.metrics_port), claimed(config, folder, resume) as folder:
-        if before is None:
-            document = write_document(config, declared_schema(config), names, folder.name)
-            agreement, seed = relay.agree(document)
-            before = {"document": document, "agreement": agreement, "seed": seed}
-            write_atomically(folder / DOCUMENT, json.dumps(before))
-            config = with_seed(config, seed)
-        elif before["document"] != write_document(config, declared_schema(config), names, folder.name):
-            raise FedtailError(f"{str(folder)!r} was agreed on with other settings or sites; start a new run")
-        journal = Journal(folder / "exchanges")
-        groups = groups_of(config, len(names), LEAST, "deploy.trust")
-        totals = RelayTotals(relay, before["agreement"], groups, journal)
-        result, digest = run_document(
-            before["document"],
-            before["seed"],
-            totals,
-            {},
-            folder,
-            journal,
-            settings=config,
-            engine=transport.name,
-            hooks=Hooks(after, on_start, amend),
-        )
-        for client, found in totals.finish().items():
-            if found != digest:
-                log.warning("%s has come to another model than this server", names[client])
-    return result
-
-
-def with_seed(config: Settings, seed: int) -> Settings:
-    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +291,6 @@ class Agreement:
     """... and with it."""
     began_with: int
     """How many sites there were."""
-    reveal: str
     batch_size: int
     optimizer: str
     """The server's, if it is ``auto``."""
@@ -317,7 +312,6 @@ def read_agreement(folder: Path, names: Sequence[str]) -> Agreement | None:
         agreed=about["agreed"],
         schema=about["schema"],
         began_with=int(about.get("began_with", len(before))),
-        reveal=str(about.get("reveal", "totals")),
         batch_size=int(about.get("batch_size", BATCHES[-1])),
         optimizer=str(about.get(FOUND, "none")),
     )
@@ -327,71 +321,6 @@ def known_sizes(folder: Path) -> list[int]:
     """Training samples of each client, as the run began with them; 0 of one that has not been there."""
     file = folder / "clients.json"
     return [int(n) for n in json.loads(file.read_text()).get("sizes", [])] if file.is_file() else []
-
-
-def make_job(
-    config: Settings, schema: dict[str, Any], run: str, engine: str, reveal: str
-) -> tuple[Job, dict[str, Any]]:
-    """The work order of a run, and the model's description for ``model.json``."""
-    if config.run.metric != "accuracy" and reveal == "totals":
-        raise FedtailError(
-            f"run.metric = {config.run.metric!r} needs per-class counts; set deploy.reveal = 'sums' or 'classes' "
-            "(sites must allow it in their policy), or run.metric = 'accuracy'"
-        )
-    if config.deploy.compress != "none" and config.privacy.mode == "local":
-        raise FedtailError(
-            f"deploy.compress = {config.deploy.compress!r}: noisy updates do not compress without loss of the privacy "
-            "that was promised; use deploy.compress = 'none' with privacy.mode = 'local'"
-        )
-    if config.deploy.updates == "masked" and config.deploy.compress != "none":
-        raise FedtailError("deploy.updates = 'masked': masked updates do not compress; set deploy.compress = 'none'")
-    if config.deploy.updates == "masked" and config.privacy.mode in ("local", "central"):
-        raise FedtailError(
-            f"deploy.updates = 'masked' works with privacy.mode = 'shares', not with {config.privacy.mode!r}: "
-            "sites add "
-            "their shares of the noise under masks"
-        )
-    if config.deploy.updates == "plain" and config.privacy.mode == "shares":
-        raise FedtailError("privacy.mode = 'shares' hides shares of noise under masks; set deploy.updates = 'masked'")
-    beside = [name for name in config.run.diagnostics if name not in ("alignment", "influence")]
-    if beside:
-        raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
-    name, options = (
-        config.model.name,
-        {**config.model.options, **classifier_option(config, METHODS[config.method.name])},
-    )
-    encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
-    if encoding is not None:
-        name = config.model.head if name == "auto" else name
-    elif name == "auto":
-        name, options = schema["model"], {**schema["model_options"], **options}
-    transform = IDENTITY if encoding is not None else schema["transform"]
-    job = Job(
-        run=run,
-        model=name,
-        input_shape=tuple(schema["input_shape"]) if encoding is None else encoding.shape,
-        classes=tuple(schema["classes"]),
-        method=config.method.name,
-        rounds=config.run.rounds,
-        model_options=options,
-        method_options=METHODS.build(config.method.name, **config.method.options).config(),
-        local=config.local,
-        seed=config.run.seed,
-        metric=config.run.metric,
-        transform=Transform(transform["scale"], tuple(transform["mean"]), tuple(transform["std"])),
-        augment=schema["augment"] if encoding is None else None,
-        encoder={} if encoding is None else encoding.to_dict(),
-        preprocessing=schema["preprocessing"],
-        reveal=reveal,
-        noise=config.privacy.noise if config.privacy.mode == "local" else 0.0,
-        updates=config.deploy.updates,
-        shares=config.privacy.noise if config.privacy.mode == "shares" else 0.0,
-        clip=(config.privacy.clip or 0.0) if config.privacy.mode == "shares" else 0.0,
-        dropouts=config.privacy.dropouts if config.privacy.mode == "shares" else 0.0,
-        compress=config.deploy.compress,
-        engine=engine,
-    )
-    return job, {"name": name, "options": options}
 
 
 def initial_model(config: Settings, job: Job) -> torch.Tensor:

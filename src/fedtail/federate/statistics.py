@@ -22,7 +22,7 @@ from fedtail.federate.site.prepared import SiteData
 
 LOW, SIZES = -64, 256
 """Sizes of numbers that are counted: 2^-64 and less, to 2^190 and more; zeros do not count."""
-UNITS = 40
+UNITS = 38
 """Bits of the largest number in a sum, which has room for four million of them."""
 
 

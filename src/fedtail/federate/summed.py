@@ -85,7 +85,7 @@ class SummedEngine:
         """One update for each group: the mean over its clients, weighted by their training samples."""
         probes, n, clip = task.n_probes, task.x.numel(), self._clip(task)
         wide = n > self.model.n_params or clip is not None
-        fixed = Fixed(LARGEST_WIDE, 60) if wide else Fixed(LARGEST)
+        fixed = Fixed(LARGEST_WIDE, 58) if wide else Fixed(LARGEST)
         parts = {k: fixed.encode(self._part(task, k, fixed.limit, clip)) for k in self.totals.here}
         sums = self.totals.group_totals(
             probes * n + (0 if clip else 2 * probes + 1),
@@ -200,6 +200,10 @@ class SummedEngine:
             found = self._counted(len(splits) * size, part, math.sqrt(2)).reshape(len(splits), -1)
             self._confusion = (x, {s: row.reshape(-1, self.n_classes) for s, row in zip(splits, found, strict=True)})
         return self._confusion[1][split]
+
+    def end_round(self) -> None:
+        """Forget what was asked: a process that begins here again asks what one that goes on does."""
+        self._confusion = None
 
     def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
         return {}

@@ -284,8 +284,7 @@ class Method:
 
     @property
     def reveals_classes(self) -> bool:
-        """Whether what a client sends reveals which classes it has; real sites refuse that unless their policy allows
-        ``reveal = "classes"``."""
+        """Whether what a client sends reveals which classes it has; only a server that is trusted may learn that."""
         return False
 
     @property

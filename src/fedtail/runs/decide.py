@@ -53,10 +53,7 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
         return Decisions()
     scores = _validation(problem, x, Decision())
     if scores is None or not scores.n:
-        raise FedtailError(
-            "decision: choosing it needs validation data at the clients (data.validation) and, "
-            "in a real federation, deploy.reveal = 'classes'"
-        )
+        raise FedtailError("decision: choosing it needs validation data at the clients (data.validation)")
     decision, scores = _calibrated(problem, x, wanted.calibrate, scores)
     shares, curve = class_shares(scores), []
     if wanted.goal == "cost":

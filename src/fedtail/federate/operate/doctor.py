@@ -151,11 +151,12 @@ def check_key(folder: Path, name: str) -> list[Finding]:
 
 
 def _check_roster(folder: Path, name: str) -> list[Finding]:
-    """The list of sites that masked sums need, with this site's own key on it."""
+    """The list of sites that runs without a trusted server need, with this site's own key on it."""
     path = folder / "sites.pub"
     if not path.is_file():
-        return [Finding("warning", name, "sites.pub is missing, so masked sums are not possible")]
-    if read_roster(path).keys.get(name) != read_site_key(folder / "site.key").public_key():
+        return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
+    roster = read_roster(path)
+    if name not in roster.lines or roster.key(name) != read_site_key(folder / "site.key").public_key():
         return [
             Finding("error", name, "sites.pub and site.key have different keys for this site; distribute the new list")
         ]

@@ -21,7 +21,7 @@ from fedtail.federate.deployment import Deployment, check_site_names
 from fedtail.federate.operate.certificates import inspect_certificate, make_server_certificate, make_site_key
 from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.operate.create import write_rosters, write_site
-from fedtail.federate.protocol.keys import read_roster
+from fedtail.federate.protocol.keys import Roster, read_roster
 from fedtail.runs.config import load_config
 
 
@@ -99,26 +99,22 @@ def remove_site(deployment: Deployment, name: str) -> Deployment:
     return rest
 
 
-def own_key(folder: Path, *, new: bool = False) -> tuple[str, str, list[str]]:
-    """At a site: the line of its public key, and a fingerprint of its list of sites with their names. A new key takes
-    the old one's place on that list; the server and the other sites must be given the line."""
+def own_key(folder: Path, *, new: bool = False) -> tuple[str, Roster | None]:
+    """Return, at a site, the line of its public key and its list of sites. A site without a key makes one here; a new
+    one takes the old one's place on the list. The server and the other sites must be given the line."""
     file = folder / "site.toml"
     if not file.is_file():
         raise FedtailError(f"{str(file)!r} does not exist; give a site's folder")
     name = str(tomllib.loads(file.read_text()).get("site", {}).get("name", ""))
     listed = folder / "sites.pub"
-    if new:
+    if new or not (folder / "site.key").is_file():
         for old in ("site.key", "site.pub"):
             (folder / old).unlink(missing_ok=True)
         make_site_key(folder, name)
         if listed.is_file():
             others = [line for line in listed.read_text().splitlines() if line.split(maxsplit=2)[2:] != [name]]
             listed.write_text("\n".join([*others, (folder / "site.pub").read_text()]).strip() + "\n")
-    if not (folder / "site.pub").is_file():
-        raise FedtailError(f"{str(folder / 'site.pub')!r} does not exist; create a key with --new")
-    roster = read_roster(listed) if listed.is_file() else None
-    line = (folder / "site.pub").read_text().strip()
-    return line, "" if roster is None else roster.digest, [] if roster is None else sorted(roster.keys)
+    return (folder / "site.pub").read_text().strip(), read_roster(listed) if listed.is_file() else None
 
 
 def renew_certificate(deployment: Deployment) -> str:

@@ -20,8 +20,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtail.federate.protocol.faults import CodedError
-from fedtail.federate.protocol.masks import SEED, derive
-from fedtail.federate.protocol.pairs import (
+from fedtail.federate.protocol.keys import (
     Roster,
     is_signed,
     new_secret,
@@ -31,6 +30,8 @@ from fedtail.federate.protocol.pairs import (
     sign,
     unseal,
 )
+from fedtail.federate.protocol.limits import WireError
+from fedtail.federate.protocol.masks import SEED, derive
 
 LEAST = 3
 """Sites of a sum, at least: with two, each knows the other's numbers."""
@@ -73,10 +74,10 @@ class Offer:
 
     @classmethod
     def from_json(cls, told: Any) -> Offer:
-        """``AgreementError`` for anything that is not an offer."""
+        """``WireError`` for anything that is not an offer."""
         names = cls.__dataclass_fields__
         if not isinstance(told, dict) or set(told) != set(names) or not all(isinstance(v, str) for v in told.values()):
-            raise AgreementError("an offer that cannot be read")
+            raise WireError("an offer that cannot be read")
         return cls(**told)
 
 

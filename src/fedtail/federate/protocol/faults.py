@@ -28,11 +28,6 @@ CODES: dict[str, str] = {
     "check": "the sum that came back is not the sum of what the sites sent; it goes no further",
     "repeat": "it is at another exchange of this run",
     "disk": "its disk is full, or cannot be written",
-    # Masked sums that a site takes no part in.
-    "mask-few": "too few sites are left: a sum would reveal individual sites",
-    "mask-difference": "this sum and earlier ones would reveal individual sites; wait until the same sites are back",
-    "mask-keys": "a masking key does not match its list of sites (sites.pub); give all sites the same list",
-    "mask-repeat": "it has already answered this sum, or this model and round",
     # What a site says of itself.
     "site": "it could not answer; its own log says why",
     "data": "it cannot read its data, or the data do not fit the run; its own log says why",
@@ -44,16 +39,12 @@ CODES: dict[str, str] = {
     "policy-trust": "site policy: it trusts no server with this; raise deploy.trust, or policy.trust there",
     "policy-sites": "site policy: it requires more sites",
     "policy-method": "site policy: the method is not allowed there",
-    "policy-code": "site policy: the model or method is custom code that is not on its list",
+    "policy-code": "site policy: the model, method or metric is custom code that is not on its list",
     "policy-encoder": "site policy: the encoder is not allowed there",
-    "policy-reveal": "site policy: per-class counts stay there; set deploy.reveal = 'totals', or use another method",
-    "policy-noise": "site policy: it requires more local noise; raise privacy.noise with privacy.mode = 'local'",
-    "policy-masks": "site policy: it only sends masked updates; set deploy.updates = 'masked'",
-    "policy-rare": "site policy: a class there has too few training samples",
-    "policy-size": "site policy: the message or the update is too large",
-    "policy-training": "site policy: the learning rate, batch, steps, epochs or probes are outside what it allows",
-    "policy-limit": "site policy: its daily limit or privacy budget is used up",
-    "policy-model": "site policy: the model cannot be the result of this run",
+    "policy-size": "site policy: the message is too large",
+    "policy-training": "the learning rate or the resampling rates are absurd",
+    "policy-limit": "site policy: its rounds of today, or its privacy budget, are used up",
+    "policy-noise": "a sum that has no bound for its noise",
 }
 """Code -> what is recorded and shown of it."""
 LONGEST = 160

@@ -7,14 +7,14 @@ import platform
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
-from fedtail.federate.protocol.faults import Fault, clean
+from fedtail.federate.protocol.faults import CODES, Fault, clean
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, WireError, real, whole
 from fedtail.federate.protocol.transport import Phase, Transport
@@ -37,13 +37,12 @@ class Hello:
     client: int
     site: str
     schema: dict[str, Any]
+    """What its data are; empty where the site does not trust the server with them."""
     versions: dict[str, str]
     clock_offset: float
     """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
     n_train: int = 0
     n_validation: int = 0
-    masks: dict[str, Any] = field(default_factory=dict)
-    """What the site says of masked sums, and its key for the run; empty if it has no keys."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,11 @@ def say_hello(
         return Hello(
             client=client,
             site=clean(said.get("site")),
-            schema=read_schema(said.get("schema")),
+            schema=read_schema(said["schema"]) if "schema" in said else {},
             versions={k: clean(v, 40) for k, v in _texts(said.get("versions"), "versions").items()},
             clock_offset=real(said.get("clock"), "clock") - began,
             n_train=whole(said.get("n_train", 0), 0 if job is None else 1, MOST, "n_train"),
             n_validation=whole(said.get("n_validation", 0), 0, MOST, "n_validation"),
-            masks=_texts(said.get("masks", {}), "masks"),
         )
 
     answers = exchange(transport, Phase.HELLO, parcels, read, timeout, HELLO)
@@ -143,7 +141,7 @@ def compare(
             )
         if abs(hello.clock_offset) > CLOCK_SECONDS:
             out.append(Finding("error", name, f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP"))
-        for key in sorted({*ours, *hello.schema}):
+        for key in sorted({*ours, *hello.schema}) if hello.schema else ():
             if ours.get(key) != hello.schema.get(key):
                 said = describe_difference(key, ours.get(key), hello.schema.get(key), whose)
                 out.append(Finding("error", name, said))
@@ -152,7 +150,9 @@ def compare(
 
 def _usual(hellos: Mapping[int, Hello]) -> dict[str, Any]:
     """The schema that most sites have; of several, that of the first."""
-    told = {k: json.dumps(hello.schema, sort_keys=True) for k, hello in sorted(hellos.items())}
+    told = {k: json.dumps(hello.schema, sort_keys=True) for k, hello in sorted(hellos.items()) if hello.schema}
+    if not told:
+        return {}
     most = max(told, key=lambda k: (list(told.values()).count(told[k]), -k))
     return hellos[most].schema
 
@@ -248,6 +248,7 @@ def agree(
     Sites may be missing down to the quorum; those that are there must agree. Who was not asked does not count.
     """
     problems = [f"{f.subject}: {clean(f.message, 400)}" for f in compare(hellos, names, agreed) if f.level == "error"]
+    problems += [f"{names[k]}: {CODES['policy-trust']}" for k, hello in hellos.items() if not hello.schema]
     if len(hellos) < least(quorum, len(hellos) + len(missing)):
         problems = [*(f"{names[k]}: {reason}" for k, reason in sorted(missing.items())), *problems]
     if problems:

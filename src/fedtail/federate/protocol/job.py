@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
 from fedtail.data.federation import Transform
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
@@ -22,7 +22,7 @@ from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.build import classifier_option
 from fedtail.runs.encoding import build_encoded
-from fedtail.settings import Local, Reveal, Run, Settings, checked
+from fedtail.settings import Local, Run, Settings, checked
 from fedtail.version import VERSION
 
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
@@ -52,27 +52,10 @@ class Job:
     """The encoder by which sites turn their images into features, as ``Encoding`` writes it; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How sites turn raw columns into features; agreed before round 0, from federated sums."""
-    reveal: str = "totals"
-    """What validation sends back: ``totals`` (correct, samples), ``classes`` (the same per class) or ``sums`` (the
-    same under masks)."""
-    updates: str = "plain"
-    """``masked``: updates leave under masks, see ``protocol.sums``."""
-    shares: float = 0.0
-    """Noise multiplier z of the sum of masked updates, of which each site adds a share."""
-    clip: float = 0.0
-    """Norm to which updates are cut before their share of noise; 0 takes the method's own."""
-    dropouts: float = 0.0
-    """Share of a sum's members that may vanish while the shares of the others are enough."""
-    noise: float = 0.0
-    """Noise multiplier z of local privacy: each update gets Gaussian noise of z times its norm bound."""
     compress: str = "none"
     """How updates travel; see ``protocol.compress``."""
     engine: str = ""
     """Which federation runs it; for the sites' logs."""
-
-    def __post_init__(self) -> None:
-        if self.reveal not in get_args(Reveal):
-            raise one_of("deploy.reveal", self.reveal, get_args(Reveal))
 
     @property
     def settings(self) -> Settings:

@@ -1,40 +1,59 @@
-"""Keys behind masked sums: a fresh one per site and run, signed with the key that the other sites have on their list.
+"""Keys of sites: the long-lived one that the other sites know it by, and fresh ones for every run.
 
-``sites.pub`` in a site's folder is that list: the public half of every site's long-lived key, one line each as in
-``site.pub``. It comes to a site with its folder, not from the server: a server that puts in a key of its own finds it
-refused.
+``sites.pub`` in a site's folder lists the public keys of all sites, one line each as in ``site.pub``. It comes from
+people who have compared fingerprints, not from the server: a key that is not on a site's own list does not exist.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedtail.core.masks import derive
 from fedtail.errors import FedtailError
+from fedtail.federate.protocol.masks import SEED, derive
 
 SIGNATURE = ec.ECDSA(hashes.SHA384())
+NONCE = bytes(12)
+"""Every sealing key seals one message."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Who may be a member of a sum."""
+    """The sites of a federation, as one of them lists them."""
 
-    keys: dict[str, ec.EllipticCurvePublicKey]
-    digest: str
-    """The same at two sites that have the same list."""
+    lines: dict[str, str]
+    """Site -> its public key, as in ``site.pub`` but for the name."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self.lines))
+
+    def key(self, name: str) -> ec.EllipticCurvePublicKey:
+        key = serialization.load_ssh_public_key(self.lines[name].encode())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        return key
+
+    @property
+    def digest(self) -> str:
+        """The same at two sites that have the same list."""
+        return hashlib.sha256(repr(sorted(self.lines.items())).encode()).hexdigest()[:32]
+
+    def fingerprints(self) -> dict[str, str]:
+        """Site -> what people compare: 32 hexadecimal digits."""
+        return {name: hashlib.sha256(self.lines[name].encode()).hexdigest()[:32] for name in self.names}
 
 
 def read_roster(path: Path) -> Roster:
     """The list in a ``sites.pub``; one clear line if it cannot be read."""
-    keys, lines = {}, []
+    lines: dict[str, str] = {}
     for line in path.read_text().splitlines():
         if not line.strip():
             continue
@@ -45,23 +64,34 @@ def read_roster(path: Path) -> Roster:
             raise FedtailError(
                 f"{str(path)!r} has a line that is not a public key with a name: {line[:40]!r}"
             ) from None
-        if not isinstance(key, ec.EllipticCurvePublicKey) or name in keys:
+        if not isinstance(key, ec.EllipticCurvePublicKey) or name in lines or f"{kind} {data}" in lines.values():
             raise FedtailError(f"{str(path)!r}: {name!r} is listed twice, or its key has the wrong type")
-        keys[name] = key
-        lines.append(f"{kind} {data} {name}")
-    return Roster(keys, hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:32])
+        lines[name] = f"{kind} {data}"
+    return Roster(lines)
 
 
 def read_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A site's long-lived key."""
     key = serialization.load_ssh_private_key(path.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedtailError(f"{str(path)!r} has the wrong key type; create one with `fedtail deploy renew`")
+        raise FedtailError(f"{str(path)!r} has the wrong key type; create one with `fedtail site keys`")
     return key
 
 
+def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> str:
+    return key.sign(statement, SIGNATURE).hex()
+
+
+def is_signed(key: ec.EllipticCurvePublicKey, signature: str, statement: bytes) -> bool:
+    try:
+        key.verify(bytes.fromhex(signature), statement, SIGNATURE)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
 def new_secret() -> bytes:
-    """A private key for the sums of one run."""
+    """A private key for one run."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
@@ -69,27 +99,21 @@ def public_half(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def shared_secret(secret: bytes, other: bytes) -> bytes:
-    """What both ends of a pair compute, and nobody else."""
-    mine = public_half(secret)
+def pair_secret(secret: bytes, other: bytes, agreement: str) -> bytes:
+    """What both ends of a pair compute for one agreement, and nobody else can."""
     agreed = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
-    return derive(agreed, "pair", *sorted([mine, other]))
+    both = b"".join(sorted([public_half(secret), other]))
+    return HKDF(hashes.SHA256(), SEED, agreement.encode(), b"fedtail pair" + both).derive(agreed)
 
 
-def sign(key: ec.EllipticCurvePrivateKey, run: str, roster: str, name: str, public: bytes) -> bytes:
-    """The site's word that this is its key for the run."""
-    return key.sign(_statement(run, roster, name, public), SIGNATURE)
+def seal(secret: bytes, sender: str, data: bytes) -> str:
+    """Data from one end of a pair to the other, once for each pair and sender."""
+    return ChaCha20Poly1305(derive(secret, "seal", sender)).encrypt(NONCE, data, None).hex()
 
 
-def is_signed(
-    key: ec.EllipticCurvePublicKey, signature: bytes, run: str, roster: str, name: str, public: bytes
-) -> bool:
+def unseal(secret: bytes, sender: str, sealed: str) -> bytes:
+    """Inverse of ``seal``; ``ValueError`` for anything else."""
     try:
-        key.verify(signature, _statement(run, roster, name, public), SIGNATURE)
-    except InvalidSignature:
-        return False
-    return True
-
-
-def _statement(run: str, roster: str, name: str, public: bytes) -> bytes:
-    return json.dumps(["fedtail masked sums", 1, run, roster, name, public.hex()]).encode()
+        return ChaCha20Poly1305(derive(secret, "seal", sender)).decrypt(NONCE, bytes.fromhex(sealed), None)
+    except InvalidTag:
+        raise ValueError("a sealed message was altered, or is for somebody else") from None

@@ -35,7 +35,6 @@ class Phase(StrEnum):
     REVEAL = "reveal"
     BEGIN = "begin"
     STEP = "step"
-    UNMASK = "unmask"
 
 
 AGREED = (Phase.OFFER, Phase.REVEAL, Phase.BEGIN, Phase.STEP)

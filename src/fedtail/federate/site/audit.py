@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.federate.protocol.faults import clean
+from fedtail.federate.protocol.limits import WireError, open_json
 from fedtail.federate.protocol.wire import META, size_of
 
 FILE_BYTES, FILES = 10_000_000, 5
@@ -43,6 +44,11 @@ class Audit:
             "bytes_out": size_of(reply),
             "seconds": round(seconds, 3),
         }
+        with contextlib.suppress(OSError):  # a full disk keeps no site from answering
+            self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self.path is not None
         if self.path.is_file() and self.path.stat().st_size > FILE_BYTES:
             for i in range(FILES - 1, 0, -1):
                 older = self.path.with_name(f"{self.path.name}.{i}")
@@ -59,10 +65,9 @@ class Audit:
 
 def _meta(parts: Mapping[str, bytes]) -> dict[str, Any]:
     try:
-        found = json.loads(parts[META])
-    except (KeyError, ValueError):
+        return open_json(parts[META])
+    except (KeyError, WireError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:

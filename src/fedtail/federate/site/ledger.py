@@ -1,35 +1,28 @@
-"""``ledger.jsonl``: all that a site has given away, over all phases, runs and restarts. Its policy's limits go by it.
+"""``ledger.jsonl``: rounds and noisy answers that a site has given, over all runs, for its policy's limits.
 
-An entry is known by what was asked (the hash of the message) or by what was released, never by what a server calls it:
-fifty models that are all called round 0 are fifty rounds, and a message that comes again is answered again with the
-same bits, at no further cost. An entry is on disk before its answer leaves.
+An entry is known by what was asked (the hash of the message, or an exchange of an agreement), never by what a server
+calls it, and counts once. It is on disk before its answer leaves.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import hmac
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
-
-import torch
-from torch import Tensor
+from typing import IO, Literal
 
 from fedtail.federate.protocol.policy import PolicyError
 from fedtail.files import sync
 
-Kind = Literal["rounds", "statistics", "validations", "splits", "releases"]
+Kind = Literal["rounds", "releases"]
 DAY = 86400.0
 FILE_BYTES = 8_000_000
 """A file that is larger is written anew when it is opened: yesterday's entries, but for what is counted for good."""
-BUCKETS, PERIOD = 256, 1_048_573
-"""Numbers that stand for a model, and the prime period of their signs."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,6 @@ class Entry:
     amount: int
     noise: float = 0.0
     """Of ``releases``: the noise multiplier."""
-    about: dict[str, Any] | None = None
 
 
 class Ledger:
@@ -50,7 +42,6 @@ class Ledger:
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.time) -> None:
         self.path, self.clock = None if folder is None else folder / "ledger.jsonl", clock
-        self.secret = os.urandom(32) if folder is None else read_secret(folder / "secret")
         self.entries: dict[tuple[str, str], Entry] = {}
         self.read = 0
         if self.path is not None and self.path.is_file():
@@ -59,41 +50,16 @@ class Ledger:
                     raise self._damaged("is empty")
                 self._shorten()
 
-    def charge(
-        self,
-        kind: Kind,
-        key: str,
-        limit: int,
-        amount: int = 1,
-        *,
-        noise: float = 0.0,
-        about: dict[str, Any] | None = None,
-    ) -> bool:
+    def charge(self, kind: Kind, key: str, limit: int = 0, *, noise: float = 0.0) -> bool:
         """Enter what is about to leave, once; False if it has been entered already. ``PolicyError`` beyond ``limit``
         (0: none) in 24 hours."""
         with self._locked():
             if (kind, key) in self.entries:
                 return False
-            spent = self.spent(kind)
-            if limit and spent + amount > limit:
-                more = f" and {amount} more were requested" if amount > 1 else ""
-                raise PolicyError("policy-limit", f"site policy: {spent} of {limit} {kind} per day are used up{more}")
-            self._append(Entry(self.clock(), kind, key, amount, noise, about))
+            if limit and self.spent(kind) + 1 > limit:
+                raise PolicyError("policy-limit", f"site policy: {limit} of {limit} {kind} per day are used up")
+            self._append(Entry(self.clock(), kind, key, 1, noise))
         return True
-
-    def note(self, key: str, **about: Any) -> None:
-        """Say more of a round that was entered, which the next is compared with; the larger of two numbers stays."""
-        with self._locked():
-            entry = self.entries["rounds", key]
-            before = entry.about or {}
-            grown = {name: max(value, before.get(name, value)) for name, value in about.items()}
-            if before != {**before, **grown}:
-                self._append(replace(entry, about={**before, **grown}))
-
-    def unknown(self, kind: Kind, keys: Iterable[str]) -> list[str]:
-        """Those that have not been entered, in order."""
-        with self._locked():
-            return sorted(key for key in set(keys) if (kind, key) not in self.entries)
 
     def spent(self, kind: Kind) -> int:
         """What was given away of a kind in the last 24 hours."""
@@ -107,27 +73,6 @@ class Ledger:
             if kind == "releases":
                 out[entry.noise] = out.get(entry.noise, 0) + entry.amount
         return out
-
-    def last(self, kind: Kind, **about: Any) -> Entry | None:
-        """The newest entry of a kind that says this of itself."""
-        found = (e for (k, _), e in reversed(self.entries.items()) if k == kind and e.about is not None)
-        return next((e for e in found if all((e.about or {}).get(n) == v for n, v in about.items())), None)
-
-    def sign(self, *labels: str | bytes) -> str:
-        """A name that only this site can make."""
-        parts = [label.encode() if isinstance(label, str) else label for label in labels]
-        framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hmac.new(self.secret, framed, hashlib.sha256).hexdigest()
-
-    def sketch(self, x: Tensor) -> list[float]:
-        """A few numbers that stand for a model: two sketches are as far apart as the models, give or take a tenth.
-        Nobody else knows the signs, so nobody can look for a model that is far away and looks near."""
-        n = x.numel()
-        bits = hashlib.shake_128(self.secret + b"sketch").digest(-(-min(n, PERIOD) // 8))
-        unpacked = torch.frombuffer(bytearray(bits), dtype=torch.uint8).unsqueeze(-1) >> torch.arange(8) & 1
-        signs = (2.0 * unpacked.flatten()[: min(n, PERIOD)] - 1).repeat(-(-n // PERIOD))[:n]
-        padded = torch.nn.functional.pad(x.detach().cpu().float() * signs, (0, -n % BUCKETS))
-        return [round(float(v), 6) for v in padded.view(-1, BUCKETS).sum(0, dtype=torch.float64)]
 
     # -- the file ------------------------------------------------------------------------------------------------
 
@@ -229,25 +174,9 @@ def _entry(line: bytes) -> Entry | None:
             key=str(told["key"]),
             amount=int(told.get("amount", 0)),
             noise=float(told.get("noise", 0.0)),
-            about=told.get("about"),
         )
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def read_secret(path: Path) -> bytes:
-    """The site's own secret, which never leaves it; made where there is none."""
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(32))
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        pass
-    found = path.read_bytes()
-    if len(found) != 32:
-        raise PolicyError("site", f"{str(path)!r} is not the site's secret; delete it, and a new one will be created")
-    return found
 
 
 def message_key(phase: str, parts: Mapping[str, bytes]) -> str:

@@ -24,12 +24,12 @@ from fedtail.federate.agreed import check_document, run_document, settings_of
 from fedtail.federate.journal import Journal
 from fedtail.federate.protocol.agreement import LEAST, AgreementError, Offer, Party, canonical
 from fedtail.federate.protocol.faults import CodedError
-from fedtail.federate.protocol.hidden_sums import check_sums, hide, read_sums
 from fedtail.federate.protocol.job import method_of
+from fedtail.federate.protocol.keys import Roster, read_roster, read_site_key
 from fedtail.federate.protocol.limits import whole
 from fedtail.federate.protocol.masks import SEED, MaskError, share_of_noise
-from fedtail.federate.protocol.pairs import Roster, read_roster, read_site_key
 from fedtail.federate.protocol.policy import Policy
+from fedtail.federate.protocol.sums import check_sums, hide, read_sums
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site.ledger import Ledger
@@ -132,7 +132,7 @@ class Conversation:
     def __init__(self, start: Callable[[Ask], str]) -> None:
         """``start(ask)`` runs the program."""
         self._out: queue.Queue[tuple[int, Parts | str | BaseException]] = queue.Queue()
-        self._in: queue.Queue[Parts] = queue.Queue()
+        self._in: queue.Queue[Parts | None] = queue.Queue()
         self._start = start
         self._now: tuple[int, Parts | str | BaseException] | None = None
         threading.Thread(target=self._run, daemon=True).start()
@@ -145,7 +145,14 @@ class Conversation:
 
     def _ask(self, number: int, answer: Parts) -> Parts:
         self._out.put((number, answer))
-        return self._in.get()
+        told = self._in.get()
+        if told is None:
+            raise SumError("repeat", "the run was begun again")
+        return told
+
+    def close(self) -> None:
+        """End the program where it waits."""
+        self._in.put(None)
 
     def step(self, number: int, told: Parts | None) -> Parts | str:
         """The answer to exchange ``number``, or the program's result; ``told``: what came of the exchange before it."""
@@ -285,16 +292,16 @@ class Member:
         begun again, from disk, with the next message."""
         if self._running is None or self._running[0] != agreement:
             party = self.party(agreement)
+            if self._running is not None:
+                self._running[1].close()
             self._running = (agreement, Conversation(lambda ask: self.run(party, ask)))
         told = pack(Parcel({"checks": parcel.meta.get("checks")}, parcel.tensors)) if parcel.tensors else None
         try:
             return self._running[1].step(number, told)
-        except SumError as error:
-            if error.code != "repeat":
+        except BaseException as error:
+            if not isinstance(error, SumError) or error.code != "repeat":
+                self._running[1].close()
                 self._running = None
-            raise
-        except BaseException:
-            self._running = None
             raise
 
     def run(self, party: Party, ask: Ask) -> str:

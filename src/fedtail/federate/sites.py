@@ -1,27 +1,24 @@
-"""Questions to sites: who is asked, what comes back in time, and whether enough of them answered."""
+"""The sites of a job, as a trusted server reaches them: who is asked, what comes back in time, who is missing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from fedtail.core.candidates import Candidates
 from fedtail.core.records import Refusal
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, Kind
 from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel, pack_candidates
+from fedtail.federate.protocol.wire import Parcel
 from fedtail.federate.replies import refused
 from fedtail.rounds.acceptance import least
 
-CANDIDATES = ("affine", "models")
 T = TypeVar("T")
 
 
@@ -35,8 +32,8 @@ class Traffic:
 
 
 @dataclass
-class Asking:
-    """The sites of a job, reached by messages, and what is known of who answers."""
+class Sites:
+    """The sites of a job, and what is known of who answers."""
 
     transport: Transport
     job: Job
@@ -46,11 +43,6 @@ class Asking:
     """Seconds to wait for the replies of one exchange."""
     quorum: float = 1.0
     """Least share of the asked clients that must answer a validation or measurement."""
-    candidates: str = "affine"
-    """How FedHOO's candidates travel: ``affine`` (base and one direction per client) or ``models`` (built by the
-    server, in an order only it knows)."""
-    models_per_message: int = 8
-    """With ``models``: candidates sent at a time, which bounds the size of a message."""
     absent: dict[int, str] = field(default_factory=dict)
     """Clients that were not there when the run began, and why; one that joins trains from the next round."""
     gone: set[int] = field(default_factory=set)
@@ -60,35 +52,25 @@ class Asking:
     traffic: Traffic = field(default_factory=Traffic)
     seen: dict[int, float] = field(default_factory=dict)
     """When each client last answered."""
-
     round: int = 0
-    """That questions are about."""
-
-    def __post_init__(self) -> None:
-        if self.candidates not in CANDIDATES:
-            raise one_of("deploy.candidates", self.candidates, CANDIDATES)
-        self.n_clients = len(self.sizes)
+    """The round that questions are about."""
 
     @property
     def present(self) -> list[int]:
         """Clients that can be asked."""
-        return [k for k in range(self.n_clients) if k not in self.absent and k not in self.gone]
+        return [k for k in range(len(self.sizes)) if k not in self.absent and k not in self.gone]
 
     @property
     def members(self) -> int:
-        """Clients that count for a quorum."""
-        return self.n_clients - len(self.gone)
+        """How many clients count for a quorum."""
+        return len(self.sizes) - len(self.gone)
 
     def about(self, client: int) -> dict[str, Any]:
         """What every message says."""
         return {"job": self.job.to_json(), "client": client}
 
     def exchange(
-        self,
-        phase: Phase,
-        parcels: Mapping[int, Parcel],
-        read: Callable[[int, Parcel], T],
-        budget: Budget,
+        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], budget: Budget
     ) -> tuple[dict[int, T], list[Refusal]]:
         """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
         answers = exchange(self.transport, phase, parcels, read, self.timeout, budget)
@@ -103,14 +85,15 @@ class Asking:
         phase: Phase,
         parcels: Mapping[int, Parcel],
         read: Callable[[int, Parcel], T],
-        wanted: int,
         kinds: Mapping[str, Kind],
+        wanted: int | None = None,
     ) -> dict[int, T]:
-        """Replies of a quorum of ``wanted`` clients; who is missing goes into ``faults``.
+        """Replies of a quorum of ``wanted`` clients, by default of all; who is missing goes into ``faults``.
 
         ``kinds``: what a reply holds.
         """
         replies, refusals = self.exchange(phase, parcels, read, Budget(kinds))
+        wanted = self.members if wanted is None else wanted
         self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
         if len(replies) < (needed := least(self.quorum, wanted)):
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
@@ -120,13 +103,7 @@ class Asking:
             )
         return replies
 
-    def candidate_messages(self, candidates: Candidates) -> Iterator[tuple[np.ndarray, Parcel]]:
-        """(which candidates the reply's rows are, message) for one exchange after another."""
-        if self.candidates == "affine":
-            yield np.arange(len(candidates)), pack_candidates(candidates, {})
-            return
-        # The system's entropy, not the run's seed: sites know the seed, and the order is what they must not know.
-        order = np.random.default_rng().permutation(len(candidates))
-        for i in range(0, len(order), self.models_per_message):
-            piece = order[i : i + self.models_per_message]
-            yield piece, Parcel({}, {"models": torch.stack([candidates.vector(int(s)) for s in piece])})
+    def drain(self) -> list[Refusal]:
+        """Faults since the last call, for the round's history."""
+        out, self.faults = self.faults, []
+        return out
