@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
+from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
+
 from fedtail.cli import app, deploy_view
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.errors import FedtailError
@@ -277,6 +279,17 @@ def test_the_site_app_imports_neither_torch_nor_fedtail(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_app_can_be_published_as_it_is(tmp_path: Path) -> None:
+    publish = pytest.importorskip("flwr.cli.app_cmd.publish", reason="this version of Flower publishes nothing")
+    write_bundle(tmp_path)
+    files = publish._collect_file_paths(tmp_path)
+    publish._validate_files(files)
+    assert {"README.md", "LICENSE", "pyproject.toml"} <= {f.name for f in files}
+    assert (tmp_path / "LICENSE").read_text() == (Path(__file__).parents[3] / "LICENSE").read_text()
+    about = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert normalize_and_validate_fab_format(about) and "@" not in (tmp_path / "README.md").read_text()
 
 
 def test_a_worker_is_started_on_demand_reused_replaced_when_killed_and_ends_when_told(tmp_path: Path) -> None:

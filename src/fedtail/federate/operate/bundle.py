@@ -43,8 +43,10 @@ def write_bundle(folder: Path) -> None:
         shutil.copy(source, copy)
     (target / "__init__.py").write_text('"""fedtail on Flower."""\n')
     (target / "server_app.py").write_text(SERVER_APP)
-    about = filled("app.toml", version=VERSION, client_app=name_in_bundle(client_app))
+    about = filled("app.toml", version=VERSION, flower=flower.TESTED, client_app=name_in_bundle(client_app))
     (folder / "pyproject.toml").write_text(about)
+    (folder / "README.md").write_text(filled("app-README.md", version=VERSION))
+    (folder / "LICENSE").write_text(filled("app-LICENSE"))
 
 
 @cache
