@@ -68,11 +68,11 @@ def describe(federation: Federation) -> About:
 
 def digest(federation: Federation) -> str:
     """Return a short hash of labels, splits and evenly spaced inputs: the same data give the same one anywhere."""
-    found = hashlib.sha256(repr((federation.classes, federation.sites, tuple(federation.input_shape))).encode())
+    digested = hashlib.sha256(repr((federation.classes, federation.sites, tuple(federation.input_shape))).encode())
     for samples in (federation.pool, federation.test):
-        found.update(samples.y.numpy().astype("<i8").tobytes())
+        digested.update(samples.y.numpy().astype("<i8").tobytes())
         rows = np.unique(np.linspace(0, max(len(samples) - 1, 0), min(len(samples), DIGESTED)).astype(np.int64))
-        found.update(np.ascontiguousarray(samples.x[torch.as_tensor(rows)].numpy()).tobytes())
+        digested.update(np.ascontiguousarray(samples.x[torch.as_tensor(rows)].numpy()).tobytes())
     for index in (*federation.train, *federation.validation):
-        found.update(np.asarray(index, dtype="<i8").tobytes())
-    return found.hexdigest()[:16]
+        digested.update(np.asarray(index, dtype="<i8").tobytes())
+    return digested.hexdigest()[:16]

@@ -142,11 +142,11 @@ def _from_images(
         absent = next((p for p in paths if not p.is_file()), None)
         if absent is not None:
             raise FedtailError(f"there is no image {str(absent)!r}")
-        found = decode(Path(), paths, (height, width), channels, cache=False)
-        if found.bad:
-            i, reason = next(iter(found.bad.items()))
+        decoded = decode(Path(), paths, (height, width), channels, cache=False)
+        if decoded.bad:
+            i, reason = next(iter(decoded.bad.items()))
             raise FedtailError(f"cannot read {str(paths[i])!r}: {reason}")
-        return found.x
+        return decoded.x
     return torch.from_numpy(np.stack([_pixels(i, (height, width), channels) for i in items]))
 
 

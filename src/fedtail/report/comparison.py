@@ -26,8 +26,8 @@ class Contender:
 
     def values(self, metric: str) -> dict[object, float]:
         """Seed -> final test metric; seeds without it are left out."""
-        found = {pair_key(r): r.metric(metric) for r in self.runs}
-        return {k: v for k, v in found.items() if math.isfinite(v)}
+        values = {pair_key(r): r.metric(metric) for r in self.runs}
+        return {k: v for k, v in values.items() if math.isfinite(v)}
 
     def by_seed(self, metric: str) -> dict[str, float]:
         """``seed 0`` -> final test metric."""
@@ -154,9 +154,9 @@ def _data_title(run: RunRecord, common: set[str]) -> str:
         split = "own sites" if own else "dirichlet"
     if split:
         parts.append(f"{split} {alpha:g}" if "dirichlet" in str(split) and alpha is not None else str(split))
-    said = {"data.name", "data.clients", "data.partition", "data.alpha"}
+    named = {"data.name", "data.clients", "data.partition", "data.alpha"}
     flat = _flat(run, "data")
-    parts += [f"{k.rpartition('.')[2]} {setting(v)}" for k, v in flat.items() if k not in common | said]
+    parts += [f"{k.rpartition('.')[2]} {setting(v)}" for k, v in flat.items() if k not in common | named]
     return " · ".join(parts)
 
 

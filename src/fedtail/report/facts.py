@@ -133,15 +133,15 @@ def in_short(comparison: Comparison, metric: str = METRIC) -> str:
     text = f"{plural(n_sites, 'site')} trained one model together, without handing over their data. "
     if n_test:
         text += f"It was tested on {plural(n_test, 'sample')} that it had never seen. "
-    found = found_and_missed(run)
+    findings = found_and_missed(run)
     seed = f" (seed {run.seed} of {len(best.runs)})" if len(best.runs) > 1 else ""
-    for one in found:
+    for one in findings:
         rare = "the rarer of two classes" if len(run.classes) == 2 else f"the rarest of {len(run.classes)} classes"
         count = f"{one.found:,}, {percent(round(one.found / one.support, 2))}" if one.found else "none"
         text += f"Of {one.support:,} cases of {one.name}, {rare}, it finds {count}{seed}. "
-        said = one.found + one.false_alarms
+        answers = one.found + one.false_alarms
         right = f"right in {one.found:,} of them" if one.found else "never right"
-        text += f"It says {one.name} {times(said)}, and is {right}. " if said else f"It never says {one.name}. "
+        text += f"It says {one.name} {times(answers)}, and is {right}. " if answers else f"It never says {one.name}. "
     sites = telling(run)
     if len(sites) > 1:
         mean = float(np.mean([site.value() for site in sites]))

@@ -86,28 +86,28 @@ def progress(comparison: Comparison, metric: str) -> Lines:
 def every_seed(comparison: Comparison, metric: str) -> Rows:
     """Draw a dot per seed and a bar at the mean of each contender."""
     colours = palette(comparison)
-    found = [(one.label, colours[one.label], one.by_seed(metric)) for one in comparison.contenders]
-    return seeds(f"Every seed: {METRICS[metric].words}", found, METRICS[metric].words, runs=True)
+    rows = [(one.label, colours[one.label], one.by_seed(metric)) for one in comparison.contenders]
+    return seeds(f"Every seed: {METRICS[metric].words}", rows, METRICS[metric].words, runs=True)
 
 
-def seeds(title: str, found: Sequence[tuple[str, int, Mapping[str, float]]], label: str, *, runs: bool = False) -> Rows:
+def seeds(title: str, rows: Sequence[tuple[str, int, Mapping[str, float]]], label: str, *, runs: bool = False) -> Rows:
     """Draw (name, colour, {seed: value}), a row each."""
-    found = [one for one in found if one[2]]
-    means = [float(np.mean(list(values.values()))) for _, _, values in found]
+    rows = [one for one in rows if one[2]]
+    means = [float(np.mean(list(values.values()))) for _, _, values in rows]
     series = [
-        Series(name, c, np.where(np.arange(len(found)) == i, means[i], np.nan), each=[{}] * i + [dict(values)])
-        for i, (name, c, values) in enumerate(found)
+        Series(name, c, np.where(np.arange(len(rows)) == i, means[i], np.nan), each=[{}] * i + [dict(values)])
+        for i, (name, c, values) in enumerate(rows)
     ]
-    series = [replace(s, each=[*s.each, *[{}] * (len(found) - len(s.each))]) for s in series]
+    series = [replace(s, each=[*s.each, *[{}] * (len(rows) - len(s.each))]) for s in series]
     return Rows(
         title,
-        [one[0] for one in found],
+        [one[0] for one in rows],
         series,
         label,
         "",
         whole=False,
         sides=[number(mean) for mean in means],
-        owners=[one[1] for one in found],
+        owners=[one[1] for one in rows],
         caption="One dot per seed; the bar and the number show the mean.",
         runs=runs,
     )

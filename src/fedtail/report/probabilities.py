@@ -60,8 +60,8 @@ def curves_of_class(comparison: Comparison, first: RunRecord, c: int) -> Lines:
 def decision_dots(contender: Contender, c: int, colour: int) -> list[Dot]:
     """Return where the decision stands on the curve of a class, over seeds."""
     values = [(r.per_class("accuracy"), r.per_class("precision")) for r in contender.runs]
-    found = [(a[c], p[c]) for a, p in values if a.size > c and p.size > c and math.isfinite(a[c])]
-    recall, precision = np.mean(found, axis=0).tolist() if found else (0.0, 0.0)
+    points = [(a[c], p[c]) for a, p in values if a.size > c and p.size > c and math.isfinite(a[c])]
+    recall, precision = np.mean(points, axis=0).tolist() if points else (0.0, 0.0)
     name = f"decision: recall {number(recall)}, precision {number(precision)}"
     return [Dot(recall, precision, colour, name)] if recall > 0 else []
 
@@ -73,33 +73,33 @@ def recorded_curve(run: RunRecord, name: str) -> dict[str, list[float]]:
 
 def pr_curve(contender: Contender, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (recall, precision): the recorded points of one run; of several, their mean at common recalls."""
-    found = [one for r in contender.runs if (one := recorded_curve(r, name))]
-    points = [np.array([c["recall"], c["precision"]], dtype=np.float64) for c in found]
+    curves = [one for r in contender.runs if (one := recorded_curve(r, name))]
+    points = [np.array([c["recall"], c["precision"]], dtype=np.float64) for c in curves]
     if len(points) <= 1:
         return (points[0][0], points[0][1]) if points else (np.empty(0), np.empty(0))
     return GRID, np.mean([np.interp(GRID, p[0], p[1]) for p in points], axis=0)
 
 
 def _curves(run: RunRecord) -> tuple[str, dict[str, Any]]:
-    found = run.result.get("curves") or {}
-    split = "test" if found.get("test") else "validation"
-    return split, dict(found.get(split) or {})
+    curves = run.result.get("curves") or {}
+    split = "test" if curves.get("test") else "validation"
+    return split, dict(curves.get(split) or {})
 
 
 def reliability(comparison: Comparison, contender: Contender) -> Lines:
     """Draw how often the top class is right against how probable it was said to be."""
     run, many = contender.runs[0], len(comparison.contenders) > 1
-    split, found = _curves(run)
-    before = found.get("reliability_before") if calibrated(run) else None
-    pairs = [("before calibration", 0, before), ("calibrated" if before else "model", 1, found.get("reliability"))]
+    split, curves = _curves(run)
+    before = curves.get("reliability_before") if calibrated(run) else None
+    pairs = [("before calibration", 0, before), ("calibrated" if before else "model", 1, curves.get("reliability"))]
     errors = [_get(run.result.get("before"), "calibration_error")] if before else []
-    told = " → ".join(fixed(e) for e in [*errors, run.metric("calibration_error")] if math.isfinite(e))
+    change = " → ".join(fixed(e) for e in [*errors, run.metric("calibration_error")] if math.isfinite(e))
     where = "the test set" if split == "test" else "the private validation splits"
     return reliability_of(
         f"Reliability{f' of {contender.label}' if many else ''}",
         [(name, c, values) for name, c, values in pairs if values],
         f"Seed {run.seed}, {where}; larger dots have more samples."
-        + (f" Calibration error {told}." if told else "")
+        + (f" Calibration error {change}." if change else "")
         + " On the diagonal, probabilities mean what they say; below it, the model is overconfident.",
         run=own_colour(comparison, contender),
     )
@@ -110,8 +110,8 @@ def reliability_of(
 ) -> Lines:
     """Draw (name, colour, probability / accuracy / samples) against the diagonal, with 95 % intervals."""
     lines = []
-    for name, c, found in series:
-        p, a, n = (np.array(found[key], dtype=np.float64) for key in ("probability", "accuracy", "samples"))
+    for name, c, bins in series:
+        p, a, n = (np.array(bins[key], dtype=np.float64) for key in ("probability", "accuracy", "samples"))
         ends = np.array([wilson(share, int(of)) for share, of in zip(a, n, strict=True)]).reshape(-1, 2)
         lines.append(Line(name, c, p, a, samples=n, low=ends[:, 0], high=ends[:, 1]))
     look: dict[str, Any] = {"floor": 0.0, "ceiling": 1.0, "full": True, "x_ticks": SHARES, "x_name": "{:.3f}".format}
@@ -123,22 +123,22 @@ def calibrated(run: RunRecord) -> bool:
     """Whether the decision rescales probabilities: thresholds and weights leave them as they are."""
     decision = run.result.get("decision") or {}
     own = [site.get("decision") or {} for site in run.result.get("sites") or [] if isinstance(site, dict)]
-    return any(found.get("temperature") or found.get("bias") for found in (decision, *own))
+    return any(rule.get("temperature") or rule.get("bias") for rule in (decision, *own))
 
 
 def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
     """Draw what a threshold on one class finds, and what it costs; nothing from fewer than ten samples of it."""
     run = contender.runs[0]
-    found = run.result.get("tradeoff") or {}
-    support, n = int(found.get("support") or 0), int(found.get("samples") or 0)
-    if not found.get("threshold") or support < LEAST_POSITIVES:
+    tradeoff = run.result.get("tradeoff") or {}
+    support, n = int(tradeoff.get("support") or 0), int(tradeoff.get("samples") or 0)
+    if not tradeoff.get("threshold") or support < LEAST_POSITIVES:
         return []
-    x = _log_odds(np.array(found["threshold"], dtype=np.float64))
+    x = _log_odds(np.array(tradeoff["threshold"], dtype=np.float64))
     rising = np.argsort(x, kind="stable")
-    chosen = found.get("chosen")
+    chosen = tradeoff.get("chosen")
     labels = {at: f"{p:g}" for p in ODDS if x.min() - 0.5 <= (at := float(_log_odds(np.array(p)))) <= x.max() + 0.5}
     who = f", {contender.label}" if len(comparison.contenders) > 1 else ""
-    name, split = str(found.get("class")), found.get("split", "validation")
+    name, split = str(tradeoff.get("class")), tradeoff.get("split", "validation")
     common: dict[str, Any] = {
         "x_label": "threshold",
         "x_ticks": labels or {0.0: "0.5"},
@@ -149,14 +149,14 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
         "mark_label": "" if chosen is None else f"chosen: {percent(chosen)}",
         "run": own_colour(comparison, contender),
     }
-    recall, precision = (np.array(found[k], dtype=np.float64)[rising] for k in ("recall", "precision"))
+    recall, precision = (np.array(tradeoff[k], dtype=np.float64)[rising] for k in ("recall", "precision"))
     lines, dots = [], []
-    costs = _costs(found, rising, support)
+    costs = _costs(tradeoff, rising, support)
     for i, (label, values) in enumerate(costs.items(), start=3 if len(costs) == 1 else 1):
         lines.append(Line(label, i, x[rising], values))
         least = int(np.nanargmin(values))
         dots.append(Dot(float(x[rising][least]), float(values[least]), i, f"minimum: {number(float(values[least]))}"))
-    declared = "cost" in found
+    declared = "cost" in tradeoff
     about = (
         "Cost of misses and false alarms for this class at the declared costs; the dot marks the minimum."
         if declared
@@ -169,7 +169,7 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
             [Line("recall", 1, x[rising], recall), Line("precision", 2, x[rising], precision)],
             "share",
             ceiling=1.0,
-            caption=f"{support:,} of {n:,} {split} samples are {name}. {_at(found, chosen)}",
+            caption=f"{support:,} of {n:,} {split} samples are {name}. {_at(tradeoff, chosen)}",
             **common,
         ),
         Lines(
@@ -189,26 +189,26 @@ def _log_odds(p: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(p) - np.log1p(-p))
 
 
-def _at(found: Mapping[str, Any], chosen: float | None) -> str:
+def _at(tradeoff: Mapping[str, Any], chosen: float | None) -> str:
     """Return what the chosen threshold does, in counts."""
     if chosen is None:
         return "No threshold was chosen for this class."
-    i = int(np.argmin(np.abs(np.array(found["threshold"], dtype=np.float64) - chosen)))
-    missed, alarms = int(found["missed"][i]), int(found["false_alarms"][i])
+    i = int(np.argmin(np.abs(np.array(tradeoff["threshold"], dtype=np.float64) - chosen)))
+    missed, alarms = int(tradeoff["missed"][i]), int(tradeoff["false_alarms"][i])
     return f"At the chosen threshold, {missed:,} are missed and {alarms:,} alarms are false."
 
 
-def _costs(found: Mapping[str, Any], rising: np.ndarray, support: int) -> dict[str, np.ndarray]:
+def _costs(tradeoff: Mapping[str, Any], rising: np.ndarray, support: int) -> dict[str, np.ndarray]:
     """Name -> cost at each threshold."""
-    if "cost" in found:
-        return {"cost per sample": np.array(found["cost"], dtype=np.float64)[rising]}
-    missed, alarms = (np.array(found[k], dtype=np.float64)[rising] for k in ("missed", "false_alarms"))
+    if "cost" in tradeoff:
+        return {"cost per sample": np.array(tradeoff["cost"], dtype=np.float64)[rising]}
+    missed, alarms = (np.array(tradeoff[k], dtype=np.float64)[rising] for k in ("missed", "false_alarms"))
     return {
         f"a miss costs {plural(r, 'false alarm')}": np.minimum((r * missed + alarms) / (r * max(support, 1)), 2.0)
         for r in RATIOS
     }
 
 
-def _get(found: Any, name: str) -> float:
-    value = found.get(name) if isinstance(found, dict) else None
+def _get(values: Any, name: str) -> float:
+    value = values.get(name) if isinstance(values, dict) else None
     return float(value) if isinstance(value, int | float) else math.nan

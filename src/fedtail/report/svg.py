@@ -277,11 +277,11 @@ def _row_series(chart: Rows, series: Series, x: Scale, y: Scale, shift: float) -
 
 def _row_table(chart: Rows, seeds: Sequence[str]) -> Table:
     if seeds:
-        found = {j: s for s in chart.series for j in range(len(chart.names)) if s.each and s.each[j]}
+        owner = {j: s for s in chart.series for j in range(len(chart.names)) if s.each and s.each[j]}
         rows = [
-            [name, *(number(found[j].each[j].get(s, math.nan)) for s in seeds), number(float(found[j].values[j]))]
+            [name, *(number(owner[j].each[j].get(s, math.nan)) for s in seeds), number(float(owner[j].values[j]))]
             for j, name in enumerate(chart.names)
-            if j in found
+            if j in owner
         ]
         return Table([chart.heading, *seeds, "mean"], rows)
     rows = [

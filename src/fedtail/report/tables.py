@@ -195,9 +195,9 @@ def all_metrics(table: Table, colours: Mapping[str, int]) -> Block:
     return _block(table, table.columns, colours, test=False)
 
 
-def _block(table: Table, columns: Sequence[str], colours: Mapping[str, int], test: bool) -> Block:
+def _block(table: Table, columns: Sequence[str], colours: Mapping[str, int], test: bool) -> TableBlock:
     if not columns:
-        return Text("")
+        return TableBlock(["Method"], [])
     test = test and len(table.rows) > 1
     seeds = max(r.seeds for r in table.rows) > 1
     first, *others = columns
@@ -210,18 +210,11 @@ def _block(table: Table, columns: Sequence[str], colours: Mapping[str, int], tes
         floor = [fixed(table.floor.get(c)) for c in columns]
         rest.append([NOTHING, *([""] if seeds else []), floor[0], *blank, *floor[1:]])
     for row in table.yardsticks:
-        values = [fixed(row.cells[i][0]) for i in at]
+        values = [_cell(row.cells[i]) for i in at]
         rest.append([row.label, *([str(row.seeds)] if seeds else []), values[0], *blank, *values[1:]])
     rows: list[list[str | Cell]] = []
     for row in table.rows:
-        cells = [
-            Cell(
-                fixed(row.cells[i][0]),
-                small=f"± {row.cells[i][1]:.3f}" if math.isfinite(row.cells[i][1]) else "",
-                look="best" if table.marked(row, i) else "",
-            )
-            for i in at
-        ]
+        cells = [_cell(row.cells[i], "best" if table.marked(row, i) else "") for i in at]
         out: list[str | Cell] = [Cell(row.label, small=row.note), *([str(row.seeds)] if seeds else []), cells[0]]
         if test:
             delta, interval, p = difference(row)
@@ -231,51 +224,37 @@ def _block(table: Table, columns: Sequence[str], colours: Mapping[str, int], tes
     return TableBlock(head, rows, "Headline table", runs=runs, rest=rest, look="headline")
 
 
-def _plain(table: Table) -> tuple[list[str], list[list[str]]]:
-    many = len(table.rows) > 1
-    head = ["Method", "Seeds", *(METRICS[c].title for c in table.columns)]
-    head += [f"Δ {METRICS[table.metric].title}", "95 % interval", "p"] if many else []
-    rows = [
-        [r.shown, str(r.seeds), *(mean_spread(*c) for c in r.cells), *(difference(r) if many else ())]
-        for r in table.rows
-    ]
-    if table.floor:
-        floor = [fixed(table.floor.get(c)) for c in table.columns]
-        rows.append([NOTHING, "", *floor, *(["", "", ""] if many else [])])
-    for r in table.yardsticks:
-        rows.append([r.label, str(r.seeds), *(mean_spread(*c) for c in r.cells), *(["", "", ""] if many else [])])
-    return head, rows
+def _cell(values: tuple[float, float], look: str = "") -> Cell:
+    mean, spread = values
+    return Cell(fixed(mean), small=f"± {spread:.3f}" if math.isfinite(spread) else "", look=look)
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """GitHub-flavoured tables, one per comparison."""
+    """Return GitHub-flavoured tables, one per comparison."""
+
+    def line(cells: Sequence[str | Cell]) -> str:
+        texts = (c if isinstance(c, str) else f"{c.text} {c.small}".strip() for c in cells)
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
     parts = []
     for table in tables:
-        head, rows = _plain(table)
-        lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-        lines += ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows]
-        parts.append(f"### {table.title}\n\n" + "\n".join(lines) + f"\n\n{footnote(table)}\n")
+        block = _block(table, table.columns, {}, test=True)
+        lines = [line(block.head), "|---|" + "---:|" * (len(block.head) - 1), *map(line, [*block.rows, *block.rest])]
+        parts.append("\n".join([f"### {table.title}\n", *lines, f"\n{footnote(table)}\n"]))
     return "\n".join(parts)
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """booktabs tables; in bold what is better than all others of its column."""
+    """Return booktabs tables; in bold what is significantly better than all others of its column."""
     parts = []
     for table in tables:
-        many = len(table.rows) > 1
-        head = ["Method", *(METRICS[c].title for c in table.columns)]
-        head += [rf"$\Delta$ {METRICS[table.metric].title}", "$p$"] if many else []
-        lines = []
-        for row in table.rows:
-            cells = [_tex(row.shown)]
-            for i, cell in enumerate(row.cells):
-                text = mean_spread(*cell, joint=r" \pm ").replace("–", r"\text{--}")
-                bold = table.marked(row, i)
-                cells.append(rf"$\mathbf{{{text}}}$" if bold else f"${text}$")
-            if many:
-                delta, _, p = difference(row)
-                cells += [f"${delta}$" if delta else "--", f"${p}$" if p else "--"]
-            lines.append(" & ".join(cells) + r" \\")
+        block = _block(table, table.columns, {}, test=True)
+        kept = [i for i, head in enumerate(block.head) if head != "Seeds"]
+        head = ["$p$" if block.head[i] == "p" else block.head[i].replace("Δ", r"$\Delta$") for i in kept]
+        lines = [
+            " & ".join(_tex_cell(row[i]) if i else _tex(table.rows[r].shown) for i in kept) + r" \\"
+            for r, row in enumerate(block.rows)
+        ]
         parts.append(
             "\\begin{table}\n  \\centering\n"
             f"  \\caption{{{_tex(table.title)}. {_tex(footnote(table))}}}\n"
@@ -285,6 +264,15 @@ def to_latex(tables: Sequence[Table]) -> str:
             + "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
         )
     return "% needs \\usepackage{amsmath,booktabs}\n" + "\n".join(parts)
+
+
+def _tex_cell(cell: str | Cell) -> str:
+    """Return a number as a formula, in bold where it is marked."""
+    if isinstance(cell, str):
+        return f"${cell}$" if cell[:1] in "<+-0123456789" else cell.replace("–", "--")
+    text = f"{cell.text} {cell.small}".strip() if cell.small.startswith("±") else cell.text
+    text = text.replace("±", r"\pm").replace("–", r"\text{--}")
+    return rf"$\mathbf{{{text}}}$" if cell.look == "best" else f"${text}$"
 
 
 def to_csv(compared: Sequence[Comparison]) -> str:

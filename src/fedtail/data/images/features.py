@@ -99,7 +99,7 @@ def _identity(image: Tensor, view: int) -> bytes:
 
 def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
     """(N,) which features were on disk; they are in ``out`` then."""
-    found = np.zeros(len(ids), dtype=bool)
+    known = np.zeros(len(ids), dtype=bool)
     where: dict[bytes, list[int]] = {}
     for i, name in enumerate(ids):
         where.setdefault(name, []).append(i)
@@ -107,7 +107,7 @@ def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
         try:
             with safe_open(file, "pt") as stored:
                 rows = [bytes(row) for row in stored.get_tensor("ids").numpy()]
-                hits = [(j, i) for j, name in enumerate(rows) for i in where.get(name, ()) if not found[i]]
+                hits = [(j, i) for j, name in enumerate(rows) for i in where.get(name, ()) if not known[i]]
                 if not hits:
                     continue
                 values = stored.get_tensor("x")
@@ -115,10 +115,10 @@ def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
                     continue
                 here, there = (torch.tensor(column) for column in zip(*hits, strict=True))
                 out[there] = values[here]
-                found[there.numpy()] = True
+                known[there.numpy()] = True
         except (SafetensorError, OSError):  # a damaged file is encoded again
             continue
-    return found
+    return known
 
 
 def _write(folder: Path, ids: Sequence[bytes], x: Tensor) -> None:

@@ -33,9 +33,9 @@ def leaking_columns(
     if half < 20:
         return out
     for name, data in columns.items():
-        found = _given_away(_values(data, sample), y[sample], half, len(classes))
-        if found:
-            out[name] = [classes[c] for c in found]
+        revealed = _given_away(_values(data, sample), y[sample], half, len(classes))
+        if revealed:
+            out[name] = [classes[c] for c in revealed]
     return out
 
 
@@ -61,13 +61,13 @@ def _given_away(values: np.ndarray, y: np.ndarray, half: int, n_classes: int) ->
     share = counts / np.maximum(counts.sum(axis=0), 1.0)
     guess = np.where(counts.sum(axis=1) > 0, share.argmax(axis=1), -1)[values[test]]
     truth = y[test]
-    found = []
+    revealed = []
     for c in range(n_classes):
-        mine, said = truth == c, guess == c
-        if mine.sum() < 5 or (~mine).sum() < 5:
+        true, guessed = truth == c, guess == c
+        if true.sum() < 5 or (~true).sum() < 5:
             continue
-        hit = float((mine & said).sum())
-        specificity = 1.0 - float((said & ~mine).sum()) / float((~mine).sum())
-        if hit / mine.sum() >= SURE and specificity >= SURE and hit / max(said.sum(), 1) >= 0.9:
-            found.append(c)
-    return found
+        hit = float((true & guessed).sum())
+        specificity = 1.0 - float((guessed & ~true).sum()) / float((~true).sum())
+        if hit / true.sum() >= SURE and specificity >= SURE and hit / max(guessed.sum(), 1) >= 0.9:
+            revealed.append(c)
+    return revealed

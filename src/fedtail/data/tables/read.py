@@ -75,10 +75,10 @@ def read_table(
     notes = list(source.notes)
     names = column_names(source, notes)
     if source.ragged and bad_rows == "error":
-        line, found = source.ragged[0]
+        line, fields = source.ragged[0]
         count = f"{len(source.ragged)} rows" if len(source.ragged) < 1000 else "1,000 rows or more"
         raise FedtailError(
-            f"{str(path)!r}, line {line}: {found} fields where the header has {source.n_fields} ({count} like this); "
+            f"{str(path)!r}, line {line}: {fields} fields where the header has {source.n_fields} ({count} like this); "
             f"quote fields that contain {source.delimiter!r}, or skip such rows with data.bad_rows=skip"
         )
     used = [n for n in names if n not in exclude]

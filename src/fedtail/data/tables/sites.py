@@ -120,17 +120,17 @@ def site_files(path: str | Path | Sequence[str | Path]) -> dict[str, Path]:
     """Site name -> file, in order of name. ``path``: a folder, a glob pattern, or a list of files."""
     if isinstance(path, str | Path):
         if Path(path).is_dir():
-            found = [p for p in Path(path).iterdir() if p.is_file() and is_table(p) and not p.name.startswith(".")]
+            paths = [p for p in Path(path).iterdir() if p.is_file() and is_table(p) and not p.name.startswith(".")]
         else:
             # The pattern may be absolute, which Path.glob refuses.
-            found = [Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207
+            paths = [Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207
     else:
-        found = [Path(p) for p in path]
-    if not found:
+        paths = [Path(p) for p in path]
+    if not paths:
         raise FedtailError(f"no tables at {str(path)!r}; give a folder or a pattern such as 'sites/*.csv'")
-    stems = Counter(table_name(p) for p in found)
-    named = {table_name(p) if stems[table_name(p)] == 1 else p.name: p for p in sorted(found)}
-    if len(named) < len(found):
+    stems = Counter(table_name(p) for p in paths)
+    named = {table_name(p) if stems[table_name(p)] == 1 else p.name: p for p in sorted(paths)}
+    if len(named) < len(paths):
         raise FedtailError(f"two tables at {str(path)!r} have the same file name; site names come from file names")
     return dict(sorted(named.items()))
 

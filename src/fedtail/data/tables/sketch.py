@@ -101,8 +101,8 @@ def fit_cuts(schema: TableSchema, counts: np.ndarray) -> TableSchema:
     for column in schema.columns:
         if column.kind == "numeric":
             assert column.mean is not None and column.std is not None
-            found = cuts(rows[column.name], grid(column.mean, column.std), pieces)
-            column = replace(column, cuts=tuple(found.tolist()))
+            ends = cuts(rows[column.name], grid(column.mean, column.std), pieces)
+            column = replace(column, cuts=tuple(ends.tolist()))
         columns.append(column)
     return replace(schema, columns=tuple(columns), pieces=pieces)
 
@@ -131,5 +131,5 @@ def cuts(counts: np.ndarray, edges: np.ndarray, pieces: int) -> np.ndarray:
         running = np.cumsum(np.where(heavy, 0.0, mass))
         wanted = running[-1] * np.arange(1, left + 1) / (left + 1)
         chosen[np.minimum(np.searchsorted(running, wanted), len(at) - 1)] = True
-    found = np.unique(upper[chosen])
-    return found if len(found) > 2 else np.empty(0)
+    ends = np.unique(upper[chosen])
+    return ends if len(ends) > 2 else np.empty(0)

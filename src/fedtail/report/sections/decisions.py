@@ -43,13 +43,13 @@ def decisions(comparison: Comparison, metric: str) -> list[Block]:
 
 
 def _too_few(run: RunRecord) -> Text:
-    found = run.result.get("tradeoff") or {}
-    n = int(found.get("support") or 0)
-    if not found.get("threshold") or n >= LEAST_POSITIVES:
+    tradeoff = run.result.get("tradeoff") or {}
+    n = int(tradeoff.get("support") or 0)
+    if not tradeoff.get("threshold") or n >= LEAST_POSITIVES:
         return Text("")
-    samples = plural(n, f"{found.get('split', 'validation')} sample")
+    samples = plural(n, f"{tradeoff.get('split', 'validation')} sample")
     return Text(
-        f"{samples} of {found.get('class')}: too few to draw thresholds from ({LEAST_POSITIVES} at least).", "note"
+        f"{samples} of {tradeoff.get('class')}: too few to draw thresholds from ({LEAST_POSITIVES} at least).", "note"
     )
 
 
@@ -132,10 +132,10 @@ def _site_curves(comparison: Comparison) -> Fold:
     """Reliability at each site, folded away."""
     plots = []
     run = comparison.contenders[0].runs[0]
-    for found in ((run.result.get("curves") or {}).get("validation") or {}).get("sites") or []:
-        values = found.get("reliability") or {}
+    for site in ((run.result.get("curves") or {}).get("validation") or {}).get("sites") or []:
+        values = site.get("reliability") or {}
         if values.get("samples"):
             caption = f"{plural(sum(values['samples']), 'validation sample')} at this site."
-            plots.append(reliability_of(str(found.get("site")), [("model", 1, values)], caption))
+            plots.append(reliability_of(str(site.get("site")), [("model", 1, values)], caption))
     who = f" ({comparison.contenders[0].label})" if len(comparison.contenders) > 1 else ""
     return Fold(f"Reliability at each of {plural(len(plots), 'site')}{who}", [Charts(plots, "small")])

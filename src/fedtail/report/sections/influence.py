@@ -55,12 +55,12 @@ def influence(comparison: Comparison, metric: str) -> list[Block]:
 
 def influences(run: RunRecord) -> list[dict[str, Any]]:
     """Return a row per client that took part or was refused: its means over the rounds, NaN where not recorded."""
-    told = influence_of(run.history, run.rate_path().shape[1])
-    keys = [key for key in told if key != "outliers"]
-    rows = [dict(zip(keys, values, strict=True)) for values in zip(*(told[key] for key in keys), strict=True)]
+    sums = influence_of(run.history, run.rate_path().shape[1])
+    keys = [key for key in sums if key != "outliers"]
+    rows = [dict(zip(keys, values, strict=True)) for values in zip(*(sums[key] for key in keys), strict=True)]
     missing = {key: math.nan for key in LISTS if not any((r.get("influence") or {}).get(key) for r in run.history)}
     return [
-        {**row, **missing, "stands_out": row["clients"] in told["outliers"]}
+        {**row, **missing, "stands_out": row["clients"] in sums["outliers"]}
         for row in rows
         if row["rounds"] or row["refused"]
     ]

@@ -115,8 +115,8 @@ def races(comparison: Comparison, metric: str) -> list[Block]:
         for run in contender.runs:
             for record in run.history:
                 for tried in record.get("race", []):
-                    told = ("reward", "diverged", *chosen_by.smooth)
-                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in told]
+                    others = ("reward", "diverged", *chosen_by.smooth)
+                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in others]
                     shown = [fixed(tried[k]) if k in tried else "" for k in ("reward", *chosen_by.smooth)]
                     shown = ["diverged", *("" for _ in chosen_by.smooth)] if tried.get("diverged") else shown
                     kept = run.result.get("found", {}).get(name) == value

@@ -30,20 +30,20 @@ Found = tuple[Contender, str, list[AtSite]]
 
 def sites(comparison: Comparison, metric: str) -> list[Block]:
     """Worst site and spread, before and after the decision, the site-by-class map, and the history of the worst."""
-    found: list[Found] = [(one, *at_sites(one.runs[0])) for one in comparison.contenders]
-    found = [(one, split, rows) for one, split, rows in found if len(telling(one.runs[0])) > 1]
-    if not found:
+    results: list[Found] = [(one, *at_sites(one.runs[0])) for one in comparison.contenders]
+    results = [(one, split, rows) for one, split, rows in results if len(telling(one.runs[0])) > 1]
+    if not results:
         return []
-    best = max(found, key=lambda item: item[0].mean(METRIC))[0]
-    large = len(found[0][2]) * len(class_order(found[0][0].runs[0])) > MOST_CELLS
+    best = max(results, key=lambda item: item[0].mean(METRIC))[0]
+    large = len(results[0][2]) * len(class_order(results[0][0].runs[0])) > MOST_CELLS
     maps = [
         block
-        for one, _, rows in found
+        for one, _, rows in results
         if one is best or not large
         if (block := _map(comparison, one, rows, is_open=one is best))
     ]
     note = (
-        f"Recall of each class on each site's own {found[0][1]} samples; stronger colour is higher. Italics: fewer "
+        f"Recall of each class on each site's own {results[0][1]} samples; stronger colour is higher. Italics: fewer "
         f"than {THIN} samples; –: none."
     )
     text = _worst_in_words(best)
@@ -51,7 +51,7 @@ def sites(comparison: Comparison, metric: str) -> list[Block]:
     return [
         Text(text, "lead"),
         _summary(comparison),
-        Charts([sites_chart(comparison, found), _history(comparison)], "packed"),
+        Charts([sites_chart(comparison, results), _history(comparison)], "packed"),
         *([Heading("Recall by site and class"), *maps, Text(note, "note")] if maps else []),
     ]
 
@@ -111,14 +111,14 @@ def _sd(values: Sequence[float]) -> float:
     return float(np.std(values))
 
 
-def sites_chart(comparison: Comparison, found: Sequence[Found], metric: str = METRIC) -> Rows:
+def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = METRIC) -> Rows:
     """Draw a row per site: the contenders beside each other, or before and after the decision of the only one."""
-    colours, (first, split, rows) = palette(comparison), found[0]
+    colours, (first, split, rows) = palette(comparison), results[0]
     rows = sorted((s for s in rows if math.isfinite(s.value(metric))), key=lambda s: _badness(s, metric))
     shown = rows[:MOST_ROWS]
     names = [site.name for site in shown]
     part = f" The {len(shown)} worst of {len(rows)} sites." if len(shown) < len(rows) else ""
-    if len(found) == 1:
+    if len(results) == 1:
         now = np.array([site.value(metric) for site in shown])
         series = [Series(METRICS[metric].words, 1, now)]
         if _before(rows):
@@ -126,10 +126,10 @@ def sites_chart(comparison: Comparison, found: Sequence[Found], metric: str = ME
             series = [Series("plain argmax", 0, before), Series("with decision rule", 1, now)]
     else:
         series = []
-        for one, _, theirs in found:
+        for one, _, theirs in results:
             by_name = {site.name: site.value(metric) for site in theirs}
             series.append(Series(one.label, colours[one.label], np.array([by_name.get(n, math.nan) for n in names])))
-    mean = float(np.mean([site.value(metric) for site in rows])) if len(found) == 1 and rows else None
+    mean = float(np.mean([site.value(metric) for site in rows])) if len(results) == 1 and rows else None
     return Rows(
         "Every site, worst first",
         names,
@@ -141,7 +141,7 @@ def sites_chart(comparison: Comparison, found: Sequence[Found], metric: str = ME
         side_label="samples",
         mark=mean,
         caption=f"Seed {first.runs[0].seed}, {split}.{' Dashed: mean.' if mean is not None else ''}{part}",
-        runs=len(found) > 1,
+        runs=len(results) > 1,
     )
 
 
@@ -218,5 +218,5 @@ def _shaded(value: float, n: int) -> Cell:
 
 
 def _list(values: dict[str, Any], key: str, run: RunRecord) -> list[float]:
-    n, found = len(run.classes), values.get(key) or []
-    return [number_in({key: v}, key) for v in found] if len(found) == n else [math.nan] * n
+    n, row = len(run.classes), values.get(key) or []
+    return [number_in({key: v}, key) for v in row] if len(row) == n else [math.nan] * n

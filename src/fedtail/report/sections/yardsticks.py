@@ -22,11 +22,13 @@ SiteRow = tuple[str, int, float, float, float]
 """(site, samples, alone on the test set, alone and federated on its own rows)."""
 
 
-def yardstick_cells(found: Sequence[Yardstick], columns: Sequence[str]) -> dict[str, tuple[tuple[float, float], ...]]:
+def yardstick_cells(
+    yardsticks: Sequence[Yardstick], columns: Sequence[str]
+) -> dict[str, tuple[tuple[float, float], ...]]:
     """Kind -> (mean, spread) of every column over seeds."""
     out = {}
     for kind in TITLES:
-        table = np.array([[number_in(y.test, column) for column in columns] for y in found if y.kind == kind])
+        table = np.array([[number_in(y.test, column) for column in columns] for y in yardsticks if y.kind == kind])
         if table.size:
             mean, spread = over_seeds(table)
             out[kind] = tuple(zip(mean.tolist(), spread.tolist(), strict=True))
@@ -120,13 +122,13 @@ def _rungs(comparison: Comparison, metric: str) -> list[tuple[str, int, dict[str
 
 def per_site(comparison: Comparison) -> list[SiteRow]:
     """Return a row per site, over seeds; least gain first. Sites that are drawn anew under each seed are as many."""
-    found: dict[str, list[AtSite]] = {}
+    sites: dict[str, list[AtSite]] = {}
     several = len({y.seed for y in comparison.yardsticks}) > 1
     for y in comparison.yardsticks:
         for site in y.sites:
             if site.own is not None and site.federated is not None:
                 drawn = several and site.site.startswith("client ")
-                found.setdefault(f"{site.site}, seed {y.seed}" if drawn else site.site, []).append(site)
+                sites.setdefault(f"{site.site}, seed {y.seed}" if drawn else site.site, []).append(site)
 
     def mean(values: Sequence[float | None]) -> float:
         return float(np.mean([math.nan if v is None else v for v in values]))
@@ -139,7 +141,7 @@ def per_site(comparison: Comparison) -> list[SiteRow]:
             mean([s.own for s in each]),
             mean([s.federated for s in each]),
         )
-        for name, each in found.items()
+        for name, each in sites.items()
     ]
     return sorted(rows, key=lambda row: row[4] - row[3])
 
