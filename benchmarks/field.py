@@ -1,0 +1,202 @@
+"""The speed benchmarks of other simulators' authors, in their own shape.
+
+python benchmarks/field.py cifar10                     # pfl-research's CIFAR-10 IID: 1,000 users, 50 a round, batch 10
+python benchmarks/field.py emnist                      # fedjax's EMNIST: 3,400 users, 10 a round, batch 10
+python benchmarks/field.py cifar10 --device cuda --peers pfl:1 pfl:4
+python benchmarks/field.py emnist --peers loop fedjax:1 fedjax:2 pfl:1 pfl:2
+
+Both train the same network, two convolutions and two dense layers with dropout, one local epoch. Images are noise: what
+is timed does not depend on them. ``loop`` is a plain PyTorch loop over users. A peer, ``name:processes``, runs in an
+environment of its own (``other_simulators``) on the same images, users and rounds; on a CPU fedjax takes processes as
+threads. Ours is timed before and after the others, so that drifts of the machine show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedtail.data.federation import Federation, Samples
+from fedtail.methods import METHODS
+from fedtail.rates import RATES
+from fedtail.rounds.loop import train_rounds
+from fedtail.runs.build import assemble
+from fedtail.settings import Settings
+from other_simulators import peer_environment
+
+HERE = Path(__file__).parent
+BATCH, WARM = 10, 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Users, users of a round, images of a user, classes, (channels, side) and the learning rate."""
+
+    users: int
+    cohort: int
+    samples: int
+    classes: int
+    image: tuple[int, int]
+    lr: float
+
+
+SHAPES = {
+    "cifar10": Shape(users=1000, cohort=50, samples=50, classes=10, image=(3, 32), lr=0.1),
+    "emnist": Shape(users=3400, cohort=10, samples=200, classes=62, image=(1, 28), lr=0.01),
+}
+"""pfl-research's ``benchmarks/image_classification`` (IID, cohort of 50), and fedjax's ``EMNIST_CONV``, whose users
+have some 200 images each; here all have as many."""
+
+
+def network(shape: Shape) -> nn.Sequential:
+    """The CNN of both, of Reddi et al. (2021)."""
+    channels, side = shape.image
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * ((side - 4) // 2) ** 2, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, shape.classes),
+    )
+
+
+def images(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise, with labels of a faint rule, so that losses stay finite and fall; as many as a few rounds need."""
+    rng = torch.Generator().manual_seed(0)
+    channels, side = shape.image
+    n = min(shape.users * shape.samples, 50_000)
+    y = torch.randint(0, shape.classes, (n,), generator=rng)
+    centres = torch.randn(shape.classes, channels, 1, 1, generator=rng)
+    return torch.randn(n, channels, side, side, generator=rng) * 0.5 + centres[y], y
+
+
+def parts(shape: Shape, n: int) -> list[np.ndarray]:
+    """Images of each user; where there are fewer than users times samples, users share some."""
+    order = np.random.default_rng(0).permutation(n)
+    return [np.take(order, range(k * shape.samples, (k + 1) * shape.samples), mode="wrap") for k in range(shape.users)]
+
+
+def ours(shape: Shape, rounds: int, device: str) -> list[float]:
+    """Seconds of each round."""
+    x, y = images(shape)
+    pool = Samples(x, y)
+    empty = np.zeros(0, dtype=np.int64)
+    users = tuple(parts(shape, len(y)))
+    federation = Federation(
+        pool,
+        users,
+        (empty,) * len(users),
+        Samples(x[:100], y[:100]),
+        tuple(str(c) for c in range(shape.classes)),
+        tuple(f"user {k}" for k in range(len(users))),
+        name="noise",
+    )
+    common = {"batch_size": BATCH, "lr": shape.lr, "schedule": "constant", "device": device, "rounds": rounds}
+    settings = Settings.of(**common, participation=shape.cohort / shape.users, evaluate_every=10**6, validate_every=0)
+    rates = RATES.build("uniform", len(users), rate=0.0)
+    problem = assemble(federation, network(shape), METHODS.build("fedavg"), rates, settings)
+    took: list[float] = []
+    state = train_rounds(problem, settings, problem.begin(), lambda state, record, seconds: took.append(seconds))
+    assert torch.isfinite(state.x).all()
+    print(json.dumps(problem.engine.info()), flush=True)
+    problem.engine.close()
+    return took[:-1]  # the last one is evaluated
+
+
+def loop(shape: Shape, rounds: int, device: str) -> list[float]:
+    """The same rounds as anybody would write them: user after user, ``torch.optim.SGD``."""
+    x, y = (t.to(device) for t in images(shape))
+    users, rng = parts(shape, len(y)), np.random.default_rng(1)
+    net = network(shape).to(device)
+    start = nn.utils.parameters_to_vector(net.parameters()).detach()
+    took = []
+    for _ in range(rounds):
+        began, total = time.perf_counter(), torch.zeros_like(start)
+        for k in rng.choice(len(users), shape.cohort, replace=False):
+            nn.utils.vector_to_parameters(start.clone(), net.parameters())
+            optimizer = torch.optim.SGD(net.parameters(), lr=shape.lr)
+            for batch in torch.from_numpy(rng.permutation(users[k])).split(BATCH):
+                optimizer.zero_grad()
+                F.cross_entropy(net(x[batch]), y[batch]).backward()
+                optimizer.step()
+            total += nn.utils.parameters_to_vector(net.parameters()).detach() / shape.cohort
+        start = total
+        if device != "cpu":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    return took
+
+
+def peer(name: str, shape: Shape, rounds: int, device: str) -> list[float]:
+    """Seconds of each round of ``pfl:2``, say."""
+    kind, _, processes = name.partition(":")
+    n, python = int(processes or 1), peer_environment(kind)
+    with tempfile.TemporaryDirectory() as folder:
+        problem = Path(folder) / "problem.npz"
+        x, y = images(shape)
+        np.savez(problem, x=x.numpy(), y=y.numpy(), parts=np.stack(parts(shape, len(y))), lr=shape.lr)
+        start = (
+            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"] if kind == "pfl" and n > 1 else []
+        )
+        script = str(HERE / "peers" / f"field_{kind}.py")
+        command = [str(python), *start, script, str(problem), str(shape.cohort), str(rounds), str(n), device]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        raise RuntimeError((done.stderr or done.stdout)[-500:])
+    return list(json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--peers", nargs="*", default=["loop"])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    shape, rounds = SHAPES[given.shape], given.rounds + WARM + 1
+    if given.device == "cpu":
+        torch.set_num_threads(1)
+    first, seconds = ours(shape, rounds, given.device), {}
+    for name in given.peers:
+        try:
+            run = loop if name == "loop" else lambda *a, name=name: peer(name, *a)
+            seconds[name] = run(shape, rounds, given.device)
+        except (RuntimeError, subprocess.SubprocessError, OSError) as error:
+            print(f"{name}: {error}", flush=True)
+    again = ours(shape, rounds, given.device)
+    told: dict[str, Any] = {
+        "fedtail": min(first[WARM:] + again[WARM:]),
+        "fedtail, median": float(np.median(again[WARM:])),
+    }
+    print(f"{given.shape}: fedtail {told['fedtail']:.4f} s a round (median {told['fedtail, median']:.4f})")
+    for name, each in seconds.items():
+        told[name] = min(each[WARM:])
+        print(f"{given.shape}: {name} {told[name]:.4f} s a round, {told[name] / told['fedtail']:.2f} times as long")
+    if given.out is not None:
+        given.out.write_text(json.dumps({"shape": given.shape, "device": given.device, "seconds": told}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
