@@ -57,15 +57,14 @@ def print_sites(run: RunRecord) -> None:
     before = any(site.before for site in rows)
     table = bare_table()
     table.add_column("site, worst first", no_wrap=True)
-    heads = (f"{split} samples", f"of {run.classes[rare]}", "accuracy", "macro F1")
-    for head in (*heads, *(["likeliest class"] if before else []), "PR-AUC"):
+    heads = (f"{split} samples", f"of {run.classes[rare]}", "macro F1")
+    for head in (*heads, *(["plain argmax"] if before else []), "PR-AUC"):
         table.add_column(head, justify="right")
     for site in rows[:MOST]:
         plain = [fixed(site.argmax())] if before else []
         area = "rare_pr_auc" if len(run.classes) == 2 else "pr_auc"
-        cells = (fixed(site.value(key)) for key in ("accuracy", "macro_f1"))
-        row = (f"{site.samples:,}", f"{site.positives(rare):,}", *cells, *plain, fixed(site.value(area)))
-        table.add_row(site.name, *row)
+        counts = (f"{site.samples:,}", f"{site.positives(rare):,}")
+        table.add_row(site.name, *counts, fixed(site.value()), *plain, fixed(site.value(area)))
     terminal().print(table)
     text = f"macro F1 across {len(values)} sites: {values.mean():.3f} ± {values.std():.3f}, worst {values[0]:.3f}"
     terminal().print(f"{text} ({rows[0].name}, {plural(rows[0].samples, f'{split} sample')})", soft_wrap=True)

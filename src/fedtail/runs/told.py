@@ -42,12 +42,17 @@ class Told:
     @property
     def spread(self) -> dict[str, Any]:
         """The worst site, the mean and the spread over sites; empty where nobody has samples of their own."""
-        return over_sites({k: float(row[SITE_METRIC]) for k, row in self.own.items()}, SITE_METRIC)
+        return over_sites(self.telling, SITE_METRIC)
+
+    @property
+    def telling(self) -> dict[int, float]:
+        """Client -> macro F1, but for those with samples of one class alone: always answering it would make it 1."""
+        rows = {k: row for k, row in self.own.items() if np.count_nonzero(row["per_class_support"]) > 1}
+        return {k: float(row[SITE_METRIC]) for k, row in rows.items()}
 
     def metrics(self, problem: Problem, confusion: np.ndarray, sites: Told) -> dict[str, Any]:
         """Every metric of the sum; ``sites``: where the worst site is looked up."""
-        each = [float(row[SITE_METRIC]) for row in sites.own.values()]
-        return problem.metrics(confusion, self.pooled, each or None)
+        return problem.metrics(confusion, self.pooled, list(sites.telling.values()) or None)
 
 
 Splits = Mapping[str, Told]
