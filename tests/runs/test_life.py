@@ -11,6 +11,7 @@ import fedtail as ft
 from fedtail.core.decisions import COVERAGES, Decision
 from fedtail.errors import FedtailError
 from fedtail.runs.evaluate import evaluate_rows
+from fedtail.runs.explain import importance, parts_of, reasons, sentence
 from fedtail.runs.judged import Judged, judge
 from fedtail.runs.monitor import Watch, begin
 from fedtail.runs.recalibrate import keep, recalibrate
@@ -187,3 +188,29 @@ def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model:
     assert abs(after.p[:, 0].mean() - 0.4) < abs(plain.p[:, 0].mean() - 0.4)
     with pytest.raises(FedtailError, match="no labels"):
         recalibrate(replace(plain, y=None))
+
+
+def test_the_paths_of_trees_explain_their_scores_exactly() -> None:
+    federation = ft.Federation.from_tables(rows(1500, 0), label="y", site="site")
+    trees = ft.fit(federation, method="trees", rounds=15).model()
+    x = trees.inputs(rows(60, 9), [])
+    forest = trees.module.read()
+    bins = forest.start.bins.of(trees.module.values(x))
+    total = forest.attributions(bins).sum(-1) + forest.start.scores[:, None]
+    assert np.allclose(total, forest.scores(bins), atol=1e-9)
+    names, moved = reasons(trees, x, np.zeros(len(x), dtype=int))
+    a = x[:, 0].numpy()
+    assert np.corrcoef(a, moved[:, names.index("a")])[0, 1] > 0.7  # the larger a, the likelier the rare class
+
+
+def test_reasons_name_the_column_that_tells_and_importance_agrees(model: SavedModel) -> None:
+    frame = rows(600, 9)
+    judged = judge(model, frame)
+    names, moved = reasons(model, judged.x, np.zeros(600, dtype=int))
+    assert names == ["a", "b", "word"] and np.abs(moved).mean(0).argmax() == 0
+    sure = frame["a"].to_numpy() > 2.5
+    assert moved[sure, 0].mean() > 0 and "a +" in sentence(names, moved[np.flatnonzero(sure)[0]])
+    names, lost = importance(model, judged)
+    assert lost[:, 0].argmax() == 0 and lost[0, 0] > 0.1
+    with pytest.raises(FedtailError, match="takes images"):
+        parts_of(replace(model, input_shape=(1, 8, 8)))

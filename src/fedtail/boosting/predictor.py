@@ -101,6 +101,22 @@ class Forest:
             below = child.take(node) + ~table.take(node * 256 + bin_of)
             node = np.where(inner, below, node)
 
+    def attributions(self, bins: np.ndarray) -> np.ndarray:
+        """(K, N, F) what each column adds to each score along the paths: with the first scores, ``scores``."""
+        f, n = bins.shape
+        out = np.zeros((self.column.shape[1], n, f))
+        goes = np.unpackbits(self.left, axis=-1, bitorder="little").astype(bool)
+        rows = np.arange(n)
+        for t, k in np.ndindex(*self.column.shape[:2]):
+            node = np.zeros(n, dtype=np.intp)
+            while (inner := np.flatnonzero(self.column[t, k, node] >= 0)).size:
+                here = node[inner]
+                column = self.column[t, k, here].astype(np.intp)
+                below = self.child[t, k, here] + ~goes[t, k, here, bins[column, inner]]
+                out[k, rows[inner], column] += self.value[t, k, below] - self.value[t, k, here]
+                node[inner] = below
+        return out
+
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """(N, C) log-odds of the classes as they are, from scores (K, N)."""
         z = scores if len(scores) > 1 else np.concatenate([np.zeros_like(scores), scores])

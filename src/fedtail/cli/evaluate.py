@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from fedtail.cli.flags import Json
@@ -15,6 +17,7 @@ from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
 from fedtail.runs.evaluate import evaluate_rows
+from fedtail.runs.explain import importance
 from fedtail.runs.judged import Judged, judge
 from fedtail.runs.saved import load_model
 from fedtail.words import NONE, fixed
@@ -37,6 +40,9 @@ def evaluate(
     model: Model,
     label: Label = None,
     site: Site = None,
+    why: Annotated[
+        bool, typer.Option("--importance", help="Show which columns each class is found by; needs a run folder.")
+    ] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
@@ -49,6 +55,13 @@ def evaluate(
     for note in judged.notes:
         console.print(f"note: {note}", style="dim", soft_wrap=True)
     print_evaluation(found)
+    if why:
+        if not Path(model).is_dir():
+            raise FedtailError(f"--importance needs a run folder, and {model!r} is none")
+        names, lost = importance(load_model(model, allow_code=allow_code), judged)
+        rows = (dict(zip(judged.classes, row, strict=True)) for row in lost.tolist())
+        found["importance"] = dict(zip(names, rows, strict=True))
+        print_importance(names, lost, judged.classes, [row["class"] for row in found["classes"]])
     if as_json:
         typer.echo(json.dumps(found))
 
@@ -87,6 +100,15 @@ def print_evaluation(found: dict[str, Any]) -> None:
         for name, row in ranked[:MOST]:
             table.add_row(name, f"{row['rows']:,}", *(fixed(row[key]) for key in ("accuracy", "macro_f1", "pr_auc")))
         terminal().print(table)
+
+
+def print_importance(names: list[str], lost: np.ndarray, classes: Sequence[str], order: Sequence[str]) -> None:
+    """Print the columns that matter most, and for the rarest classes the recall that shuffling each of them costs."""
+    shown = [classes.index(name) for name in order[:4]]
+    table = bare_table("column, shuffled: recall lost of", *(classes[c] for c in shown))
+    for i in np.argsort(-np.nanmax(lost, axis=1), kind="stable")[:MOST]:
+        table.add_row(names[i], *(fixed(float(lost[i, c])) for c in shown))
+    terminal().print(table)
 
 
 def _share(share: dict[str, Any]) -> str:

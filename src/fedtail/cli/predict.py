@@ -17,6 +17,7 @@ from fedtail.cli.progress import console
 from fedtail.core.metrics import METRICS, summarize
 from fedtail.data.tables.pooled import names_option
 from fedtail.errors import FedtailError, one_of, writing
+from fedtail.runs.explain import reasons, sentence
 from fedtail.runs.judged import judge
 from fedtail.runs.saved import SavedModel, load_model, read_decision
 
@@ -38,6 +39,7 @@ def predict(
     ] = None,
     sets: Annotated[bool, typer.Option("--sets", help="Add the classes that together hold the truth.")] = False,
     coverage: Annotated[float, typer.Option(help="With --sets: how often, in every class.")] = 0.95,
+    explain: Annotated[bool, typer.Option("--explain", help="Add the three strongest reasons of each answer.")] = False,
     device: Annotated[str, typer.Option(help="Device, e.g. cpu or cuda.")] = "cpu",
     allow_code: AllowCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the predictions.")] = False,
@@ -56,6 +58,10 @@ def predict(
     table["prediction"] = np.array(model.classes, dtype=object)[guess]
     if sets:
         table["set"] = [" | ".join(names) for names in model.sets(probabilities, coverage)]
+    if explain:
+        assert rows.x is not None
+        names, moved = reasons(model, rows.x, guess)
+        table["reasons"] = [sentence(names, row) for row in moved]
     for c, name in enumerate(model.classes):
         table[f"p({name})"] = probabilities[:, c].round(6)
     with writing(out or "standard output"):
