@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtail.core.privacy import gaussian_epsilon
 from fedtail.core.totals import COUNTS, Totals
 from fedtail.data.about import About
 from fedtail.data.tables import load_schema
@@ -211,7 +212,9 @@ def run_document(
 
     def amend(record: dict[str, Any]) -> None:
         summed.end_round()
-        record["exchange"] = getattr(totals, "number", 0)
+        record["exchange"] = done = getattr(totals, "number", 0)
+        if noise:  # every exchange so far is a release
+            record["privacy"] |= {"releases": done, "epsilon": gaussian_epsilon({noise: done}, settings.privacy.delta)}
         if hooks.amend is not None:
             hooks.amend(record)
 

@@ -18,7 +18,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.agreed import Hooks, declared_schema, run_document, write_document
 from fedtail.federate.journal import Journal
 from fedtail.federate.metrics import Metrics, served
-from fedtail.federate.protocol.agreement import LEAST, Offer, id_of, seed_of
+from fedtail.federate.protocol.agreement import LEAST, Offer, canonical, id_of, seed_of
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import log
 from fedtail.federate.protocol.limits import Budget, WireError
@@ -192,7 +192,9 @@ def follow(
             before = {"document": document, "agreement": agreement, "seed": seed}
             write_atomically(folder / DOCUMENT, json.dumps(before))
             config = with_seed(config, seed)
-        elif before["document"] != write_document(config, declared_schema(config), names, folder.name):
+        elif canonical(before["document"]) != canonical(
+            write_document(config, declared_schema(config), names, folder.name)
+        ):
             raise FedtailError(f"{str(folder)!r} was agreed on with other settings or sites; start a new run")
         journal = Journal(folder / "exchanges")
         groups = groups_of(config, len(names), LEAST, "deploy.trust")

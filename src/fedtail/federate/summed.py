@@ -121,10 +121,13 @@ class SummedEngine:
             update, self._left[client] = train_client(
                 here.model, here.client, here.method, task, row, state, self.settings
             )
+            delta = update.delta.detach().cpu().double().numpy()
+            if not np.isfinite(delta).all():
+                raise DivergedError("the last step was not finite")
         except DivergedError:
             self._left[client] = [state] * probes
             return np.zeros(probes * n + (0 if clip else 2 * probes + 1))
-        delta = update.delta.detach().cpu().double().numpy()
+        delta = np.clip(delta, -limit, limit)  # before it is weighed, so that no sum is larger
         if clip is not None:
             short = np.minimum(1.0, clip / np.maximum(np.linalg.norm(delta, axis=1, keepdims=True), 1e-30))
             return min(weight, self._most) * (delta * short).ravel()

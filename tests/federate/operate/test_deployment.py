@@ -177,13 +177,6 @@ def test_sites_with_data_of_their_own_get_the_defaults_of_a_run_on_ones_own_data
     assert made.run == same.run and made.local.epochs == 2 and made.data.name == "sites"
 
 
-@pytest.mark.parametrize("words", [("--sites", "a,b"), ("--sites", "a,b,c", "run.quorum=0.5")])
-def test_where_no_counts_per_class_can_be_summed_the_defaults_need_none(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fed"), "--own-data", *words]).exit_code == 0
-    made = load_config(tmp_path / "fed" / "config.toml")
-    assert (made.run.metric, made.decision.goal, made.local.lr) == ("accuracy", "argmax", "auto")
-
-
 def test_a_taken_port_leaves_no_folder_behind_and_another_can_be_chosen_later(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

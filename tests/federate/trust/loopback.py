@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from fedtail.data.tables import propose_schema, schema_text
 from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Errors, InProcess, Take
@@ -13,10 +17,13 @@ from fedtail.federate.protocol.wire import Parts
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.site.site import Site
+from fedtail.federate.site.table import TableSite
 from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import check_config
 from fedtail.settings import Settings
 
+RARE = "Jane Doe"
+"""A category's value that occurs once."""
 Tamper = Callable[[str, int, Parts, Parts], Parts | None]
 
 
@@ -86,3 +93,36 @@ def open_sites(
     if not (root / names[0]).exists():
         make_folders(root, names)
     return names, {k: Site(names[k], one, policy or Policy(), root / names[k]) for k, one in data.items()}
+
+
+def table_sites(root: Path, n: int = 3, rows: int = 90, **policy: Any) -> tuple[Settings, list[str], dict[int, Site]]:
+    """Sites with tables of their own, one with a value that occurs once, and a config for them."""
+    rng, data = np.random.default_rng(0), {}
+    root.mkdir(exist_ok=True)
+    for k in range(n):
+        y = rng.random(rows) < 0.3
+        frame = pd.DataFrame(
+            {
+                "age": 40 + 10 * y + rng.normal(0, 5, rows),
+                "stamp": 1.7e9 + rng.normal(3600 * y, 600, rows),
+                "ward": rng.choice(["a", "b", "c"], rows),
+                "severe": np.where(y, "yes", "no"),
+            }
+        )
+        frame.loc[3, "age"] = np.nan
+        if not k:
+            schema, _ = propose_schema(write(frame, root / "0.csv"), "severe")
+            (root / "schema.toml").write_text(schema_text(schema))
+            frame.loc[0, "ward"] = RARE
+        data[k] = TableSite(write(frame, root / f"{k}.csv"), root / "schema.toml")
+    config = settings(root, n)
+    config = check_config(
+        {**config.model_dump(exclude={"data"}), "data": {"name": "sites", "schema": str(root / "schema.toml")}}
+    )
+    names, sites = open_sites(root / "sites", dict(data), Policy(**policy))
+    return config, names, sites
+
+
+def write(frame: pd.DataFrame, path: Path) -> Path:
+    frame.to_csv(path, index=False)
+    return path

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from fedtail.data.tables import propose_schema, schema_text
 from fedtail.errors import FedtailError
 from fedtail.federate import agreed
 from fedtail.federate.journal import Journal
@@ -24,11 +22,9 @@ from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.relay import DOCUMENT
 from fedtail.federate.server import federate
 from fedtail.federate.site.site import Site
-from fedtail.federate.site.table import TableSite
-from fedtail.runs.config import check_config
 from fedtail.settings import Settings
 
-from .loopback import Wires, make_folders, open_sites, settings
+from .loopback import RARE, Wires, make_folders, open_sites, settings, table_sites
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "reconstruction.py"
 spec = importlib.util.spec_from_file_location("reconstruction", PATH)
@@ -36,40 +32,6 @@ assert spec is not None and spec.loader is not None
 reconstruction = importlib.util.module_from_spec(spec)
 sys.modules["reconstruction"] = reconstruction
 spec.loader.exec_module(reconstruction)
-RARE = "Jane Doe"
-
-
-def table_sites(root: Path, n: int = 3, rows: int = 90, **policy: Any) -> tuple[Settings, list[str], dict[int, Site]]:
-    """Sites with tables of their own, one with a value that occurs once, and a config for them."""
-    rng, data = np.random.default_rng(0), {}
-    root.mkdir(exist_ok=True)
-    for k in range(n):
-        y = rng.random(rows) < 0.3
-        frame = pd.DataFrame(
-            {
-                "age": 40 + 10 * y + rng.normal(0, 5, rows),
-                "stamp": 1.7e9 + rng.normal(3600 * y, 600, rows),
-                "ward": rng.choice(["a", "b", "c"], rows),
-                "severe": np.where(y, "yes", "no"),
-            }
-        )
-        frame.loc[3, "age"] = np.nan
-        if not k:
-            schema, _ = propose_schema(write(frame, root / "0.csv"), "severe")
-            (root / "schema.toml").write_text(schema_text(schema))
-            frame.loc[0, "ward"] = RARE
-        data[k] = TableSite(write(frame, root / f"{k}.csv"), root / "schema.toml")
-    config = settings(root, n)
-    config = check_config(
-        {**config.model_dump(exclude={"data"}), "data": {"name": "sites", "schema": str(root / "schema.toml")}}
-    )
-    names, sites = open_sites(root / "sites", dict(data), Policy(**policy))
-    return config, names, sites
-
-
-def write(frame: pd.DataFrame, path: Path) -> Path:
-    frame.to_csv(path, index=False)
-    return path
 
 
 @pytest.fixture(scope="module")
