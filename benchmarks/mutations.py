@@ -27,7 +27,7 @@ PROCESSES = int(os.environ.get("MUTATIONS_PROCESSES", "1"))
 class Mutation(NamedTuple):
     name: str
     file: str
-    """Below ``src/fedtail``; where the text is not there any more, the one file that has it is taken."""
+    """Below ``src/fedtail`` or the experiments; where the text is not there any more, the one file that has it is taken."""
     old: str
     new: str
     tests: str
@@ -42,11 +42,11 @@ MUTATIONS = [
 
 def locate(mutation: Mutation) -> Path | None:
     """The file with the text, by name or else by search; None if none or several have it."""
-    package = ROOT / "src" / "fedtail"
-    named = package / mutation.file
-    if named.exists() and mutation.old in named.read_text():
-        return named
-    found = [p for p in package.rglob("*.py") if mutation.old in p.read_text()]
+    packages = [ROOT / "src" / "fedtail", ROOT / "experiments" / "fedtail_experiments"]
+    for named in [package / mutation.file for package in packages]:
+        if named.exists() and mutation.old in named.read_text():
+            return named
+    found = [p for package in packages for p in package.rglob("*.py") if mutation.old in p.read_text()]
     return found[0] if len(found) == 1 else None
 
 
@@ -56,11 +56,18 @@ def attempt(mutation: Mutation) -> tuple[str, float]:
     if path is None or path.read_text().count(mutation.old) != 1:
         return "text is gone" if path is None else "text is not unique", 0.0
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "src", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        mutated = Path(folder, path.relative_to(ROOT / "src"))
+        copies = [Path(folder, name) for name in ("src", "experiments")]
+        for copy in copies:
+            shutil.copytree(ROOT / copy.name, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        mutated = Path(folder, path.relative_to(ROOT))
         mutated.write_text(mutated.read_text().replace(mutation.old, mutation.new))
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests.split()]
-        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, copies)),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     said = {0: "NOT CAUGHT", 1: "caught"}.get(done.returncode, f"pytest ended with {done.returncode}")
     reason = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")

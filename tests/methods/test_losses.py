@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from fedtail.core.resampling import resampled_proportions
 from fedtail.errors import FedtailError
-from fedtail.methods import GRW, METHODS, Batch, ClassBalanced, Focal, LocalRun, LogitAdjustment, Method, WeightedCE
+from fedtail.methods import METHODS, Batch, ClassBalanced, Focal, LocalRun, LogitAdjustment, Method, WeightedCE
 from fedtail.methods.logit_adjustment import MASKED, post_hoc
+from fedtail_experiments.methods.grw import GRW
 from tests.methods.federations import problem, train
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.1, 0.2, -0.3], [-4.0, 3.0, 1.0], [1.5, 1.5, 1.5]])

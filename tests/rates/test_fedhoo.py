@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from fedtail.core.candidates import binary_patterns
 from fedtail.core.random import generator
 from fedtail.errors import FedtailError
-from fedtail.rates import FedHOO, RandomSettle, Setting
+from fedtail.rates import FedHOO, Setting
 from fedtail.rates.fedhoo import additive_fit
+from fedtail_experiments.rates.random_settle import RandomSettle
 
 BEST = np.array([0.47, 0.63, 0.55, 0.71, 0.5])
 

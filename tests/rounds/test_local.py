@@ -7,11 +7,12 @@ from fedtail import fit
 from fedtail.core.records import Task
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.errors import FedtailError
-from fedtail.methods import PCN, Batch, FedAvg, FedCGN, FedCGNM, Method
+from fedtail.methods import Batch, FedAvg, FedCGN, FedCGNM, Method
 from fedtail.models import FlatModel, build_model
 from fedtail.rounds.local import group_gradients, load_batch, train_client, train_probe
 from fedtail.rounds.plan import plan_local_run
 from fedtail.settings import Settings
+from fedtail_experiments.methods.pcn import PCN
 
 
 def task_for(x: torch.Tensor, client: int = 0, rate: float = 0.6, lr: float = 0.1, probes: int = 1) -> Task:

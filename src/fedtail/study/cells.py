@@ -32,7 +32,16 @@ from fedtail.settings import Settings
 
 LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
-FORMER: dict[str, Any] = {"engine.compile": "auto", "engine.kernels": "auto", "engine.threads": 1}
+FORMER: dict[str, Any] = {
+    "deploy.candidates": "affine",
+    "deploy.models_per_message": 8,
+    "deploy.reveal": "auto",
+    "deploy.updates": "plain",
+    "engine.compile": "auto",
+    "engine.kernels": "auto",
+    "engine.threads": 1,
+    "privacy.dropouts": 0.25,
+}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
 LATER: dict[str, Any] = {"deploy.trust": "server", "decision.confidence": 0.9}
 """Settings that came later -> the value that means what there was before, which digests leave out."""

@@ -25,14 +25,12 @@ from fedtail.core.records import Tensors
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy
 from fedtail.methods.logit_adjustment import proportions
-from fedtail.methods.registry import METHODS
 
 KEEP = 0.9
 """Of the old effective numbers in each round's."""
 LEAST = 1e-9
 
 
-@METHODS.add("fedyoyo")
 @dataclass(frozen=True)
 class FedYoYo(Method):
     """``distill = 0, tau = 0`` is FedAvg on two views."""

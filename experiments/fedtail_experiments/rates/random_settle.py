@@ -17,10 +17,8 @@ import numpy as np
 from fedtail.core.random import generator
 from fedtail.rates.base import Setting
 from fedtail.rates.fedhoo import FedHOO
-from fedtail.rates.registry import RATES
 
 
-@RATES.add("random_settle")
 @dataclass(eq=False)
 class RandomSettle(FedHOO):
     """All of FedHOO's options apply. The model of a round is that of a random candidate too."""

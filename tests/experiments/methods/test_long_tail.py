@@ -15,10 +15,7 @@ from fedtail.core.features import Moments, class_moments, effective_numbers, mer
 from fedtail.core.retraining import fit_linear
 from fedtail.data.images.augment import PAD, apply_augment, apply_strong, draw_strong, draw_views
 from fedtail.errors import FedtailError
-from fedtail.methods import CCVR, FedLC, FedLoGe, FedYoYo
 from fedtail.methods.base import Batch, LocalRun, Server
-from fedtail.methods.ccvr import virtual_features
-from fedtail.methods.fedetf import FedETF
 from fedtail.models import FlatModel, build_model
 from fedtail.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from fedtail.rates import RATES
@@ -27,6 +24,11 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.selection import kept_model
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
+from fedtail_experiments.methods.ccvr import CCVR, virtual_features
+from fedtail_experiments.methods.fedetf import FedETF
+from fedtail_experiments.methods.fedlc import FedLC
+from fedtail_experiments.methods.fedloge import FedLoGe
+from fedtail_experiments.methods.fedyoyo import FedYoYo
 from tests.methods.federations import problem, train
 
 COUNTS = np.array([625, 16, 1, 0])

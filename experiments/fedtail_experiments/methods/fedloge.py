@@ -14,10 +14,8 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, Method, cross_entropy
-from fedtail.methods.registry import METHODS
 
 
-@METHODS.add("fedloge")
 @dataclass(frozen=True)
 class FedLoGe(Method):
     title = "FedLoGe"

@@ -19,10 +19,8 @@ from torch import Tensor
 from fedtail.core.records import Tensors
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy
-from fedtail.methods.registry import METHODS
 
 
-@METHODS.add("fedetf")
 @dataclass(frozen=True)
 class FedETF(Method):
     """``gamma = 0`` is plain cross-entropy on the fixed classifier."""

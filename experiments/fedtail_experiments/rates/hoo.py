@@ -18,11 +18,9 @@ import numpy as np
 from fedtail.errors import FedtailError, check_range
 from fedtail.rates.base import RateStrategy, Setting, check_rate
 from fedtail.rates.fedhoo import MAX_AXES
-from fedtail.rates.registry import RATES
 from fedtail.rates.tree import BoxTree
 
 
-@RATES.add("hoo")
 @dataclass(eq=False)
 class HOO(RateStrategy):
     """Truncated HOO over [low, high]^K: PyXAB's ``T_HOO`` with its dimension-wise split, pull for pull.

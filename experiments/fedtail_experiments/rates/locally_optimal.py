@@ -13,10 +13,8 @@ import numpy as np
 
 from fedtail.errors import FedtailError, check_range
 from fedtail.rates.base import RateStrategy, few_rates
-from fedtail.rates.registry import RATES
 
 
-@RATES.add("locally_optimal")
 @dataclass(eq=False)
 class LocallyOptimal(RateStrategy):
     """``cold_rounds`` at the middle arm, then one round with all arms, then each client's own best.

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from fedtail.core.sampling import SAMPLERS
 from fedtail.errors import one_of
 from fedtail.methods.fedcgnm import FedCGNM
-from fedtail.methods.registry import METHODS
 
 
-@METHODS.add("pcn")
 @dataclass(frozen=True)
 class PCN(FedCGNM):
     """FedCGNM with H = C, beta = 0, delta = 1e-6, and batches that hold every class."""
@@ -40,7 +38,6 @@ class PCN(FedCGNM):
         return self.batches
 
 
-@METHODS.add("pcn_o")
 @dataclass(frozen=True)
 class PCNO(PCN):
     """PCN+O: equal numbers of every class in every batch; the resampling rate has no effect."""

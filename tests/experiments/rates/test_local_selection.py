@@ -6,8 +6,9 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
-from fedtail.rates import FAST, LocallyOptimal
 from fedtail.rounds.evaluation import judged
+from fedtail_experiments.rates.fast import FAST
+from fedtail_experiments.rates.locally_optimal import LocallyOptimal
 from tests.methods.federations import awkward_federation, problem, train
 
 

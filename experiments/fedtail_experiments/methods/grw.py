@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtail.errors import check_range
-from fedtail.methods.registry import METHODS
 from fedtail.methods.weighted_ce import Weighted, inverse_frequency
 
 
-@METHODS.add("grw")
 @dataclass(frozen=True)
 class GRW(Weighted):
     """Weights from the client's own counts; see ``Weighted``."""

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedtail.methods import PCN, PCNO, FedCGN, LocalRun, Method
+from fedtail.methods import FedCGN, LocalRun, Method
 from fedtail.methods.base import LocalStep
+from fedtail_experiments.methods.pcn import PCN, PCNO
 
 
 def direction(method: Method, grads: torch.Tensor) -> torch.Tensor:

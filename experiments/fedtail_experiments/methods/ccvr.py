@@ -18,10 +18,8 @@ from fedtail.core.records import Tensors
 from fedtail.core.retraining import fit_linear
 from fedtail.errors import check_range
 from fedtail.methods.base import Method, Server
-from fedtail.methods.registry import METHODS
 
 
-@METHODS.add("ccvr")
 @dataclass(frozen=True)
 class CCVR(Method):
     """``steps = 0`` is FedAvg."""

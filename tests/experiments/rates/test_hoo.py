@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedtail.errors import FedtailError
-from fedtail.rates import HOO, Setting
+from fedtail.rates import Setting
+from fedtail_experiments.rates.hoo import HOO
 
 # PyXAB 0.3.0, T_HOO(rounds=100, domain=[[.4, .8]] * 2, DimensionBinaryPartition), reward 1 - sum (x - .55)^2. The first
 # seven as released, the rest with its shared list of children copied (see rates/hoo.py).

@@ -17,10 +17,8 @@ import numpy as np
 from fedtail.core.random import generator
 from fedtail.errors import check_range
 from fedtail.rates.base import RateStrategy, few_rates
-from fedtail.rates.registry import RATES
 
 
-@RATES.add("fast")
 @dataclass(eq=False)
 class FAST(RateStrategy):
     """Per-client UCB1: every arm once in the client's own random order, then argmax mean + sqrt(2 ln t / N).

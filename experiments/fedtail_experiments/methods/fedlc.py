@@ -18,10 +18,8 @@ from fedtail.core.records import Tensors
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, cross_entropy
 from fedtail.methods.logit_adjustment import MASKED, adjusted
-from fedtail.methods.registry import METHODS
 
 
-@METHODS.add("fedlc")
 @dataclass(frozen=True)
 class FedLC(Method):
     """``tau = 0`` is FedAvg."""
