@@ -27,7 +27,7 @@ PROCESSES = int(os.environ.get("MUTATIONS_PROCESSES", "1"))
 class Mutation(NamedTuple):
     name: str
     file: str
-    """Below ``src/fedtail`` or the experiments; where the text is not there any more, the one file that has it is taken."""
+    """Below ``src/fedtail`` or the experiments; where the text has left it, the one file that has it is taken."""
     old: str
     new: str
     tests: str
