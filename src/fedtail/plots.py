@@ -214,22 +214,38 @@ def colour(index: int) -> str:
     return COLOURS[index] if index < len(COLOURS) else COLOURS[1 + (index - 1) % (len(COLOURS) - 1)]
 
 
+def line_on(
+    ax: Any,
+    line: Line,
+    *,
+    dashed: bool = False,
+    steps: bool = False,
+    floor: float | None = None,
+    ceiling: float | None = None,
+    **look: Any,
+) -> None:
+    """Draw one line with its band or its dots on the axes of a figure."""
+    c, style = colour(line.colour), "--" if dashed or line.colour >= len(COLOURS) else "-"
+    more: dict[str, Any] = {"where": "post"} if steps else {}
+    (ax.step if steps else ax.plot)(line.x, line.y, color=c, label=line.name, linestyle=style, **look, **more)
+    if line.spread.size and float(np.nanmax(line.spread)) > 0:
+        low, high = line.y - line.spread, line.y + line.spread
+        if floor is not None or ceiling is not None:
+            low, high = np.clip(low, floor, ceiling), np.clip(high, floor, ceiling)
+        ax.fill_between(line.x, low, high, color=c, alpha=0.16, linewidth=0)
+    if line.samples.size:
+        ax.scatter(line.x, line.y, 4 + 160 * line.samples / max(line.samples.sum(), 1), color=c, linewidths=0)
+        ax.vlines(line.x, line.low, line.high, color=c, linewidth=0.8)
+
+
 def _lines(chart: Lines, width: float | None) -> Any:
     figure = picture(width or COLUMN, 3.0 if chart.diagonal else 2.4)
     ax = figure.add_subplot()
     if chart.diagonal:
         ax.plot([0, 1], [0, 1], color=COLOURS[0], linestyle=":", linewidth=0.9)
     for line in chart.lines:
-        c, style = colour(line.colour), "--" if line.colour >= len(COLOURS) else "-"
-        more: dict[str, Any] = {"where": "post"} if chart.steps else {}
-        many = {"alpha": 0.5, "linewidth": 0.8} if len(chart.lines) > len(COLOURS) else {}
-        (ax.step if chart.steps else ax.plot)(line.x, line.y, color=c, label=line.name, linestyle=style, **many, **more)
-        if line.spread.size and float(np.nanmax(line.spread)) > 0:
-            low, high = (np.clip(line.y + s * line.spread, chart.floor, chart.ceiling) for s in (-1, 1))
-            ax.fill_between(line.x, low, high, color=c, alpha=0.16, linewidth=0)
-        if line.samples.size:
-            ax.scatter(line.x, line.y, 4 + 160 * line.samples / max(line.samples.sum(), 1), color=c, linewidths=0)
-            ax.vlines(line.x, line.low, line.high, color=c, linewidth=0.8)
+        many: dict[str, Any] = {"alpha": 0.5, "linewidth": 0.8} if len(chart.lines) > len(COLOURS) else {}
+        line_on(ax, line, steps=chart.steps, floor=chart.floor, ceiling=chart.ceiling, **many)
     for dot in chart.dots:
         ax.plot(dot.x, dot.y, "o", color=colour(dot.colour), markersize=4)
     if chart.mark is not None:

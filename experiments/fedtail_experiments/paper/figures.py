@@ -12,7 +12,8 @@ import numpy as np
 
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
-from fedtail.plots import COLOURS, PAGE, STYLE
+from fedtail.plots import COLOURS, PAGE, STYLE, Line, line_on, picture
+from fedtail.report.comparison import Contender
 from fedtail.runs.record import RunRecord
 from fedtail_experiments.paper.tables import GridResult
 
@@ -41,10 +42,8 @@ def save_figure(folder: Path, drawn: Callable[[], Figure]) -> list[Path]:
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure and its axes (rows, columns). Without pyplot, which would keep every figure and look for a display."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
+    """Return a figure and its axes (rows, columns)."""
+    figure = picture(*size)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -63,18 +62,10 @@ def _runs(result: GridResult, block: str, column: str, row: str) -> list[RunReco
     return [r for p, r in result.runs.items() if (p.block, p.column, p.row) == (block, column, row)]
 
 
-def _band(ax: Any, runs: list[RunRecord], curve: str, label: str, colour: str, style: str = "-") -> None:
-    curves = [r.curve(curve) for r in runs]
-    curves = [c for c in curves if len(c[0])]
-    if not curves:
-        return
-    n = min(len(c[0]) for c in curves)
-    table = np.stack([c[1][:n] for c in curves])
-    x = curves[0][0][:n] + 1
-    ax.plot(x, table.mean(0), style, color=colour, label=label)
-    if len(curves) > 1:
-        spread = table.std(0, ddof=1)
-        ax.fill_between(x, table.mean(0) - spread, table.mean(0) + spread, color=colour, alpha=0.15, linewidth=0)
+def _band(ax: Any, runs: list[RunRecord], curve: str, label: str, colour: int, *, dashed: bool = False) -> None:
+    t, mean, spread = Contender(label, tuple(runs)).band(curve)
+    if t.size:
+        line_on(ax, Line(label, colour, t + 1, mean, spread), dashed=dashed)
 
 
 def _curves(result: GridResult) -> Figure:
@@ -85,7 +76,7 @@ def _curves(result: GridResult) -> Figure:
         if ax is not first:
             ax.sharey(first)
         for i, row in enumerate(result.used("row")):
-            _band(ax, _runs(result, block, column, row), f"test.{metric}", row, COLOURS[i])
+            _band(ax, _runs(result, block, column, row), f"test.{metric}", row, i)
         ax.set_xlabel("round")
     first.set_ylabel(f"test {metric.replace('_', ' ')}")
     first.legend()
@@ -97,9 +88,9 @@ def _losses(result: GridResult) -> Figure:
     for (block, column), axes in panels.items():
         for i, row in enumerate(result.used("row")):
             runs = _runs(result, block, column, row)
-            _band(axes[0], runs, "train_loss", row, COLOURS[i])
-            _band(axes[0], runs, "validation_loss", "", COLOURS[i], "--")
-            _band(axes[1], runs, "validation.accuracy", row, COLOURS[i])
+            _band(axes[0], runs, "train_loss", row, i)
+            _band(axes[0], runs, "validation_loss", "", i, dashed=True)
+            _band(axes[1], runs, "validation.accuracy", row, i)
         axes[0].set_ylabel("loss (dashed: validation)")
         axes[1].set_ylabel("validation accuracy")
         axes[1].set_xlabel("round")
@@ -162,8 +153,8 @@ def _alignment(result: GridResult) -> Figure:
     figure, panels = _panels(result, rows=2)
     for (block, column), axes in panels.items():
         runs = _runs(result, block, column, result.used("row")[0])
-        _band(axes[0], runs, "alignment", "FedCGNM", COLOURS[2])
-        _band(axes[0], runs, "sgd_alignment", "SGD from the same model", COLOURS[0])
+        _band(axes[0], runs, "alignment", "FedCGNM", 2)
+        _band(axes[0], runs, "sgd_alignment", "SGD from the same model", 0)
         axes[0].set_ylabel("mean cosine to the aggregate")
         axes[0].legend()
         for run in runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -390,17 +390,8 @@ def take_auxiliary(
         aux[rng.choice(members, size=min(per_class, spared), replace=False)] = True
     kept = []
     for part in parts:
-        mine = np.sort(np.asarray(part))
-        rest = mine[~aux[mine]]
-        kept.append(rest if len(rest) else mine[:1])
+        rows = np.sort(np.asarray(part))
+        rest = rows[~aux[rows]]
+        kept.append(rest if len(rest) else rows[:1])
         aux[kept[-1]] = False
     return kept, np.flatnonzero(aux)
-
-
-def with_clusters(federation: Federation, labels: np.ndarray) -> Federation:
-    """Label each client by the most frequent of its samples' ``labels`` (N,), ties to the first in order."""
-    names = []
-    for index in federation.train:
-        values, counts = np.unique(np.asarray(labels)[index].astype(str), return_counts=True)
-        names.append(str(values[counts.argmax()]))
-    return replace(federation, clusters=tuple(names))

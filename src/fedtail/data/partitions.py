@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedtail.core.random import generator
-from fedtail.data.federation import PANEL, Federation, Samples, Transform, assemble, with_clusters
+from fedtail.data.federation import PANEL, Federation, Samples, Transform, assemble
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
 from fedtail.data.template import TEMPLATES, Template, load_template
@@ -298,3 +299,12 @@ def _by_column(column: Sequence[Any] | np.ndarray) -> tuple[list[np.ndarray], li
 def _of_owners(owner: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
     """Ascending indices of each of the K owners; sizes: (K,)."""
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+def with_clusters(federation: Federation, labels: np.ndarray) -> Federation:
+    """Label each client by the most frequent of its samples' ``labels`` (N,), ties to the first in order."""
+    names = []
+    for index in federation.train:
+        values, counts = np.unique(np.asarray(labels)[index].astype(str), return_counts=True)
+        names.append(str(values[counts.argmax()]))
+    return replace(federation, clusters=tuple(names))

@@ -139,7 +139,7 @@ def _kind(block: Block) -> str:
 @cache
 def environment() -> Environment:
     """Return the templates of the package; everything that is filled in is escaped."""
-    from fedtail.report import svg
+    from fedtail.report import scale, svg
 
     env = Environment(
         loader=PackageLoader("fedtail.report"),
@@ -148,7 +148,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "colour": svg.shade_of, "edge": svg.WIDTH - 6}
+    env.globals |= {"svg": svg.svg, "ticks": scale.ticks, "colour": svg.shade_of, "edge": svg.WIDTH - 6}
     env.globals |= {"kind": _kind, "kept": kept, "finite": math.isfinite}
     env.tests["text"] = lambda value: isinstance(value, str)
     return env

@@ -6,7 +6,6 @@ import json
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from markupsafe import Markup
 
 from fedtail.plots import Chart, Heat, Line, Lines, Rows, Series, thinned
 from fedtail.report.blocks import Table, environment
+from fedtail.report.scale import Scale, nice_range, ticks
 from fedtail.words import mean_spread, number, shortened
 
 WIDTH, HEIGHT = 480, 290
@@ -34,29 +34,6 @@ LEAST = 15
 """Least size of a cell with a name of its own: no name is dropped, a map of many scrolls."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A linear map from data to canvas units."""
-
-    low: float
-    high: float
-    start: float
-    stop: float
-
-    def __call__(self, value: float) -> float:
-        span = self.high - self.low
-        share = (value - self.low) / span if span else 0.5
-        return round(self.start + share * (self.stop - self.start), 2)
-
-    @property
-    def middle(self) -> float:
-        return round((self.start + self.stop) / 2, 2)
-
-    def within(self, value: float) -> float:
-        """Return the nearest value that the axis has."""
-        return min(max(value, self.low), self.high)
-
-
 def svg(chart: Chart) -> Markup:
     """Return a chart as a figure of the page, with legend, caption and the numbers behind it."""
     draw: dict[type, Callable[[Any], dict[str, Any]]] = {Lines: _lines, Rows: _rows, Heat: _heat}
@@ -67,40 +44,6 @@ def svg(chart: Chart) -> Markup:
 def shade_of(index: int) -> int:
     """Return the colour class of the i-th series; 0 is the grey of the baseline."""
     return index if index < 8 else 1 + (index - 1) % 7
-
-
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers inside [low, high], about ``count`` of them.
-
-    >>> ticks(0.0, 1.0)
-    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    """
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
-        return [low]
-    step = _step(low, high, count)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
-
-
-def nice_range(values: Sequence[float], floor: float | None, ceiling: float | None) -> tuple[float, float]:
-    """Return a range that holds all finite values, ends on ticks and stays within floor and ceiling."""
-    finite = [v for v in values if math.isfinite(v)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
-    if high - low < 1e-9:
-        pad = abs(high) * 0.1 or 0.5
-        low, high = low - pad, high + pad
-    step = _step(low, high, 5)
-    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    low = low if floor is None else max(low, floor)
-    high = high if ceiling is None else min(high, ceiling)
-    return round(low, 12), round(high, 12)
-
-
-def _step(low: float, high: float, count: int) -> float:
-    """Return the least round number (1, 2 or 5 times a power of ten) that takes at most ``count`` steps."""
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
 
 
 def _lines(chart: Lines) -> dict[str, Any]:
