@@ -91,7 +91,7 @@ def resumed() -> tuple[str, str]:
         Path(folder, "stopping.py").write_text(STOPPING)
         Path(folder, "stop").touch()
         words = "run --method stopping.py:Stopping --rates fedhoo --name x --clients 3 --rounds 8 --lr 0.2 -q"
-        command = [sys.executable, "-m", "fedtail", *words.split(), "local.optimizer=momentum"]
+        command = [sys.executable, "-m", "fedtail", *words.split(), "local.optimizer=momentum", "local.batch_size=64"]
         stopped = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         Path(folder, "stop").unlink()
         done = subprocess.run([*command, "--resume"], cwd=folder, capture_output=True, text=True)

@@ -91,6 +91,15 @@ class Registry(Generic[T]):
             raise FedtailError(f"{error}. The package fedtail-experiments, which is not installed, has more")
         raise error
 
+    def canonical(self, name: str) -> str:
+        """Return the registered name that ``name`` is but for capitals and punctuation, or by title: ``FedCGNM``."""
+        if name in self or is_own(name):
+            return name
+        wanted = _letters(name)
+        titled = ((one, getattr(entry, "title", "")) for one, entry in self._entries.items())
+        same = [one for one, title in titled if wanted and wanted in (_letters(one), _letters(str(title)))]
+        return same[0] if len(same) == 1 else name
+
     def __contains__(self, name: object) -> bool:
         """Whether a name is registered or points at the user's own, which is only looked at when it is used."""
         return name in self._entries or (isinstance(name, str) and (is_own(name) or name in self._installed()))
@@ -139,6 +148,7 @@ class Registry(Generic[T]):
 
     def build(self, name: str, /, *args: Any, **options: Any) -> T:
         """Make an entry from options, with one clear line for options it does not have or values it refuses."""
+        name = self.canonical(name)
         checked = self.check(name, options)
         missing = [
             key
@@ -165,6 +175,10 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
 
 def _hinted(entry: Any) -> Any:
     return entry if dataclasses.is_dataclass(entry) else entry.__init__
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def is_own(name: str) -> bool:

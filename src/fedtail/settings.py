@@ -216,7 +216,7 @@ class Engine(Section):
     (other convolutional and recurrent models on a GPU); ``auto`` picks the fastest one that supports the run, and that
     does on a few samples what ``reference`` does."""
     device: str = "cpu"
-    """Device, e.g. cpu, cuda or cuda:1."""
+    """Device: cpu, cuda or cuda:1."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
     """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, tf32 for a
     batched CNN-LSTM, otherwise fp32."""

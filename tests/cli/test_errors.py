@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+import fedtail as ft
 import fedtail_command
 from fedtail.cli import main
 from fedtail.cli.progress import RoundProgress
+from fedtail.errors import FedtailError
 from fedtail.rounds.state import State
 from fedtail.runs.config import load_config
 
@@ -311,3 +313,28 @@ def test_a_table_too_small_to_compare_models_is_refused_with_what_to_set_and_lea
     )
     code, *_ = call(capsys, monkeypatch, *small, *said.rpartition("set ")[2].split())
     assert code == 0
+
+
+@pytest.mark.parametrize("name", ["FedCGNM", "fedCGNM", "Fed-CGNM"])
+def test_a_method_is_known_by_the_name_that_tables_have(name: str) -> None:
+    assert load_config(None, [f"method.name={name}", "method.beta=0.7"]).method.name == "fedcgnm"
+    assert load_config(None, ["method.name=Logit adjustment", "rates.name=FedHOO"]).rates.name == "fedhoo"
+    pool = ft.datasets.load("blobs", n_max=30)
+    assert ft.fit(ft.partition(pool, clients=2), method=name, rounds=1).settings.method.name == "fedcgnm"
+
+
+def test_two_letters_swapped_are_the_likeliest_slip() -> None:
+    with pytest.raises(FedtailError, match="did you mean 'fedcgnm'"):
+        load_config(None, ["method.name=fedcgmn"])
+
+
+@pytest.mark.parametrize("words", [["run", "--method", "nope"], ["run", "--nope"], ["compare", "--methods", "nope"]])
+def test_an_error_is_an_object_too_where_json_is_asked_for(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedtail", *words, "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    said = json.loads(out.splitlines()[-1])["error"]
+    assert stop.value.code == 2 and err == f"error: {said}\n" and "nope" in said

@@ -127,7 +127,7 @@ def test_a_shell_completes_commands_without_importing_them() -> None:
     environment = {**os.environ, "_FEDTAIL_COMPLETE": "complete_bash", "COMP_WORDS": "fedtail re", "COMP_CWORD": "1"}
     program = "import sys; sys.argv = ['fedtail']; from fedtail_command import main; main()"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert found.stdout.split() == ["report", "reproduce"]
+    assert found.stdout.split() == ["report", "recalibrate", "reproduce"]
 
 
 def test_clients_that_the_data_has_itself_are_told(capsys, monkeypatch, tmp_path: Path) -> None:

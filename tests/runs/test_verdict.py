@@ -48,6 +48,7 @@ def judge(
         ("local.lr=0.01", {"lr": 0.01}),
         ("run.rounds=150", {"rounds": 150}),
         ("method.name=fedcgnm", {"method": "fedcgnm"}),
+        ("decision.goal=macro_f1", {"decision": {"goal": "macro_f1"}}),
     ],
 )
 def test_advice_can_be_run_as_it_is_printed(change: str, keywords: dict[str, Any]) -> None:
@@ -165,7 +166,7 @@ def test_nothing_is_raced_or_selected_without_validation(tmp_path: Path, blind: 
 
 
 def test_named_sets_keep_their_defaults() -> None:
-    for name in ("digits", "adult", "blobs"):
+    for name in ("adult", "blobs"):
         config = load_config(None, [f"data.name={name}"], suggest=True)
         assert (config.local.lr, config.run.metric, config.run.select) == (0.1, "accuracy", "last")
 
@@ -176,3 +177,19 @@ def test_the_config_of_a_run_folder_is_complete(tmp_path: Path) -> None:
     text = (folder / "config.toml").read_text().replace('name = "blobs"', 'name = "images"\npath = "x"')
     (folder / "config.toml").write_text(text)
     assert load_config(folder, suggest=True).local.lr == 0.1
+
+
+def test_a_class_that_is_never_predicted_is_named() -> None:
+    found = judge(confusion=[[80, 0, 0], [5, 5, 0], [4, 6, 0]])
+    assert found is not None and found.kind == "never" and found.change == "decision.goal=balanced_accuracy"
+    assert found.said == "the model never predicts 'dead' (10 test samples)"
+    decided = judge(confusion=[[80, 0, 0], [5, 5, 0], [4, 6, 0]], decision={"goal": "macro_f1"})
+    assert decided is not None and decided.change == "local.lr=auto"
+    assert judge(confusion=[[80, 0, 0], [5, 5, 0], [0, 0, 0]]) is None, "a class without test samples"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_without_settings_finds_every_class(seed: int, tmp_path: Path) -> None:
+    """As ``fedtail run`` in an empty folder."""
+    result = run(load_config(None, [f"run.folder={tmp_path}", f"run.seed={seed}"], suggest=True))
+    assert min(result.test["per_class_accuracy"]) > 0.2 and result.test["macro_f1"] > 0.8 and result.verdict is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import warnings
+from typing import NoReturn
 
 import typer
 
@@ -40,8 +42,7 @@ def main() -> None:
     except FedtailError as error:
         if debug:
             raise
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        fail(str(error))
     except Stopped as stopped:
         typer.echo(f"stopped: {stopped}", err=True)
         sys.exit(130)
@@ -49,18 +50,25 @@ def main() -> None:
         code = 130
     except ClickException as error:
         if message := once(error.format_message()):  # a bare group has printed its help and has nothing to add
-            typer.echo(f"error: {message}", err=True)
+            fail(message)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
     except OSError as error:  # a full disk, say; what the user named is checked where it is used
         if debug:
             raise
-        typer.echo(f"error: {error.filename or 'a file'}: {error.strerror or error}", err=True)
-        sys.exit(2)
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}")
     if code == 130:  # what typer returns after Ctrl-C
         typer.echo("stopped", err=True)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error as one line, and for ``--json`` also as an object, and exit with code 2."""
+    typer.echo(f"error: {message}", err=True)
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"error": message}))
+    sys.exit(2)
 
 
 def once(message: str) -> str:

@@ -23,20 +23,20 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 ClickException: Any = UsageError.__mro__[1]
 COMMANDS = {
     "demo": "demo:demo",
+    "data": "data:app",
     "run": "run:run_command",
+    "compare": "compare:compare_command",
+    "tune": "tune:tune",
     "report": "report:report",
-    "deploy": "deploy:app",
-    "site": "site:app",
     "predict": "predict:predict",
     "plan": "plan:plan_command",
     "evaluate": "evaluate:evaluate",
     "monitor": "monitor:monitor",
     "recalibrate": "monitor:recalibrate_command",
     "export": "export:export",
-    "data": "data:app",
-    "compare": "compare:compare_command",
     "methods": "methods:app",
-    "tune": "tune:tune",
+    "deploy": "deploy:app",
+    "site": "site:app",
 }
 """Command -> its module in this package, and there the function or the group of commands."""
 MISSING = (

@@ -61,6 +61,7 @@ SUGGESTED: dict[str, dict[str, Any]] = {
     "site_tables": OWN_TABLES,
     "images": OWN_DATA,
     "arrays": OWN_DATA,
+    "digits": {"local.lr": 0.4, "local.batch_size": 32},
 }
 """Data set -> defaults of a run on it where they are not those of the settings themselves."""
 FROM_SCRATCH: dict[str, Any] = {

@@ -124,6 +124,9 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
     METRICS[settings.run.metric]
     for section, registry in REGISTRIES.items():
         part: Named = getattr(settings, section)
+        if (known := registry.canonical(part.name)) != part.name:
+            part = part.model_copy(update={"name": known})
+            settings = settings.model_copy(update={section: part})
         if not _settled_later(section, part.name):
             options = registry.check(part.name, part.options)
             settings = settings.model_copy(update={section: part.model_copy(update=options)})

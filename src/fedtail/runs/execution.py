@@ -16,7 +16,7 @@ from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress as Encoded
 from fedtail.data.registry import Pooled
 from fedtail.errors import FedtailError, writing
-from fedtail.methods import Method
+from fedtail.methods import METHODS, Method
 from fedtail.rates import RateStrategy
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import RoundHook
@@ -90,7 +90,9 @@ def fit(
         update={
             "data": Data(name=federation.name, clients=federation.n_clients),
             "model": chosen.model.model_copy(update=named),
-            "method": MethodSection(name=method) if isinstance(method, str) else _method_section(method),
+            "method": MethodSection(name=METHODS.canonical(method))
+            if isinstance(method, str)
+            else _method_section(method),
             "rates": _rates_section(rates),
         }
     )

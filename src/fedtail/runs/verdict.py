@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedtail.runs.config import parse_value
-from fedtail.settings import Settings
+from fedtail.settings import WHOLE_SECTIONS, Settings
+from fedtail.words import listing
 
 CLOSE = 0.005
 """Macro F1 that is no further above the floor is at the floor."""
@@ -36,7 +37,7 @@ class Verdict:
     """What is wrong with a run that finished."""
 
     kind: str
-    """``diverged``, ``one class``, ``floor``, ``still`` or ``rising``."""
+    """``diverged``, ``one class``, ``floor``, ``still``, ``never`` or ``rising``."""
     said: str
     """What happened, and why that is likely."""
     change: str
@@ -93,16 +94,30 @@ def verdict(
             return Verdict("floor", f"{said}; {why}", change)
     if still:
         return Verdict("still", f"training made no progress in {len(history)} rounds; {why}", change)
+    if silent := _never(confusion, classes):
+        rare = "decision.goal=balanced_accuracy" if settings.decision.goal == "argmax" and n_validation else change
+        return Verdict("never", f"the model never predicts {silent}", rare)
     if n_validation >= MANY and (rose := _rising(history, settings.run.rounds)):
         said = f"validation macro F1 was still rising when the {len(history)} rounds ended ({rose}): more may help"
         return Verdict("rising", said, f"run.rounds={3 * settings.run.rounds}")
     return None
 
 
+def _never(confusion: np.ndarray, classes: Sequence[str]) -> str:
+    """The classes that have test samples and are never the answer, in words."""
+    if confusion.shape[0] != confusion.shape[1]:
+        return ""
+    support, missed = confusion.sum(1), np.flatnonzero((confusion.sum(1) > 0) & (confusion.sum(0) == 0))
+    named = [f"{classes[int(c)]!r} ({int(support[c]):,} test samples)" for c in missed]
+    return listing(named, 5)
+
+
 def _keyword(change: str) -> str:
     """An override as the keyword of ``fit`` that does the same: ``method.name=fedcgnm`` is ``method='fedcgnm'``."""
     key, _, text = change.partition("=")
     section, _, name = key.partition(".")
+    if section in WHOLE_SECTIONS:
+        return f"{section}={ {name: parse_value(text)}!r}"
     return f"{section if name == 'name' else name}={parse_value(text)!r}"
 
 

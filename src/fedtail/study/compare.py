@@ -56,6 +56,7 @@ def chosen_methods(text: str) -> list[str]:
         raise FedtailError("no method given; use --methods all, or names from `fedtail methods` separated by commas")
     for name in names:
         method, rates = split_pair(name)
+        method = METHODS.canonical(method)
         if method not in METHODS:
             raise one_of("method", method, METHODS)
         if rates is not None and rates not in RATES:
