@@ -40,7 +40,7 @@ from fedtail.settings import Settings
 
 ATTACKS = ("none", "reverse", "target", "quiet", "relabel")
 RULES: dict[str, dict[str, Any]] = {
-    "mean": {"aggregate": "mean", "max_weight": 1.0},
+    "mean": {"aggregate": "mean"},
     "default": {},
     "median": {"aggregate": "median"},
     "trimmed": {"aggregate": "trimmed"},

@@ -8,7 +8,7 @@ uses a setting reads. The ``[policy]`` and ``[worker]`` sections of a site's fil
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -51,8 +51,6 @@ class Data(Named):
     partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
     """How samples are split across clients. ``column`` uses the data's own sites; ``auto`` is ``column`` if the data
     has sites, otherwise ``dirichlet``."""
-    labels_per_client: int = Field(2, ge=1)
-    """Classes per client with ``labels``."""
     template: str | None = None
     """Site-by-class table for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
     alpha: float = Field(0.5, gt=0)
@@ -66,7 +64,8 @@ class Data(Named):
     """Samples per class held out of training for the server (Ratio Loss), capped at a tenth of the class or five
     samples, whichever is more; by default, the number the method asks for."""
     holdout: float = Field(0.0, ge=0, lt=1)
-    """Fraction of each client's data given to the server, for ``run.validate_on = "server"``."""
+    """Fraction of each client's data given to the server, which then compares a rate search's candidates on it instead
+    of the clients on their private splits."""
     augment: str | None = None
     """``crop-flip``, ``flip`` or ``none``; defaults to what the data set suggests."""
     seed: int | None = None
@@ -132,8 +131,6 @@ class Local(Section):
     """Learning rate of the first round, constant within a round. ``auto`` races several learning rates in the first
     rounds, each with its own model, on the clients' private validation splits. ``auto`` is the default for your own
     data; with ``adam`` the default is 0.001."""
-    lr_min: float = Field(1e-4, ge=0)
-    """Learning rate of the last round with ``cosine``."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """How the learning rate decays over rounds."""
     warmup: int = Field(0, ge=0)
@@ -141,10 +138,6 @@ class Local(Section):
     epoch_length: Literal["inflated", "original"] = "inflated"
     """``inflated``: higher rates make a resampled epoch longer; ``original``: an epoch has as many samples as the
     client's data."""
-    replication: Literal["fractional", "round", "ceil"] = "fractional"
-    """Whether each class is repeated by exactly the factor the rate asks for, or a whole number of times."""
-    scale: Literal["batch", "group"] = "batch"
-    """What a group's gradient is divided by: the number of samples in the batch, or in the group."""
 
     @model_validator(mode="before")
     @classmethod
@@ -152,15 +145,6 @@ class Local(Section):
         """The learning rate that goes with an optimizer, where none is set."""
         usual = LOCAL_LR.get(str(raw.get("optimizer"))) if isinstance(raw, Mapping) else None
         return raw if usual is None else {"lr": usual, **raw}
-
-    @model_validator(mode="after")
-    def _falls(self) -> Self:
-        if self.schedule != "constant" and self.lr != "auto" and self.lr_min > self.lr:
-            raise ValueError(
-                f"{{lr_min}} = {self.lr_min:g} is above {{lr}} = {self.lr:g}, so the learning rate would rise; lower "
-                "{lr_min}, or set {schedule} = 'constant'"
-            )
-        return self
 
 
 SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad": 0.1}
@@ -175,16 +159,6 @@ class Server(Section):
     (``bounded``); the coordinate-wise mean without the extremes (``trimmed``) or coordinate-wise ``median``, with one
     vote per site; the mean without the sites that agree least with their neighbours (``krum``). ``auto``: ``bounded``
     in a real federation, ``mean`` in the simulator. Needs three sites or more."""
-    max_weight: float | None = Field(None, gt=0, le=1)
-    """Largest share of the total weight that one site can have, however many samples it claims. The default in a real
-    federation is three equal shares but at most a quarter (with fewer than six sites: one and a half equal shares); in
-    the simulator, or with two sites, it is 1."""
-    reach: float = Field(1.5, gt=0)
-    """With ``bounded``: how far an update may be from the centre of all updates, as a multiple of the median
-    distance."""
-    suspects: float = Field(0.2, gt=0, lt=0.5)
-    """Fraction of sites that may be hostile, at least one site: ``trimmed`` drops that many values at each end,
-    ``krum`` that many sites."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad", "auto"] = "none"
     """How the server applies a round's aggregate: directly, or with FedAvgM, FedAdam, FedYogi or FedAdagrad. ``auto``:
@@ -192,12 +166,6 @@ class Server(Section):
     ``none``."""
     lr: float | None = Field(None, gt=0)
     """The server's learning rate; defaults to 1 (``momentum``), 0.03 (``adam``, ``yogi``) or 0.1 (``adagrad``)."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: float = Field(0.99, ge=0, lt=1)
-    """Decay of the second moment (adam, yogi)."""
-    tau: float = Field(1e-3, gt=0)
-    """Added to the square root of the second moment (adaptive optimizers)."""
 
     @property
     def step(self) -> float:
@@ -244,9 +212,6 @@ class Run(Section):
     ``macro_f1``, ``weighted_f1``, ``defect_score`` (if the data has a class that means "nothing found"); on
     probabilities ``pr_auc``, ``roc_auc``, ``log_loss``, ``balanced_loss`` (all classes weighted equally), ``brier`` or
     ``calibration_error``; across sites ``worst_site`` (selection only); or your own, ``file.py:name``."""
-    validate_on: Literal["clients", "server"] = "clients"
-    """Where a rate search validates its candidates: on the clients' private splits, or on the server's
-    ``data.holdout``."""
     validate_every: int = Field(1, ge=0)
     """Validate the global model on private splits every this many rounds, and after the last; 0 means never."""
     search_only: bool = False
@@ -380,25 +345,90 @@ class Settings(Section):
                 raw[name] = dict(value) if isinstance(value, Mapping) else value.model_dump()
             elif name in KEYWORDS:
                 raw[KEYWORDS[name]][name] = value
+            elif gone := [key for key in RETIRED if key.endswith(f".{name}")]:
+                raise retired(gone[0], value)
             else:
                 raise one_of("setting", name, [*KEYWORDS, *WHOLE_SECTIONS])
         whole = {name: name for name in WHOLE_SECTIONS}
+        raw = current(raw, strict=True)
         return checked(cls, raw, lambda *path: whole.get(path[0], "") + ("." if path[0] in whole else "") + path[-1])
+
+
+class Retired(NamedTuple):
+    """A setting that is gone."""
+
+    value: Any
+    """What it always is now; configs that say so are read as they are."""
+    instead: str
+    """What holds now, in words that end a line."""
+    harmless: bool = False
+    """Whether run folders may have any value, since another one does not make another run."""
+
+
+RETIRED: dict[str, Retired] = {
+    "data.labels_per_client": Retired(2, "'labels' deals two classes to every client"),
+    "local.lr_min": Retired(1e-4, "a cosine schedule ends at 0.0001, or where it began if that is lower"),
+    "local.replication": Retired("fractional", "classes are repeated by exactly the factor that the rate asks for"),
+    "local.scale": Retired("batch", "a group's gradient is divided by the number of samples in the batch"),
+    "server.reach": Retired(1.5, "'bounded' draws updates to within 1.5 median distances"),
+    "server.suspects": Retired(0.2, "'trimmed' and 'krum' allow for a fifth of the sites"),
+    "server.max_weight": Retired(None, "set server.aggregate to 'mean' for weights that are not limited"),
+    "server.beta1": Retired(0.9, "the decay of the first moment is 0.9"),
+    "server.beta2": Retired(0.99, "the decay of the second moment is 0.99"),
+    "server.tau": Retired(1e-3, "0.001 is added to the root of the second moment"),
+    "run.validate_on": Retired("clients", "data.holdout alone has the server compare candidates", True),
+    "engine.compile": Retired("auto", "steps are captured where that pays", True),
+    "engine.kernels": Retired("auto", "kernels are checked against the library, and used where they pay", True),
+    "engine.threads": Retired(1, "a worker has one torch thread; use engine.workers", True),
+    "deploy.reveal": Retired("auto", "set deploy.trust", True),
+    "deploy.updates": Retired("plain", "set deploy.trust = 'blind' for sums under masks"),
+    "deploy.candidates": Retired("affine", "candidates are sent as K + 1 vectors", True),
+    "deploy.models_per_message": Retired(8, "candidates are sent as K + 1 vectors", True),
+    "privacy.dropouts": Retired(0.25, "set deploy.trust = 'private', which waits for all sites", True),
+}
+"""Settings of version 0.2 that are gone, by dotted key."""
+RETIRED_01: dict[str, Retired] = {"engine.name": Retired("simulator", "there is one simulator")}
+"""The same of version 0.1."""
+MOVED = {
+    "deploy.validate_every": "run.validate_every",
+    "rates.groups": "rates.labels",
+    "data.group": "data.cluster",
+}
+"""Settings of version 0.1 that have another name now."""
+
+
+def retired(key: str, value: Any) -> FedtailError:
+    """Return the line that says what became of a setting."""
+    gone = {**RETIRED, **RETIRED_01}[key]
+    return FedtailError(f"{key} = {value!r}: this is no longer a setting, leave it out; {gone.instead}")
+
+
+def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    """Return a config of an earlier version under today's names.
+
+    Settings that are gone are left out where they have the value that holds now; with ``strict``, which is for what a
+    person has written, they are refused.
+    """
+    out = {section: dict(part) if isinstance(part, Mapping) else part for section, part in raw.items()}
+    for old, new in MOVED.items():
+        (section, key), (there, name) = old.split("."), new.split(".")
+        if isinstance(part := out.get(section), dict) and key in part:
+            out.setdefault(there, {}).setdefault(name, part.pop(key))
+    for old, gone in {**RETIRED, **RETIRED_01}.items():
+        section, key = old.split(".")
+        if isinstance(part := out.get(section), dict) and key in part:
+            if (strict and old in RETIRED) or not (gone.harmless or part[key] == gone.value):
+                raise retired(old, part[key])
+            del part[key]
+    return out
 
 
 Effect = tuple[tuple[str, ...], str, tuple[Any, ...]]
 EFFECTS: tuple[Effect, ...] = (
-    (("data.labels_per_client",), "data.partition", ("labels",)),
     (("data.template",), "data.partition", ("template",)),
     (("data.alpha",), "data.partition", ("auto", "dirichlet", "per_client")),
     (("data.min_samples",), "data.partition", ("auto", "dirichlet")),
-    (("data.holdout",), "run.validate_on", ("server",)),
-    (("local.lr_min",), "local.schedule", ("cosine",)),
-    (("server.lr", "server.beta1"), "server.optimizer", ("momentum", "adam", "yogi", "adagrad", "auto")),
-    (("server.beta2",), "server.optimizer", ("adam", "yogi", "auto")),
-    (("server.tau",), "server.optimizer", ("adam", "yogi", "adagrad", "auto")),
-    (("server.reach",), "server.aggregate", ("bounded", "auto")),
-    (("server.suspects",), "server.aggregate", ("trimmed", "krum")),
+    (("server.lr",), "server.optimizer", ("momentum", "adam", "yogi", "adagrad", "auto")),
     (("privacy.noise", "privacy.delta"), "privacy.mode", ("central", "local", "shares")),
     (("privacy.clip",), "privacy.mode", ("shares",)),
     (("decision.find", "decision.recall"), "decision.goal", ("recall",)),

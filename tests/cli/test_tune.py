@@ -57,7 +57,7 @@ def test_an_interrupted_search_goes_on(tmp_path, capsys, monkeypatch) -> None:
         (["tune", *SMALL, "--save", "rates.yaml"], ["--save 'rates.yaml'", ".toml or .json"]),
         (["run", *SMALL, "--rates", "nowhere.toml"], ["nowhere.toml", "fedtail tune"]),
         (["run", *SMALL, "--rates", "fedhoo", "run.participation=0.5"], ["participation = 0.5", "fedhoo_clusters"]),
-        (["run", *SMALL, "--rates", "fedhoo", "run.validate_on=server"], ["validate_on", "data.holdout"]),
+        (["run", *SMALL, "--rates", "fedhoo", "run.validate_on=server"], ["no longer a setting", "data.holdout"]),
         (["run", *SMALL, "--rates", "fedhoo", "rates.searches=betta"], ["rates.searches", "did you mean 'beta'"]),
     ],
 )

@@ -125,7 +125,7 @@ def test_labels_gives_every_client_that_many_classes_and_every_class_a_client(k:
 def test_too_few_labels_for_the_classes_says_what_would_do() -> None:
     with pytest.raises(FedtailError, match="use 3 clients or 3 labels per client"):
         split(LABELS, "labels", 2, labels=2)
-    with pytest.raises(FedtailError, match=r"labels_per_client = 7 is outside \[1, 6\]"):
+    with pytest.raises(FedtailError, match=r"labels = 7 is outside \[1, 6\]"):
         split(LABELS, "labels", 2, labels=7)
 
 

@@ -24,7 +24,7 @@ def settings(**sections: dict[str, Any]) -> Settings:
         "model": {"name": "mlp", "hidden": [8]},
         "local": {"batch_size": 32},
         "run": {"rounds": 3, "seed": 3, "validate_every": 0},
-        "server": {"aggregate": "mean", "max_weight": 1.0},  # the simulator's, whose model it is compared with
+        "server": {"aggregate": "mean"},  # the simulator's, whose model it is compared with
         "deploy": {"timeout": 90.0},
     }
     for name, section in sections.items():

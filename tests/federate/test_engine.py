@@ -26,6 +26,7 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
+from fedtail.rounds import aggregation
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.race import Race
 from fedtail.rounds.state import Problem, State
@@ -151,10 +152,11 @@ def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> 
 
 @pytest.mark.parametrize("rule", ["bounded", "trimmed", "median", "krum"])
 def test_rules_of_aggregation_give_the_same_bits_on_every_engine_and_from_disk(
-    federation: Federation, rule: str, tmp_path: Path
+    federation: Federation, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(aggregation, "REACH", 0.5)
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
-    server = {"aggregate": rule, "reach": 0.5, "max_weight": 0.4}
+    server = {"aggregate": rule}
     found = []
     for path in ("reference", "batched"):
         engine = simulator(federation, module, METHODS.build("fedcgnm"), Settings.of(batch_size=32, seed=3, path=path))

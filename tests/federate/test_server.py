@@ -114,7 +114,6 @@ def test_a_site_can_refuse_the_method_and_the_server_says_so(tables: Path) -> No
     ("settings", "reason"),
     [
         ({"diagnostics": ["alignment", "losses"]}, "'losses' needs the simulator"),
-        ({"validate_on": "server"}, "needs a hold-out set"),
     ],
 )
 def test_what_a_real_federation_cannot_do_is_refused_and_not_left_out(

@@ -11,6 +11,7 @@ from fedtail.methods import FedAvg, LocalRun, Method, Scaffold, Server
 from fedtail.methods.base import LocalStep
 from fedtail.rates import RATES
 from fedtail.rates.base import RateStrategy
+from fedtail.rounds import search
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.loop import train_rounds
 from fedtail.settings import Settings
@@ -75,11 +76,12 @@ def test_it_reaches_the_optimum_where_local_steps_make_fedavg_drift_away() -> No
     torch.testing.assert_close(run_on_quadratics(Scaffold()), OPTIMUM, atol=1e-4, rtol=0)
 
 
-def test_a_round_at_learning_rate_zero_leaves_the_controls_alone() -> None:
-    """The last round of a cosine schedule down to lr_min = 0."""
+def test_a_round_at_learning_rate_zero_leaves_the_controls_alone(monkeypatch) -> None:
+    """The last round of a cosine schedule down to 0."""
+    monkeypatch.setattr(search, "LAST", 0.0)
     made = problem(Scaffold())
     begun = made.begin()
-    before = train_rounds(made, Settings.of(rounds=3, lr=0.05, lr_min=0.0, seed=11, validate_every=0), begun)
+    before = train_rounds(made, Settings.of(rounds=3, lr=0.05, seed=11, validate_every=0), begun)
     assert before.history[-1]["lr"] == 0.0
     assert torch.isfinite(before.method["control"]).all()
     assert before.history[-1]["method"] == before.history[-2]["method"]

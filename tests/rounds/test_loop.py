@@ -23,7 +23,7 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
 from fedtail.rounds.validation import over_sites
 from fedtail.runs.build import assemble
-from fedtail.settings import Settings
+from fedtail.settings import Data, Settings
 from fedtail.simulate import ReferenceSimulator
 from tests.conftest import blob_federation
 
@@ -113,12 +113,13 @@ def test_a_server_holdout_replaces_the_clients_validation() -> None:
     test = federation.validation[0]
     served = replace(federation, holdout=test, validation=tuple(np.empty(0, dtype=np.int64) for _ in range(3)))
     p = problem(FedHOO(3), served)
-    records = history(p, 4, validate_on="server", validate_every=0)
+    records = history(p, 4, validate_every=0)
     assert all("reward" in r for r in records)
     alone = problem(FedHOO(3), replace(federation, validation=(test, test[:0], test[:0])))
     assert [r["reward"] for r in history(alone, 4)] == [r["reward"] for r in records]
-    with pytest.raises(FedtailError, match=r"data\.holdout"):
-        history(problem(FedHOO(3)), validate_on="server")
+    elsewhere = Settings(data=Data(holdout=0.1))
+    with pytest.raises(FedtailError, match=r"data\.holdout needs a server that has data"):
+        train_rounds(problem(FedHOO(3)), elsewhere, problem(FedHOO(3)).begin())
 
 
 def test_pooled_validation_equals_the_sum_over_clients() -> None:

@@ -262,7 +262,8 @@ def test_a_race_compares_by_loss_and_order_and_by_what_is_told_of_them(precision
         assert shown["balanced_loss"] == pytest.approx(1 / values["balanced_loss"] - 1)
 
 
-def test_where_the_race_ends_below_lr_min_the_learning_rate_stays_and_does_not_rise() -> None:
-    result = fit(blob_federation(K), "mlp", FedAvg(), rounds=12, lr="auto", lr_min=5.0, batch_size=16)
+def test_where_the_race_ends_below_the_last_learning_rate_it_stays_and_does_not_rise(monkeypatch) -> None:
+    monkeypatch.setattr(search, "LAST", 5.0)
+    result = fit(blob_federation(K), "mlp", FedAvg(), rounds=12, lr="auto", batch_size=16)
     after = [r["lr"] for r in result.history if "race" not in r]
     assert len(after) > 3 and set(after) == {result.summary["found"]["lr"]}

@@ -126,9 +126,7 @@ def test_totals_alone_are_judged_by_the_history_only() -> None:
 
 
 def test_the_verdict_is_in_the_result_the_folder_and_the_report(tmp_path: Path) -> None:
-    config = load_config(
-        None, ["data.name=blobs", "local.lr=1e-6", "local.lr_min=0", "run.rounds=5", f"run.folder={tmp_path}"]
-    )
+    config = load_config(None, ["data.name=blobs", "local.lr=1e-6", "run.rounds=5", f"run.folder={tmp_path}"])
     result = run(config)
     assert result.verdict is not None and "warning: " in repr(result)
     assert result.folder is not None

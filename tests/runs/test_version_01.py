@@ -18,7 +18,7 @@ from fedtail.report import load_run, write_report
 from fedtail.rounds.state import State
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
-from fedtail.settings import Settings
+from fedtail.settings import RETIRED, Settings
 
 
 class Stopped(Exception):
@@ -76,17 +76,26 @@ def test_a_finished_run_of_version_01_predicts_and_is_reported(tmp_path: Path) -
     assert "fedcgnm" in page.read_text(encoding="utf-8")
 
 
-def test_settings_that_are_gone_are_read_in_the_config_of_a_run_folder_and_refused_elsewhere(tmp_path: Path) -> None:
-    folder = tmp_path / "r"
-    folder.mkdir()
-    raw = json.loads(json.dumps(settings(tmp_path, "r").model_dump()))
-    raw["engine"] |= {"compile": "on", "kernels": "library", "threads": 2}
-    (folder / "config.toml").write_text(tomli_w.dumps(without_none(raw)))
-    assert load_config(folder).engine == Settings().engine == load_config(folder / "config.toml").engine
-    with pytest.raises(FedtailError, match="'compile' is unknown"):
-        load_config(None, ["engine.compile=on"])
+def test_a_config_of_version_02_is_read_without_the_settings_that_are_gone(tmp_path: Path) -> None:
+    now = settings(tmp_path, "x")
+    raw = {section: {k: v for k, v in part.items() if v is not None} for section, part in now.model_dump().items()}
+    for key, gone in RETIRED.items():
+        if gone.value is not None:
+            section, name = key.split(".")
+            raw[section][name] = gone.value
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(raw))
+    assert load_config(tmp_path) == now
+    raw["server"]["reach"] = 2.0
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(raw))
+    with pytest.raises(FedtailError, match=r"^server\.reach = 2\.0: this is no longer a setting, leave it out; "):
+        load_config(tmp_path)
 
 
-def without_none(value: Any) -> Any:
-    """What TOML can say of a config."""
-    return {k: without_none(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+@pytest.mark.parametrize("key", RETIRED)
+def test_a_setting_that_is_gone_is_refused_in_one_line_wherever_it_is_given(tmp_path: Path, key: str) -> None:
+    section, name = key.split(".")
+    value = 1.0 if RETIRED[key].value is None else RETIRED[key].value
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps({section: {name: value}}))
+    for given in ({"path": tmp_path / "mine.toml"}, {"overrides": [f"{key}={value}"]}, {"flags": {key: value}}):
+        with pytest.raises(FedtailError, match=rf"^{key} = .*: this is no longer a setting, leave it out; "):
+            load_config(**given)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def test_a_spent_budget_still_has_the_settings_as_given() -> None:
 
 
 def test_candidates_are_halved_and_the_winner_is_in_the_settings(ticking: None) -> None:
-    settings = load_config(None, [*SMALL, "local.lr=1e-5", "local.lr_min=0"])
+    settings = load_config(None, [*SMALL, "local.lr=1e-5"])
     found, tuning = tune_settings(settings, set(SPACE) - {"local.lr"}, 60.0)
     assert [sum(t.rung == rung for t in tuning.trials) for rung in (0, 2)] == [5, 2]  # of 3 and of all 9 rounds
     assert found.local.lr in SPACE["local.lr"] and found.run.rounds == 9

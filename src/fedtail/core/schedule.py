@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 
 SCHEDULES = ("cosine", "constant")
+LAST = 1e-4
+"""Where ``cosine`` ends."""
 
 
-def cosine_rate(t: int, rounds: int, start: float, end: float = 1e-4) -> float:
+def cosine_rate(t: int, rounds: int, start: float, end: float = LAST) -> float:
     """eta_t = end + (start - end)(1 + cos(pi t / (T - 1))) / 2 for t = 0..T-1; ``start`` if T = 1."""
     if rounds <= 1:
         return start
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * t / (rounds - 1)))
 
 
-def round_rate(kind: str, t: int, rounds: int, start: float, end: float = 1e-4, warmup: int = 0) -> float:
+def round_rate(kind: str, t: int, rounds: int, start: float, end: float = LAST, warmup: int = 0) -> float:
     """The rate of round ``t`` under a named schedule, ``cosine`` or ``constant``.
 
     The first ``warmup`` rounds take 1/(warmup+1), 2/(warmup+1), ... of it: a large rate that serves well later can

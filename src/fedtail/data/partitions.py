@@ -84,7 +84,7 @@ def partition(
 
     Args:
         settings: settings of the section ``data`` that control the split: ``clients``, ``partition``, ``alpha``,
-            ``min_samples``, ``labels_per_client``, ``template``, ``validation``, ``auxiliary``, ``holdout``,
+            ``min_samples``, ``template``, ``validation``, ``auxiliary``, ``holdout``,
             ``augment``, ``seed``; see docs/settings.md.
     """
     for key in settings:
@@ -133,7 +133,6 @@ def federate(pooled: Pooled, data: Data) -> Federation:
         alpha=data.alpha,
         column=pooled.sites,
         min_samples=data.min_samples,
-        labels=data.labels_per_client,
         shares=None if template is None else template.shares(pooled.classes, totals),
         seed=seed,
     )
@@ -249,7 +248,7 @@ def _few_labels(y: np.ndarray, k: int, labels: int, rng: np.random.Generator) ->
     """Each client takes the classes that fewest have so far, ties at random; a class goes evenly to its clients."""
     classes = np.unique(y)
     if not 1 <= labels <= len(classes):
-        raise FedtailError(f"labels_per_client = {labels} is outside [1, {len(classes)}], the number of classes")
+        raise FedtailError(f"labels = {labels} is outside [1, {len(classes)}], the number of classes")
     if k * labels < len(classes):
         raise FedtailError(
             f"{k} clients with {labels} labels each cannot cover {len(classes)} classes; use "

@@ -313,12 +313,10 @@ def check_sums_only(settings: Settings, method: Method, where: str) -> None:
         raise FedtailError(f"{where}: method {method.name!r} needs more than sums of updates: {method.wire}")
     if settings.server.aggregate not in ("auto", "mean"):
         raise FedtailError(f"{where}: server.aggregate = {settings.server.aggregate!r} compares updates; use 'mean'")
-    if settings.server.max_weight is not None:
-        raise FedtailError(f"{where}: nobody knows a site's weight; leave server.max_weight unset")
     if settings.run.participation < 1 or settings.run.quorum < 1:
         raise FedtailError(f"{where} needs all sites in every round; set run.participation = 1 and run.quorum = 1")
-    if settings.run.validate_on != "clients":
-        raise FedtailError(f"{where}: the server has no data; set run.validate_on = 'clients'")
+    if settings.data.holdout:
+        raise FedtailError(f"{where}: the server has no data; leave out data.holdout")
     if settings.deploy.compress != "none":
         raise FedtailError(f"{where}: masked updates do not compress; set deploy.compress = 'none'")
 

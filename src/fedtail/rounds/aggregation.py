@@ -28,6 +28,10 @@ FAR, AGAINST = 3.0, -0.95
 sum of all others is lower."""
 SUMMED = 1 << 18
 """Parameters of which updates are summed at once."""
+REACH = 1.5
+"""Medians of the distance from the centre within which ``bounded`` draws updates."""
+SUSPECTS = 0.2
+"""Share of the sites that may be hostile: ``trimmed`` drops so many values at each end, ``krum`` so many sites."""
 VOTES = ("median", "trimmed")
 """Rules that sort every coordinate over the sites."""
 
@@ -41,9 +45,9 @@ def rule_of(settings: Settings, real: bool) -> str:
 
 def limited(weights: np.ndarray, server: Server, real: bool) -> np.ndarray:
     """The weights with none above the share that one site can have: a site's size is what it claims."""
-    if server.max_weight is not None:
-        return capped(weights, server.max_weight)
-    return capped(weights, fair_share(int((weights > 0).sum()))) if real else weights
+    if real and server.aggregate != "mean":
+        return capped(weights, fair_share(int((weights > 0).sum())))
+    return weights
 
 
 def check_aggregate(problem: Problem, settings: Settings) -> None:
@@ -83,9 +87,9 @@ class Gathered:
         """What each update was made of: row k of (S, S) is in terms of the updates as they came."""
         self._grams: dict[tuple[int, ...], np.ndarray] = {}
         if self.rule == "krum":
-            self.weights = krum(self._all_probes(), self.weights, suspected(len(updates), server.suspects))
+            self.weights = krum(self._all_probes(), self.weights, suspected(len(updates), SUSPECTS))
         elif self.rule == "bounded":
-            factors, middle = bounded(self._all_probes(), server.reach)
+            factors, middle = bounded(self._all_probes(), REACH)
             if (factors < 1).any():
                 there = _sum(updates, middle)
                 self.mix = np.diag(factors) + np.outer(1 - factors, middle)
@@ -96,7 +100,7 @@ class Gathered:
         if self.rule not in VOTES:
             return combine(x, self.weights, self.updates, choice)
         n = len(self.raw)
-        cut = (n - 1) // 2 if self.rule == "median" else suspected(n, self.server.suspects)
+        cut = (n - 1) // 2 if self.rule == "median" else suspected(n, SUSPECTS)
         step = trimmed_by_blocks(Deltas(self.raw), choice.tolist(), cut).mul_(float(self.weights.sum()))
         return (x.double() + step).to(x.dtype)
 

@@ -97,7 +97,7 @@ def full_group_gradient(
 ) -> Tensor:
     """(H, d) gradient of f_{k,h} at the round's global model over one whole resampled epoch."""
     client = federation.client(k)
-    whole = {"epochs": 1, "batch_size": EVAL_BATCH, "epoch_length": "inflated", "scale": "batch"}
+    whole = {"epochs": 1, "batch_size": EVAL_BATCH, "epoch_length": "inflated"}
     one_epoch = settings.model_copy(update={"local": settings.local.model_copy(update=whole)})
     plan = plan_local_run(client, rate, task.round, one_epoch, method.sampler, method.traits.needs_views)
     model.load(task.x)

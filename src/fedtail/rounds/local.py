@@ -75,7 +75,6 @@ def group_gradients(
     const: Tensors,
     state: Tensors,
     *,
-    scale: str = "batch",
     split: bool | None = None,
 ) -> tuple[Tensor, float, Tensors]:
     """(H, d) group gradients, the batch's mean loss, and the step state.
@@ -88,15 +87,12 @@ def group_gradients(
     member = groups[batch.y]
     size = batch.y.shape[0]
 
-    def share(h: int) -> int:
-        return size if scale == "batch" else max(int((member == h).sum()), 1)
-
     coupled = method.traits.stateful_loss or method.traits.whole_batch or has_batchnorm(model.module)
     if n_groups == 1 or split is False or coupled:
         losses, state = method.loss(model.module(x), batch, const, state)
         grads = torch.stack(
             [
-                model.gradient(torch.where(member == h, losses, 0.0).sum() / share(h), retain_graph=h < n_groups - 1)
+                model.gradient(torch.where(member == h, losses, 0.0).sum() / size, retain_graph=h < n_groups - 1)
                 for h in range(n_groups)
             ]
         )
@@ -110,7 +106,7 @@ def group_gradients(
             continue
         part = Batch(batch.y[mine], batch.weight[mine], None if batch.teacher is None else batch.teacher[mine])
         losses, state = method.loss(model.module(x[mine]), part, const, state)
-        grads[h] = model.gradient(losses.sum() / share(h))
+        grads[h] = model.gradient(losses.sum() / size)
         total += float(losses.detach().sum())
     return grads, total / size, state
 
@@ -154,9 +150,7 @@ def train_probe(
                     logits = teacher.module(x)
             batch = Batch(y, torch.ones_like(y, dtype=torch.float32), logits)
             with lone_samples_named():
-                grads, loss, state = group_gradients(
-                    model, method, x, batch, groups, n_groups, const, state, scale=settings.local.scale
-                )
+                grads, loss, state = group_gradients(model, method, x, batch, groups, n_groups, const, state)
             if not np.isfinite(loss):
                 raise DivergedError(f"loss became {loss} at step {i + 1} of {len(plan.batches)}")
             with torch.no_grad():

@@ -75,7 +75,6 @@ def plan_local_run(
         batch_size=batch_of(settings.local),
         epochs=settings.local.epochs,
         n_classes=client.n_classes,
-        replication=settings.local.replication,
         epoch_length=settings.local.epoch_length,
     )
     draws = None
@@ -95,7 +94,7 @@ def plan_local_run(
         sizes=sizes,
         all_draws=draws,
         counts=client.counts,
-        resampled=epoch_counts(client.counts, rate, sampler, batch_of(settings.local), settings.local.replication),
+        resampled=epoch_counts(client.counts, rate, sampler, batch_of(settings.local)),
     )
 
 

@@ -12,7 +12,7 @@ from fedtail.core.candidates import Candidates, separate_candidates
 from fedtail.core.evidence import Evidence
 from fedtail.core.metrics import METRICS, Metric, check_known, score, score_of
 from fedtail.core.records import DIVERGED, Update
-from fedtail.core.schedule import round_rate
+from fedtail.core.schedule import LAST, round_rate
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.rates.base import RateStrategy, Setting
@@ -38,8 +38,8 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     if run.search_only and round == 0 and rates.done:
         raise FedtailError(f"rates {rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
     _check_metric(problem, METRICS[run.metric])
-    if run.validate_on == "server" and problem.holdout is None:
-        raise FedtailError("run.validate_on = 'server' needs a hold-out set at the server; set data.holdout, e.g. 0.05")
+    if settings.data.holdout and problem.holdout is None:
+        raise FedtailError("data.holdout needs a server that has data; in a real federation, leave it out")
     check_privacy(problem, settings.privacy)
     check_aggregate(problem, settings)
     setting = Setting(
@@ -74,7 +74,7 @@ def starting_lr(rates: RateStrategy, local: Local) -> float:
 def scheduled_lr(rates: RateStrategy, settings: Settings, t: int) -> tuple[float, float]:
     """(learning rate of round t, the part of the first one that the schedule has left of it)."""
     local, first = settings.local, starting_lr(rates, settings.local)
-    lr = round_rate(local.schedule, t, settings.run.rounds, first, min(local.lr_min, first), local.warmup)
+    lr = round_rate(local.schedule, t, settings.run.rounds, first, min(LAST, first), local.warmup)
     return lr, lr / first
 
 
@@ -138,7 +138,7 @@ def race_values(
     small split tells by right and wrong answers."""
     run = settings.run
     smooth = METRICS[run.metric].smooth
-    tells = problem.engine.tells_scores or (run.validate_on == "server" and problem.holdout is not None)
+    tells = problem.engine.tells_scores or problem.holdout is not None
     if not smooth or not tells:
         found = rewards_of(problem, settings, candidates, present)
         return found, {"reward": found}
@@ -153,7 +153,7 @@ def _values(
 ) -> dict[str, np.ndarray]:
     """(N,) each metric of every candidate as ``core.metrics.reward`` has it."""
     clients = present.tolist()
-    held = problem.holdout if settings.run.validate_on == "server" else None
+    held = problem.holdout
     if any(METRICS[metric].needs == "scores" for metric in metrics):
         told = None if held is None else score_candidates(problem.model, candidates, held)
         scored = dict(told or problem.engine.validate_scores(candidates, clients))
@@ -169,7 +169,7 @@ def _values(
         values = {m: score(counts, m, problem.background) for m in metrics}
         n = counts[:, 1].sum(axis=-1)
     if not n.all():
-        where = "at the clients; set data.validation" if settings.run.validate_on == "clients" else "at the server"
+        where = "at the clients; set data.validation" if held is None else "at the server"
         who = f"rates {problem.rates.name!r}" if race_of(problem.rates) is None else problem.rates.name
         raise NoValidationError(f"{who} compares models, but there is no validation data {where}")
     return values

@@ -28,6 +28,8 @@ from fedtail.errors import FedtailError
 from fedtail.rounds.batches import median
 from fedtail.settings import Server
 
+BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
+"""Those of the authors' experiments."""
 MANY = 20
 """Sites from which on ``auto`` is Adam, if they are small ..."""
 SMALL = 512
@@ -68,12 +70,12 @@ def server_step(
     gradient = x[:d] - aggregate[:d]
     m = state.get("m", torch.zeros_like(gradient))
     if server.optimizer == "momentum":
-        m = server.beta1 * m + gradient
+        m = BETA1 * m + gradient
         move, state = m, {"m": m}
     else:
-        m = server.beta1 * m + (1 - server.beta1) * gradient
-        v = _second_moment(server, state.get("v", torch.full_like(gradient, server.tau**2)), gradient**2)
-        move, state = m / (v.sqrt() + server.tau), {"m": m, "v": v}
+        m = BETA1 * m + (1 - BETA1) * gradient
+        v = _second_moment(server, state.get("v", torch.full_like(gradient, TAU**2)), gradient**2)
+        move, state = m / (v.sqrt() + TAU), {"m": m, "v": v}
     return torch.cat([x[:d] - server.step * move, aggregate[d:]]), state
 
 
@@ -81,5 +83,5 @@ def _second_moment(server: Server, v: Tensor, square: Tensor) -> Tensor:
     if server.optimizer == "adagrad":
         return v + square
     if server.optimizer == "adam":
-        return server.beta2 * v + (1 - server.beta2) * square
-    return v - (1 - server.beta2) * square * torch.sign(v - square)
+        return BETA2 * v + (1 - BETA2) * square
+    return v - (1 - BETA2) * square * torch.sign(v - square)

@@ -199,7 +199,7 @@ def classifier_option(settings: Settings, method: type[Method]) -> dict[str, str
 
 def check_validation(federation: Federation, settings: Settings) -> None:
     """``FedtailError`` where models are to be compared and no client has a row to compare them on."""
-    if settings.run.validate_on != "clients" or any(len(rows) for rows in federation.validation):
+    if len(federation.holdout) or any(len(rows) for rows in federation.validation):
         return
     run, instead = settings.run, {}
     if run.select == "best":

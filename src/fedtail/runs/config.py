@@ -16,21 +16,23 @@ from fedtail.models import MODELS
 from fedtail.models.encoders import default_encoder
 from fedtail.rates import RATES
 from fedtail.registry import Registry
-from fedtail.settings import LOCAL_LR, Model, Named, Settings, check_effects, checked, flatten, is_free
+from fedtail.settings import (
+    LOCAL_LR,
+    RETIRED,
+    Model,
+    Named,
+    Settings,
+    check_effects,
+    checked,
+    current,
+    flatten,
+    is_free,
+    retired,
+)
 
 REGISTRIES: dict[str, Registry[Any]] = {"data": DATASETS, "model": MODELS, "method": METHODS, "rates": RATES}
-MOVED = {
-    "deploy.validate_every": "run.validate_every",
-    "rates.groups": "rates.labels",
-    "data.group": "data.cluster",
-}
-"""Keys of version 0.1 that have another name now."""
 BY_VALIDATION = ("local.lr", "run.select", "run.patience", "decision.goal")
 """Suggestions that need private validation."""
-GONE = {"engine.name": "simulator"}
-"""Keys of version 0.1 that could only have this value."""
-RETIRED = ("engine.compile", "engine.kernels", "engine.threads")
-"""Keys that configs of run folders may still have; they changed the speed of a run, and hardly its result."""
 
 
 def load_config(
@@ -48,13 +50,14 @@ def load_config(
     raw: dict[str, Any] = read_config(Path(path)) if path is not None else {}
     complete = path is not None and Path(path, "config.toml").is_file()
     everything = complete or Settings.model_fields.keys() <= raw.keys()  # written by ``to_toml``, not by a person
-    for section, key in (retired.split(".") for retired in RETIRED if everything):
-        raw.get(section, {}).pop(key, None)
+    raw = current(raw, strict=not everything)
     written = () if everything else frozenset(flatten(raw))
     given = {key: value for key, value in (flags or {}).items() if value is not None} | parse_overrides(overrides)
     if everything:
         _follow_optimizer(raw, given)
     for key, value in given.items():
+        if key in RETIRED:
+            raise retired(key, value)
         set_key(raw, key, value)
     config = check_config(raw)
     config = with_suggestions(config, raw) if suggest and not complete else config
@@ -120,7 +123,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def check_config(raw: Mapping[str, Any]) -> Settings:
     """A ``Settings`` from nested dictionaries; every bad value is one clear line."""
-    settings = checked(Settings, renamed(raw))
+    settings = checked(Settings, current(raw))
     METRICS[settings.run.metric]
     for section, registry in REGISTRIES.items():
         part: Named = getattr(settings, section)
@@ -209,20 +212,6 @@ def read_config(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = "; for your own table, use --table" if path.suffix in (".csv", ".tsv", ".parquet") else ""
         raise FedtailError(f"config file {str(path)!r} is not valid TOML: {error}{hint}") from None
-
-
-def renamed(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of version 0.1 under today's names."""
-    out = {section: dict(part) if isinstance(part, Mapping) else part for section, part in raw.items()}
-    for old, new in MOVED.items():
-        (section, key), (there, name) = old.split("."), new.split(".")
-        if isinstance(part := out.get(section), dict) and key in part:
-            out.setdefault(there, {}).setdefault(name, part.pop(key))
-    for old, only in GONE.items():
-        section, key = old.split(".")
-        if isinstance(part := out.get(section), dict) and part.get(key) == only:
-            del part[key]
-    return out
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any) -> None:

@@ -51,7 +51,7 @@ def check_settings(settings: Settings) -> None:
             f"rates.name = {settings.rates.name!r} searches resampling rates; {method} weighs rows instead, see "
             "method.power; leave it out"
         )
-    if settings.run.validate_on != "clients" or settings.run.participation < 1:
+    if settings.data.holdout or settings.run.participation < 1:
         raise FedtailError(f"{method} needs all sites in every round, and validates on their private splits")
 
 

@@ -28,20 +28,11 @@ from fedtail.rounds.loop import RoundHook
 from fedtail.runs.build import LatestData
 from fedtail.runs.config import changed, check_config, result_keys
 from fedtail.runs.execution import run
-from fedtail.settings import Settings
+from fedtail.settings import RETIRED, Settings
 
 LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
-FORMER: dict[str, Any] = {
-    "deploy.candidates": "affine",
-    "deploy.models_per_message": 8,
-    "deploy.reveal": "auto",
-    "deploy.updates": "plain",
-    "engine.compile": "auto",
-    "engine.kernels": "auto",
-    "engine.threads": 1,
-    "privacy.dropouts": 0.25,
-}
+FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items()}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
 LATER: dict[str, Any] = {"deploy.trust": "server", "decision.confidence": 0.9}
 """Settings that came later -> the value that means what there was before, which digests leave out."""

@@ -12,10 +12,9 @@ from fedtail.simulate.graph.passes import MODES, assign, build_schedule, default
 
 @given(
     st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 5), st.sampled_from(MODES),
-    st.sampled_from(["batch", "group"]),
 )  # fmt: skip
 def test_passes_hold_every_sample_once_and_filling_has_no_weight(
-    seed: int, n_groups: int, grain: int, mode: str, scale: str
+    seed: int, n_groups: int, grain: int, mode: str
 ) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, size=50)
@@ -26,7 +25,7 @@ def test_passes_hold_every_sample_once_and_filling_has_no_weight(
     sizes = np.array([len(b) for b in batches])
     joined = None if draws is None else np.concatenate(draws)
     plan = LocalPlan(np.concatenate(batches), sizes, joined, counts, counts)
-    schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, scale=scale, grain=grain)
+    schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, grain=grain)
     cursor = counter = 0
     for i, (step, batch) in enumerate(zip(schedule.steps, batches, strict=True)):
         seen = []
@@ -42,7 +41,7 @@ def test_passes_hold_every_sample_once_and_filling_has_no_weight(
                 assert not schedule.scales[here][~real].any() and not schedule.shares[here][~real].any()
                 np.testing.assert_allclose(schedule.shares[here][real], 1 / len(batch), rtol=1e-6)
                 member = groups[labels[rows[real]]]
-                size_of = np.full(n_groups, len(batch)) if scale == "batch" else counts
+                size_of = np.full(n_groups, len(batch))
                 np.testing.assert_allclose(schedule.scales[here][real], 1 / size_of[member], rtol=1e-6)
                 if mode != "masked":
                     assert (member == (h if mode == "joint" else schedule.groups[counter])).all()

@@ -115,11 +115,10 @@ def test_two_rounds_equal_the_reference_for_every_method(name: str) -> None:
     assert_same_round(reference, fast, task)  # with the client state of the first
 
 
-@pytest.mark.parametrize("scale", ["batch", "group"])
 @pytest.mark.parametrize("n_groups", [1, 2, 3, None])
-def test_every_number_of_groups_and_both_scales_equal_the_reference(scale: str, n_groups: int | None) -> None:
+def test_every_number_of_groups_equals_the_reference(n_groups: int | None) -> None:
     method = METHODS.build("fedcgnm", n_groups=n_groups, weight_decay=1e-3)
-    reference, fast = both(method, Settings.of(epochs=2, batch_size=8, scale=scale), lanes=2)
+    reference, fast = both(method, Settings.of(epochs=2, batch_size=8), lanes=2)
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     assert_same_round(reference, fast, task)
 

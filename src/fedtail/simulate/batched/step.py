@@ -59,7 +59,6 @@ class Signature:
 
     columns: int
     windows: tuple[Span, ...]
-    scale: str
     hyper: tuple[tuple[str, float], ...]
     """Hyper-parameters that are the same for all runs and rounds."""
     searched: tuple[str, ...]
@@ -76,7 +75,6 @@ class Signature:
         return cls(
             columns=columns,
             windows=tuple(windows),
-            scale=settings.local.scale,
             hyper=tuple((k, v) for k, v in method.hyper().items() if k not in searched),
             searched=searched,
             const=tuple(run.const),
@@ -139,7 +137,7 @@ def make_step(kernel: AnyKernel, method: Method, signature: Signature) -> Callab
         if n_groups == 1:
             weights = _scaled(given["share"], factor).unsqueeze(1)
         else:
-            weights = _scaled(group_masks(given["member"], given["share"], n_groups, signature.scale), factor)
+            weights = _scaled(group_masks(given["member"], given["share"], n_groups), factor)
         if isinstance(kernel, ChunkedKernel):
             losses, new = _by_chunks(kernel, method, given, const, state, weights, into, keep)
         else:
@@ -254,9 +252,7 @@ def logit_gradient(
     return losses.detach(), d.transpose(1, 2).contiguous(), {k: v.detach() for k, v in state.items()}
 
 
-def group_masks(member: Tensor, share: Tensor, n_groups: int, scale: str) -> Tensor:
+def group_masks(member: Tensor, share: Tensor, n_groups: int) -> Tensor:
     """(n, H, B) what each sample counts in its group's gradient; 0 for other groups and padding."""
     inside = member.unsqueeze(1) == torch.arange(n_groups, device=member.device).view(1, -1, 1)
-    if scale == "batch":
-        return inside * share.unsqueeze(1)
-    return inside / inside.sum(-1, keepdim=True).clamp_min(1)
+    return inside * share.unsqueeze(1)

@@ -66,7 +66,7 @@ def padded(n: int, grain: int) -> int:
 
 
 def build_schedule(
-    plan: LocalPlan, labels: np.ndarray, groups: np.ndarray, n_groups: int, *, mode: str, scale: str, grain: int
+    plan: LocalPlan, labels: np.ndarray, groups: np.ndarray, n_groups: int, *, mode: str, grain: int
 ) -> Schedule:
     """Passes of a local run. labels: of the whole pool; groups: (C,)."""
     order: list[np.ndarray] = []
@@ -77,7 +77,7 @@ def build_schedule(
     for i, batch in enumerate(plan.batches):
         member = groups[labels[batch]]
         counts = np.bincount(member, minlength=n_groups)
-        factor = (1.0 / (len(batch) if scale == "batch" else np.maximum(counts, 1)) * np.ones(n_groups))[member]
+        factor = np.full(n_groups, 1.0 / len(batch))[member]
         if mode == "masked":
             parts = [np.arange(len(batch))]
         else:

@@ -145,7 +145,6 @@ class GraphSimulator(ClientStates, Scoring):
             run.groups,
             self.n_groups,
             mode=self.mode,
-            scale=self.settings.local.scale,
             grain=self.grain,
         )
 
