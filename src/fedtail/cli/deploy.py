@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ from fedtail.cli.deploy_view import Folder, load, need_flower
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import Stopped, console
 from fedtail.errors import FedtailError
-from fedtail.runs.config import load_config
+from fedtail.runs.config import changed, load_config
+from fedtail.settings import Settings
 
 if TYPE_CHECKING:
     from fedtail.federate.deployment import Deployment
@@ -275,9 +277,24 @@ def make(
     path, overrides = split_arguments(arguments)
     flags: dict[str, Any] = {"data.name": own} if own else {"data.clients": len(names) or None}
     config = load_config(path, overrides, flags, suggest=bool(own))
+    if own and config.deploy.trust == "server" and not any(each.startswith("deploy.trust=") for each in overrides):
+        config = unless_it_must_be_trusted(config, names)
     return create_deployment(
         folder, names, config, public=public, port=port, rehearsal=not own, keys=not own, docker=docker
     )
+
+
+def unless_it_must_be_trusted(config: Settings, names: Sequence[str]) -> Settings:
+    """Return the config under ``deploy.trust = "blind"``, or as it is, with a note, where it needs a trusted server."""
+    from fedtail.federate.agreed import write_document
+
+    blind = changed(config, {"deploy.trust": "blind"})
+    try:
+        write_document(blind, {}, names, "")
+    except FedtailError as error:
+        console.print(f"note: sites must trust this server (policy.trust = 'server'): {error}", soft_wrap=True)
+        return config
+    return blind
 
 
 __all__ = ["app"]

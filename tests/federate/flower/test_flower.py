@@ -448,3 +448,33 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     local.wait_until_online(flower_deployment, 90)
     runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
     assert_simulators_model(folder, settings(run={"name": "through", **rounds}), tmp_path)
+
+
+@pytest.mark.faults
+def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_survives_its_server(
+    flower_deployment: Deployment,
+) -> None:
+    """A sum needs all sites, so the run stands still until ``east`` is back; then the server is killed while ``south``
+    answers. Nothing is lost: all rounds are there, and every site ends with the server's model, bit by bit."""
+    config = settings(run={"name": "blind", "rounds": 5}, deploy={"timeout": 30.0, "trust": "blind"})
+    folder = flower_deployment.runs / "blind"
+    start(flower_deployment, config)
+    until(lambda: len(read_history(folder)) >= 1, 200, "round 0")
+    for pid in of_site(flower_deployment, "east"):
+        processes.send_signal(pid, signal.SIGKILL)
+    bring_back(flower_deployment, "east")
+    before = len(read_history(folder))
+    until(lambda: len(read_history(folder)) > before + 1, 250, "the run to go on with east")
+    with signalled(of_site(flower_deployment, "south", "worker"), signal.SIGSTOP, signal.SIGCONT):
+        until((flower_deployment.site("south") / "waiting").exists, 60, "a message at south")
+        kill_server(flower_deployment)
+    local.start_superlink(flower_deployment)
+    wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
+    local.wait_until_online(flower_deployment, 90)
+    runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
+    assert [r["round"] for r in read_history(folder)] == list(range(5))
+    ours = load_file(folder / "model.safetensors")
+    for site in flower_deployment.sites:
+        (theirs,) = (flower_deployment.site(site) / "agreements").glob("*/run/model.safetensors")
+        found = load_file(theirs)
+        assert all(torch.equal(ours[name], found[name]) for name in ours), site

@@ -28,7 +28,7 @@ from fedtail.federate.operate import processes, runs
 from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
 from fedtail.federate.operate.commands import free_port, superlink_command
-from fedtail.federate.operate.create import create_deployment, move_port, with_the_sites_data
+from fedtail.federate.operate.create import create_deployment, move_port, with_the_sites_data, write_config
 from fedtail.federate.operate.doctor import examine_site
 from fedtail.federate.operate.local import find_nginx, is_free
 from fedtail.federate.protocol.transport import with_phase
@@ -175,6 +175,28 @@ def test_sites_with_data_of_their_own_get_the_defaults_of_a_run_on_ones_own_data
     for section in ("method", "rates", "local", "server", "decision", "model"):
         assert getattr(made, section) == getattr(same, section), section
     assert made.run == same.run and made.local.epochs == 2 and made.data.name == "sites"
+    assert made.deploy.trust == "blind", "no server needs to be trusted"
+    assert made.data.options == ({"schema": "schema.toml"} if kind == "table" else {})
+    if kind == "table":
+        folder = load_deployment(tmp_path / "fed").folder
+        assert load_config(write_config(load_deployment(folder))).data.options["schema"] == str(folder / "schema.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--sites", "a,b"), "needs at least 3 sites"),
+        (("--sites", "a,b,c", "run.quorum=0.5"), "quorum"),
+        (("--sites", "a,b,c", "deploy.trust=server"), ""),
+    ],
+)
+def test_where_a_server_must_be_trusted_init_says_why(
+    tmp_path: Path, words: tuple[str, ...], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "fed"), "--own-data", *words])
+    assert done.exit_code == 0 and load_config(tmp_path / "fed" / "config.toml").deploy.trust == "server"
+    note = done.output + capfd.readouterr().err
+    assert ("sites must trust this server" in note) == bool(why) and why in note
 
 
 def test_a_taken_port_leaves_no_folder_behind_and_another_can_be_chosen_later(tmp_path: Path) -> None:

@@ -154,5 +154,10 @@ def ask(grid: Grid, deployment: Deployment, config: Settings) -> list[Finding]:
         for k, hello in hellos.items()
     ]
     if not missing and not any(f.level == "error" for f in differences):
-        out.append(Finding("ok", "data", f"all sites agree: {describe_schema(hellos[0].schema)}"))
+        agreed = (
+            "each site compares its data with the document before it signs; a server that is not trusted asks nothing"
+        )
+        if all(hello.schema for hello in hellos.values()):
+            agreed = f"all sites agree: {describe_schema(hellos[0].schema)}"
+        out.append(Finding("ok", "data", agreed))
     return out

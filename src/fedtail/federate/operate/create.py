@@ -21,6 +21,8 @@ from fedtail.version import VERSION
 
 INSTALLED = Path("/opt/fedtail")
 """Where a site's operator is told to put the folder and the virtual environment."""
+SCHEMA = "schema.toml"
+"""In the deployment's folder: what all sites' tables have in common, where sites sign it (``fedtail data schema``)."""
 LAST_CONFIG = "run.toml"
 """In ``server/``: the config of the last run."""
 
@@ -62,7 +64,8 @@ def create_deployment(
         path.mkdir(mode=0o700)
     deployment.save()
     if not rehearsal:
-        config = config.model_copy(update={"data": Data(name="sites", clients=len(sites))})
+        declared = {"schema": SCHEMA} if config.data.name == "table" and config.deploy.trust != "server" else {}
+        config = config.model_copy(update={"data": Data(name="sites", clients=len(sites), **declared)})
     config = config.model_copy(update={"run": config.run.model_copy(update={"folder": deployment.runs.name})})
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)
@@ -157,10 +160,13 @@ def write_docker(deployment: Deployment) -> None:
 
 
 def write_config(deployment: Deployment, config: Settings | None = None) -> Path:
-    """Write the config of a run, with its folder as this machine finds it; by default the deployment's own config."""
+    """Write the config of a run, with paths as this machine finds them; by default the deployment's own config."""
     settled = with_the_sites_data(deployment, config or load_config(deployment.config))
     path = deployment.server / LAST_CONFIG
-    write_atomically(path, changed(settled, {"run.folder": str(deployment.folder / settled.run.folder)}).to_toml())
+    here = {"run.folder": str(deployment.folder / settled.run.folder)}
+    if "schema" in settled.data.options:
+        here["data.schema"] = str(deployment.folder / settled.data.options["schema"])
+    write_atomically(path, changed(settled, here).to_toml())
     return path
 
 
