@@ -413,7 +413,7 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     folder = flower_deployment.runs / "through"
 
     def reach(done: int) -> None:
-        until(lambda: len(read_history(folder)) >= done, 200, f"round {done}")
+        until(lambda: len(read_history(folder)) >= done, f"round {done}")
 
     run_id = start(flower_deployment, config)
     reach(1)
@@ -439,10 +439,10 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     reach(before + 1)
     with signalled(of_site(flower_deployment, "east", "worker"), signal.SIGSTOP, signal.SIGCONT):
         waiting = flower_deployment.site("east") / "waiting"
-        until(waiting.exists, 60, "a message at east")
+        until(waiting.exists, "a message at east")
         time.sleep(1)
         kill_server(flower_deployment)
-        until(lambda: runs.where(flower_deployment)["state"] == "stopped", 5, "status to say so")
+        until(lambda: runs.where(flower_deployment)["state"] == "stopped", "status to say so")
     local.start_superlink(flower_deployment)
     wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
     local.wait_until_online(flower_deployment, 90)
@@ -459,14 +459,14 @@ def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_surv
     config = settings(run={"name": "blind", "rounds": 5}, deploy={"timeout": 30.0, "trust": "blind"})
     folder = flower_deployment.runs / "blind"
     start(flower_deployment, config)
-    until(lambda: len(read_history(folder)) >= 1, 200, "round 0")
+    until(lambda: len(read_history(folder)) >= 1, "round 0")
     for pid in of_site(flower_deployment, "east"):
         processes.send_signal(pid, signal.SIGKILL)
     bring_back(flower_deployment, "east")
     before = len(read_history(folder))
-    until(lambda: len(read_history(folder)) > before + 1, 250, "the run to go on with east")
+    until(lambda: len(read_history(folder)) > before + 1, "the run to go on with east")
     with signalled(of_site(flower_deployment, "south", "worker"), signal.SIGSTOP, signal.SIGCONT):
-        until((flower_deployment.site("south") / "waiting").exists, 60, "a message at south")
+        until((flower_deployment.site("south") / "waiting").exists, "a message at south")
         kill_server(flower_deployment)
     local.start_superlink(flower_deployment)
     wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
