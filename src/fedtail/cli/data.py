@@ -151,22 +151,23 @@ TextTable = tuple[list[str], list[list[str]]]
 
 
 def _sites_down(found: Inspection) -> TextTable:
-    """One row per site, one column per class."""
+    """One row per site, one column per class, rarest first."""
     rows = [
-        [site, *(_cell(found, k, c) for c in range(len(found.classes))), *_figures(found, k)]
+        [site, *(_cell(found, k, c) for c in found.order), *_figures(found, k)]
         for k, site in enumerate(found.sites[: TALL + 5])
     ]
     for label, counts in (("all sites", found.total), ("test", found.test)):
-        rows.append([label, *(f"{n:,}" for n in counts), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
-    return ["site", *found.classes, "samples", "imbalance", "epoch"], rows
+        shown = (f"{n:,}" for n in counts[found.order])
+        rows.append([label, *shown, f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
+    return ["site", *(found.classes[c] for c in found.order), "samples", "imbalance", "epoch"], rows
 
 
 def _classes_down(found: Inspection) -> TextTable:
     """The same table transposed: for few sites, and long or many class names."""
     sites = range(min(len(found.sites), TALL))
     rows = [
-        [name, *(_cell(found, k, c) for k in sites), f"{found.total[c]:,}", f"{found.test[c]:,}"]
-        for c, name in enumerate(found.classes)
+        [found.classes[c], *(_cell(found, k, c) for k in sites), f"{found.total[c]:,}", f"{found.test[c]:,}"]
+        for c in found.order
     ]
     figures = [_figures(found, k) for k in sites]
     overall = [f"{found.total.sum():,}", f"{ratio(found.total):.4g}", ""]
@@ -208,7 +209,7 @@ def _class_table(found: Inspection) -> RichTable:
     for name in ("all sites", "test", "sites with it"):
         table.add_column(name, justify="right", no_wrap=True)
     have = (found.table > 0).sum(0)
-    for c in sorted(range(len(found.classes)), key=lambda c: -found.total[c])[: TALL * 2]:
+    for c in found.order[: TALL * 2]:
         table.add_row(found.classes[c], f"{found.total[c]:,}", f"{found.test[c]:,}", f"{have[c]:,}")
     return table
 

@@ -42,6 +42,11 @@ class Inspection:
         return np.asarray(self.table.sum(0))
 
     @cached_property
+    def order(self) -> np.ndarray:
+        """(C,) the classes, rarest first."""
+        return np.lexsort((-np.arange(len(self.classes)), self.total))
+
+    @cached_property
     def imbalance(self) -> np.ndarray:
         """(K,) most frequent over least frequent class *present* at the site."""
         return np.array([ratio(row) for row in self.table])

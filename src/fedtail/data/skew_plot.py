@@ -30,7 +30,7 @@ def skew_figure(inspection: Inspection) -> Any:
     """Return a matplotlib figure: counts on a logarithmic colour scale, blank where a site lacks the class, marked
     where the class is in the site's last (rarest) group at the inspected rate."""
     k, c = inspection.table.shape
-    order = np.argsort(inspection.total, kind="stable")
+    order = inspection.order
     marked = np.asarray(inspection.groups == inspection.n_groups - 1) & (inspection.n_groups > 1)
     mark = "orange" if k * c <= MOST_NUMBERS else "orange dot" if max(k, c) <= 120 else ""
     skew = f"imbalance {ratio(inspection.total):.4g}, label skew {inspection.skew:.2f}"
