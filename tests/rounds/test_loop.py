@@ -10,6 +10,7 @@ import pytest
 
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.evidence import class_counts
+from fedtail.core.metrics import summarize
 from fedtail.core.movement import path_variation
 from fedtail.core.records import Refusal, Task, Update
 from fedtail.data import Federation
@@ -21,7 +22,7 @@ from fedtail.rates.base import RateStrategy
 from fedtail.rounds.evaluation import Split, confusion_on
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
-from fedtail.rounds.validation import over_sites
+from fedtail.rounds.validation import over_sites, site_values
 from fedtail.runs.build import assemble
 from fedtail.settings import Data, Settings
 from fedtail.simulate import ReferenceSimulator
@@ -157,3 +158,12 @@ def test_the_worst_client_of_a_round_has_the_lowest_value() -> None:
     assert over_sites({0: 0.5, 1: 0.2, 2: 0.9}, "log_loss")["client"] == 2
     for record in history(problem(RATES.build("uniform", 3)), 2):
         assert record["sites"]["worst"] <= record["sites"]["mean"]
+
+
+@pytest.mark.parametrize(("shape", "metric"), [((3, 3), "macro_f1"), ((3, 3), "accuracy"), ((1, 2), "accuracy")])
+def test_what_clients_are_compared_by_is_what_each_alone_would_be_told(shape: tuple[int, int], metric: str) -> None:
+    rng = np.random.default_rng(0)
+    parts = {k: np.cumsum(rng.integers(0, 4, shape), axis=1) for k in (2, 3, 7)} | {5: np.zeros(shape, dtype=np.int64)}
+    expected = {k: summarize(m)[metric] for k, m in parts.items() if m.sum()}
+    assert site_values(parts, metric) == pytest.approx(expected) and 5 not in expected
+    assert site_values({}, metric) == {}

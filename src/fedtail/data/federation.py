@@ -208,10 +208,19 @@ class Federation:
     def validation_rows(self) -> np.ndarray:
         """Pool indices of the validation splits used for the federation: those of all clients, or of a fixed random
         panel if there are more than ``PANEL``, so that validation stays cheap."""
+        return self._validation_rows
+
+    @cached_property
+    def _validation_rows(self) -> np.ndarray:
         return np.concatenate([self.validation[k] for k in self.panel()])
 
     def panel(self) -> list[int]:
         """The clients whose validation splits are used: all, or ``PANEL`` of them."""
+        return self._panel
+
+    @cached_property
+    def _panel(self) -> list[int]:
+        """Drawn once: every round asks."""
         if self.n_clients <= PANEL:
             return list(range(self.n_clients))
         picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)

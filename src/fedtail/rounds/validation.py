@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtail.core.metrics import METRICS, summarize
+from fedtail.core.evidence import Evidence, class_counts
+from fedtail.core.metrics import METRICS
 from fedtail.core.scores import total
 from fedtail.rounds.state import Problem
 
@@ -28,9 +29,21 @@ def validate_model(problem: Problem, x: Tensor, metric: str) -> tuple[dict[str, 
     scores = total(found for _, found in engine.scores(x, "validation")) if METRICS[metric].needs == "scores" else None
     by_class = counts.shape != (1, 2)
     compared = SITE_METRIC if by_class else "accuracy"
-    each = {k: float(summarize(m)[compared]) for k, m in parts.items() if m.sum()}
+    each = site_values(parts, compared)
     told = problem.metrics(counts, scores, list(each.values()) if each and by_class else None)
     return told, over_sites(each, compared), int(counts.sum() if by_class else counts[0, 1])
+
+
+def site_values(parts: Mapping[int, np.ndarray], metric: str) -> dict[int, float]:
+    """Return the metric of every client with samples, from their confusion matrices: of all at once, since there may be
+    very many."""
+    sites = [k for k, m in parts.items() if m.sum()]
+    if not sites:
+        return {}
+    matrices = np.stack([parts[k] for k in sites]).astype(np.float64)
+    hidden = matrices.shape[1:] == (1, 2)  # correct and all samples, where class counts stay at the clients
+    counts = matrices[:, 0, [0, 1, 1], None] if hidden else class_counts(matrices)
+    return dict(zip(sites, METRICS[metric](Evidence(counts)).tolist(), strict=True))
 
 
 def over_sites(values: Mapping[int, float], metric: str) -> dict[str, Any]:
