@@ -381,6 +381,13 @@ def test_auto_leaves_to_the_reference_what_batching_does_not_take_and_says_why(m
     assert reason in engine.info()["reason"]
 
 
+def test_convolutions_run_side_by_side_only_where_that_is_faster() -> None:
+    """One model at a time is ahead from about 5e6 operations a batch on (measured)."""
+    for batch, path in ((8, "batched"), (512, "reference")):
+        engine = simulator(make_federation("cnn"), make_module("cnn"), FedAvg(), Settings.of(batch_size=batch))
+        assert engine.info()["path"] == path, engine.info()
+
+
 def test_auto_takes_small_models_and_says_why() -> None:
     for kind, kernel in (("mlp", "Network"), ("residual_mlp", "Network"), ("residual", "FunctionalKernel")):
         engine = simulator(make_federation(kind), make_module(kind), METHODS.build("fedcgnm"), Settings.of())

@@ -22,12 +22,15 @@ CONVOLVES = 2.5e5
 def operations_that_pay(kernel: AnyKernel) -> float:
     """Operations of one model's forward pass on a batch up to which the batched path is ahead on a CPU (measured).
 
-    Known layers need no autograd and write no gradients, which pays for a single large model too; along sequences a
-    library's convolutions win from some size on.
+    Known layers need no autograd and write no gradients, which pays for a single large model too; a library's
+    convolutions, one model at a time, win from some size on.
     """
     if isinstance(kernel, Network):
         return 2e8 if kernel.along_sequences else 2e9
-    return 1.6e7 if isinstance(kernel, FunctionalKernel) else float("inf")
+    if isinstance(kernel, FunctionalKernel):
+        convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in kernel.module.modules())
+        return 5e6 if convolves else 1.6e7
+    return float("inf")
 
 
 def choose_cpu_kernel(model: FlatModel, federation: Federation, method: Method) -> tuple[AnyKernel | None, str]:
