@@ -1,6 +1,6 @@
 """Trees across sites on real tables, against scikit-learn's on pooled rows with the same columns and decision step.
 
-python benchmarks/trees.py compare --keep FILE             defaults on the tables that judge
+python benchmarks/trees.py compare --fit '[{}]' --keep FILE    defaults on the tables that judge
 python benchmarks/trees.py compare --tables choose --grid '[{"rounds": 20, "lr": 0.3}, {"lr": 0.1}]'
 python benchmarks/trees.py means FILE...                   the tables of what was kept
 python benchmarks/trees.py speed                           CPU time against scikit-learn, same trees, leaves and bins
@@ -19,6 +19,7 @@ import os
 import time
 import warnings
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,25 +126,60 @@ def scikit(name: str, seed: int, power: float) -> dict[str, Any]:
     return {**measures(p(held[0]), held[1], p(test[0]), test[1]), "cpu": cpu, "rounds": 100}
 
 
+def fitted(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    """``fedtail.fit`` of the table as a stranger's own, with defaults for what ``options`` do not say."""
+    from fedtail import fit
+    from fedtail.methods import METHODS
+
+    if isinstance(method := options.get("method"), dict):
+        options = {**options, "method": METHODS.build(method["name"], **method["options"])}
+    pooled = as_table(name, seed, None)
+    fed = partition(pooled, clients=10, alpha=0.5, seed=seed) if pooled.sites is None else partition(pooled)
+    began = time.process_time()
+    result = fit(replace(fed, own="table"), seed=seed, diagnostics=(), workers=1, **options)
+    counts, scores = np.bincount(fed.test.y.numpy(), minlength=fed.n_classes), result.curves["test"]["pr"]
+    rare = [c for c in np.argsort(counts, kind="stable")[: max(1, fed.n_classes // 3)] if counts[c]]
+    areas = [np.trapezoid(p["precision"], p["recall"]) for c in rare if (p := scores.get(str(fed.classes[c])))]
+    return {
+        "macro_f1": result.test["macro_f1"],
+        "tail_recall": float(np.mean([result.test["per_class_accuracy"][c] for c in rare])),
+        "tail_pr_auc": float(np.mean(np.abs(areas))) if areas else float("nan"),
+        "log_loss": float("nan"),
+        "worst_site": result.test.get("worst_site"),
+        "cpu": time.process_time() - began,
+        "rounds": result.summary["selected_round"],
+    }
+
+
+MEASURED = {"scikit": scikit, "trees": trees, "fit": fitted}
+
+
 def one(job: tuple[str, int, str, Any]) -> dict[str, Any]:
     name, seed, kind, more = job
     warnings.simplefilter("ignore")
-    title = f"scikit {more}" if kind == "scikit" else f"trees {json.dumps(more)}"
+    title = f"scikit {more}" if kind == "scikit" else f"{kind} {json.dumps(more)}"
     try:
-        found = scikit(name, seed, more) if kind == "scikit" else trees(name, seed, more)
+        found = MEASURED[kind](name, seed, more)
         return {"data": name, "seed": seed, "contender": title, **found}
     except Exception as error:
         return {"data": name, "seed": seed, "contender": title, "error": repr(error)}
 
 
 def compare(
-    names: list[str], seeds: list[int], grid: list[dict[str, Any]], pooled: bool, jobs: int, keep: Path
+    names: list[str],
+    seeds: list[int],
+    grid: list[dict[str, Any]],
+    fits: list[dict[str, Any]],
+    pooled: bool,
+    jobs: int,
+    keep: Path,
 ) -> None:
     work: list[tuple[str, int, str, Any]] = []
     for name in names:
         for seed in seeds:
             work += [(name, seed, "scikit", power) for power in SCIKIT if pooled]
             work += [(name, seed, "trees", options) for options in grid]
+            work += [(name, seed, "fit", options) for options in fits]
     with mp.get_context("spawn").Pool(jobs) as pool, keep.open("a") as file:
         for row in pool.imap_unordered(one, work):
             file.write(json.dumps(row) + "\n")
@@ -233,6 +269,7 @@ def main() -> None:
     parser.add_argument(
         "--grid", default="[{}]", help="options of Plan, CONSTANTS of splits and select=last, as a list of JSON objects"
     )
+    parser.add_argument("--fit", default="[]", help="keywords of fedtail.fit, as a list of JSON objects")
     parser.add_argument("--no-pooled", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", type=Path, default=Path("trees.jsonl"))
@@ -245,7 +282,9 @@ def main() -> None:
         judges = [name for name in ASIDE if name not in CHOOSE]
         names = {"choose": list(CHOOSE), "judge": judges}.get(given.tables, given.tables.split(","))
         seeds = [int(s) for s in given.seeds.split(",")]
-        compare(names, seeds, json.loads(given.grid), not given.no_pooled, given.jobs, given.keep)
+        compare(
+            names, seeds, json.loads(given.grid), json.loads(given.fit), not given.no_pooled, given.jobs, given.keep
+        )
 
 
 if __name__ == "__main__":

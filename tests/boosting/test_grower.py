@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtail.boosting.bins import Column, read_columns
-from fedtail.boosting.grower import best_round
+from fedtail.boosting.grower import best_round, lowest_round
 from fedtail.boosting.predictor import Forest
 from fedtail.boosting.start import Plan
 from tests.boosting.growing import a_plan, grown, same, table
@@ -28,14 +28,14 @@ def test_rows_of_all_sites_tell_after_each_round_how_good_the_forest_is() -> Non
     x, y = table(1)
     forest, sites = grown(x, y, [np.arange(200), np.arange(200, 300)], held=np.arange(300, 400))
     assert len(forest.checks) == forest.rounds
-    assert all(check[2:].sum() == 100 for check in forest.checks)
+    assert all(check[3:].sum() == 100 for check in forest.checks)
     assert forest.checks[-1][0] < forest.checks[0][0] and forest.checks[-1][1] < forest.checks[0][1]
     assert sites[0].rows is not None
     z = forest.logits(sites[0].rows[1].scores)
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
     table_of = np.zeros((3, 3), dtype=int)
     np.add.at(table_of, (y[300:], p.argmax(1)), 1)
-    assert np.array_equal(forest.checks[-1][2:].reshape(3, 3), table_of)
+    assert np.array_equal(forest.checks[-1][3:].reshape(3, 3), table_of)
 
 
 def test_a_forest_that_goes_on_is_the_forest_that_never_stopped() -> None:
@@ -77,7 +77,17 @@ def test_training_ends_when_held_out_rows_find_nothing_better() -> None:
     y = rng.permutation(y)  # nothing to learn
     forest, _ = grown(x, y, [np.arange(300)], a_plan(rounds=30, patience=3), np.arange(300, 400))
     assert forest.rounds < 30
-    assert best_round(forest) == forest.rounds - 3
+    assert lowest_round(forest) == forest.rounds - 3 <= best_round(forest)
+
+
+def test_the_forest_to_keep_is_the_longest_that_held_out_rows_cannot_tell_from_the_best() -> None:
+    forest, _ = grown(*table(8), [np.arange(300)], a_plan(rounds=3), np.arange(300, 400))
+    counts = forest.checks[0][3:]
+    losses = np.array([1.0, 0.9, 0.92, 0.99, 0.93, 1.0]) * 100
+    for spread, kept in ((0.1, 2), (1.0, 5), (3.0, 6)):
+        both = zip(losses * 2**20, ((losses / 100) ** 2 + spread**2) * 100 * 2**8, strict=True)
+        forest.checks = [np.array([0, a, b, *counts]).astype(np.int64) for a, b in both]
+        assert best_round(forest) == kept and lowest_round(forest) == 2
 
 
 def test_a_rare_class_weighs_more_in_training_and_its_probability_is_corrected() -> None:

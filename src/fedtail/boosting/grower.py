@@ -19,7 +19,7 @@ from fedtail.boosting.splits import Finder, Split
 from fedtail.boosting.start import Plan, Start
 from fedtail.core.totals import Totals
 
-LOSS_BITS, LEAST_PROBABILITY = 20, 1e-9
+LOSS_BITS, SQUARE_BITS, LEAST_PROBABILITY = 20, 8, 1e-9
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,26 @@ class Level:
 
 @dataclass(frozen=True)
 class Check:
-    """The question after a round: the weighted log loss of training and of held-out rows, and how those are answered.
+    """The question after a round: the weighted log loss of training rows and of held-out rows, the squares of the
+    latter, and how held-out rows are answered.
 
-    (2 + C * C,) integers, the last of them a confusion matrix, row by row.
+    (3 + C * C,) integers, the last of them a confusion matrix, row by row.
     """
 
     start: Start
 
     @property
     def size(self) -> int:
-        return 2 + len(self.start.counts) ** 2
+        return 3 + len(self.start.counts) ** 2
 
     def answer(self, train: Rows, held: Rows) -> np.ndarray:
         weights, losses = self.start.weights, []
         for rows in (train, held):
             p = rows.probabilities()
             own = np.maximum(p[rows.y, np.arange(len(rows))], LEAST_PROBABILITY)
-            losses.append(int(np.rint(np.ldexp(-np.log(own) * weights[rows.y], LOSS_BITS)).sum()))
+            loss = -np.log(own) * weights[rows.y]
+            losses.append(int(np.rint(np.ldexp(loss, LOSS_BITS)).sum()))
+        losses.append(int(np.rint(np.ldexp(loss**2, SQUARE_BITS)).sum()))
         answers = (p / weights[:, None]).argmax(0)
         return np.array([*losses, *np.bincount(held.y * len(weights) + answers, minlength=len(weights) ** 2)])
 
@@ -109,7 +112,7 @@ def boost(
     if forest is None:
         forest = begin(plan, ask)
     for t in range(forest.rounds, plan.rounds):
-        if plan.patience and t - best_round(forest) >= plan.patience:
+        if plan.patience and t - lowest_round(forest) >= plan.patience:
             break
         grow(plan, forest, t, ask)
         forest.checks.append(ask(Check(forest.start)))
@@ -123,10 +126,25 @@ def begin(plan: Plan, ask: Ask) -> Forest:
     return Forest.begin(Start.of(plan, *find_bins(plan.columns, plan.n_classes, plan.bins, ask)), plan)
 
 
-def best_round(forest: Forest) -> int:
+def lowest_round(forest: Forest) -> int:
     """The number of rounds with the least loss on held-out rows; all of them where there are none."""
     losses = [int(check[1]) for check in forest.checks]
     return 1 + int(np.argmin(losses)) if any(losses) else forest.rounds
+
+
+def best_round(forest: Forest) -> int:
+    """The number of rounds to keep: the most whose loss on held-out rows is within half a standard error of the least.
+
+    What few rows cannot tell apart is decided by training for longer.
+    """
+    if not any(int(check[1]) for check in forest.checks):
+        return forest.rounds
+    checks = np.array([check[1:3] for check in forest.checks], dtype=np.float64)
+    n = float(forest.checks[0][3:].sum())
+    mean, square = np.ldexp(checks[:, 0], -LOSS_BITS) / n, np.ldexp(checks[:, 1], -SQUARE_BITS) / n
+    least = int(mean.argmin())
+    error = np.sqrt(max(square[least] - mean[least] ** 2, 0.0) / n)
+    return 1 + int(np.flatnonzero(mean <= mean[least] + 0.5 * error)[-1])
 
 
 def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedtail.boosting.grower import LOSS_BITS, Ask, best_round, boost
+from fedtail.boosting.grower import LOSS_BITS, Ask, best_round, boost, lowest_round
 from fedtail.boosting.model import TreesModel
 from fedtail.boosting.predictor import Forest
 from fedtail.boosting.start import Plan
@@ -58,8 +58,7 @@ def train_trees(
 ) -> State:
     """Run the rounds that are left, each with its trees, as ``rounds.loop.train_rounds`` does for networks.
 
-    The model to keep is that of the least weighted log loss on held-out rows: probabilities tell forests apart that
-    answer alike.
+    The model to keep goes by the weighted log loss on held-out rows: it tells forests apart that answer alike.
     """
     engine: Any = problem.engine
     model: TreesModel = engine.model
@@ -73,7 +72,7 @@ def train_trees(
         t = forest.rounds - 1
         state.round, state.x = forest.rounds, model.shape.pack(forest)
         check = forest.checks[t]
-        counts = check[2:].reshape(problem.n_classes, -1)
+        counts = check[3:].reshape(problem.n_classes, -1)
         weight = forest.start.counts @ forest.start.weights
         record: dict[str, Any] = {
             "round": t,
@@ -109,7 +108,7 @@ def train_trees(
 
 def ending(forest: Forest, plan: Plan) -> bool:
     """Whether held-out rows have found nothing better for as many rounds as the plan is patient."""
-    return bool(plan.patience) and forest.rounds - best_round(forest) >= plan.patience
+    return bool(plan.patience) and forest.rounds - lowest_round(forest) >= plan.patience
 
 
 def _validation(problem: Problem, state: State, counts: np.ndarray, metric: str) -> dict[str, Any]:
@@ -124,5 +123,5 @@ def _validation(problem: Problem, state: State, counts: np.ndarray, metric: str)
 
 def _keep_best(state: State, forest: Forest) -> None:
     if best_round(forest) == forest.rounds:
-        score = -float(np.ldexp(float(forest.checks[-1][1]), -LOSS_BITS))
-        state.best = Best(round=forest.rounds, score=score, x=state.x, since=forest.rounds)
+        score = -float(np.ldexp(float(forest.checks[lowest_round(forest) - 1][1]), -LOSS_BITS))
+        state.best = Best(round=forest.rounds, score=score, x=state.x, since=lowest_round(forest))

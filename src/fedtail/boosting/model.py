@@ -38,7 +38,7 @@ class Shape:
             "counts": (np.int64, (c,)),
             "weights": (np.float64, (c,)),
             "scores": (np.float64, (trees,)),
-            "checks": (np.int64, (self.rounds, 2 + c * c)),
+            "checks": (np.int64, (self.rounds, 3 + c * c)),
             "value": (np.float64, nodes),
             "cuts": (np.float32, (f, MOST_BINS)),
             "gain": (np.float32, nodes),

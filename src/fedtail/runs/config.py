@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import METRICS
-from fedtail.data.registry import DATASETS, FROM_SCRATCH, FROZEN, SUGGESTED
+from fedtail.data.registry import DATASETS, FROM_SCRATCH, FROZEN, OWN_TABLES, SUGGESTED, TREES
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import check_optimizer
@@ -18,6 +18,7 @@ from fedtail.rates import RATES
 from fedtail.registry import Registry
 from fedtail.settings import (
     LOCAL_LR,
+    NETWORKS_ONLY,
     RETIRED,
     Model,
     Named,
@@ -87,6 +88,10 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     What needs private validation, or a look at several models, is left out where the config has no room for it.
     """
     wanted = dict(SUGGESTED.get(data, {}))
+    if wanted == OWN_TABLES and (
+        config.method.name == "trees" if "method.name" in said else not of_networks(config, said)
+    ):
+        wanted = dict(TREES)
     if data == "images" and config.model.name == "auto":
         if has_encoder(config.model):
             wanted = wanted if config.model.unfreeze else dict(FROZEN)
@@ -103,6 +108,14 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
         wanted.pop("local.lr", None)
     return {key: value for key, value in wanted.items() if key not in said}
+
+
+def of_networks(config: Settings, said: Container[str]) -> bool:
+    """Whether somebody has set what only networks have."""
+    named = config.model.name != "auto" or config.rates.name != "uniform" or config.privacy.mode != "none"
+    options = config.model.options or config.rates.options or config.method.options
+    keys = [f"{section}.{name}" for section in NETWORKS_ONLY for name in type(getattr(config, section)).model_fields]
+    return bool(named or options) or any(key in said for key in (*keys, "engine.path", "run.participation"))
 
 
 def has_encoder(model: Model) -> bool:

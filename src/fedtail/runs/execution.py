@@ -42,8 +42,8 @@ ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
 def fit(
     federation: Federation,
     model: nn.Module | str | None = None,
-    method: Method | str = "fedcgnm",
-    rates: RateStrategy | str | float | Sequence[float] = 0.6,
+    method: Method | str | None = None,
+    rates: RateStrategy | str | float | Sequence[float] | None = None,
     *,
     sites: Any = None,
     on_round: RoundHook | Sequence[RoundHook] | None = None,
@@ -60,9 +60,10 @@ def fit(
         model: an ``nn.Module`` that maps a batch of inputs to logits, trained in place, or a name; defaults to
             the data's own, which is ``mlp`` for arrays, and to the ``head`` with an encoder. With an encoder, the
             model takes its features.
-        method: a ``Method`` or its name.
-        rates: a strategy (a new one for every run, since a search has state), its name, one rate for all clients,
-            ``auto`` (found by a race), or one rate per client.
+        method: a ``Method`` or its name; defaults to ``trees`` for your own tables, if nothing else is said that only
+            networks have, and otherwise to ``fedcgnm``.
+        rates: 0.6 for all clients unless said otherwise: a strategy (a new one for every run, since a search has
+            state), its name, one rate for all clients, ``auto`` (found by a race), or one rate per client.
         on_round: a callback, or several, called after every round with the state, the round's record and its seconds.
             If one returns True, the run stops and the current model is the result.
         on_progress: called a few times a second with the run's progress and the estimated time left;
@@ -80,7 +81,7 @@ def fit(
         raise FedtailError("sites go with rows, fit(X, y, sites=...); a federation has its own")
     if not isinstance(model, nn.Module | str | None):
         raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
-    if not isinstance(method, Method | str):
+    if not isinstance(method, Method | str | None):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
     said = said_keys(settings)
     chosen = Settings.of(**settings)
@@ -90,14 +91,13 @@ def fit(
         update={
             "data": Data(name=federation.name, clients=federation.n_clients),
             "model": chosen.model.model_copy(update=named),
-            "method": MethodSection(name=METHODS.canonical(method))
-            if isinstance(method, str)
-            else _method_section(method),
-            "rates": _rates_section(rates),
+            "method": _method_section(method),
+            "rates": Rates() if rates is None else _rates_section(rates),
         }
     )
     if federation.own:
         beside = {"model.name", "model.channels"} if model is not None else set()
+        beside |= {"method.name"} if method is not None else set()
         validates = any(len(rows) for rows in federation.validation)
         found = suggestions(federation.own, chosen, said | beside, validates=validates)
         chosen = _updated(chosen, {key: value for key, value in found.items() if not key.startswith("data.")})
@@ -106,7 +106,7 @@ def fit(
         chosen,
         federation,
         module=model if own else None,  # type: ignore[arg-type]
-        method=None if isinstance(method, str) else method,
+        method=method if isinstance(method, Method) else None,
         rates=rates if isinstance(rates, RateStrategy) else None,
     )
     if own:  # what a name cannot say
@@ -137,8 +137,10 @@ def said_keys(keywords: Mapping[str, Any]) -> set[str]:
     return keys
 
 
-def _method_section(method: Method) -> MethodSection:
-    return MethodSection(name=method.name, **method.config())
+def _method_section(method: Method | str | None) -> MethodSection:
+    if method is None:
+        return MethodSection()
+    return MethodSection(name=METHODS.canonical(method)) if isinstance(method, str) else MethodSection(name=method.name, **method.config())
 
 
 def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> Rates:

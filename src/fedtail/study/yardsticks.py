@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedtail.boosting.loop import run_rounds
+from fedtail.boosting.model import TreesModule
 from fedtail.core.decisions import Decision
 from fedtail.core.evidence import confusion_matrix
 from fedtail.core.metrics import summarize
 from fedtail.data.federation import Federation
-from fedtail.models import FlatModel
 from fedtail.rates import Uniform
-from fedtail.rounds.evaluation import Split, federation_split, model_logits, probabilities_of
+from fedtail.rounds.evaluation import Split, federation_split, probabilities_of
 from fedtail.rounds.race import usual_lrs
 from fedtail.rounds.selection import kept_model
 from fedtail.runs.build import Prepared, build, build_federation, prepare
@@ -99,7 +100,7 @@ def alone(setup: Setup) -> Measured:
             samples=len(setup.raw.train[k]),
             test=tests[-1]["macro_f1"],
             own=scored(module, federation, own, decision)["macro_f1"] if several else None,
-            federated=scored(federated.module, federation, own, federated.decision)["macro_f1"] if several else None,
+            federated=scored(federated.module, federation, own, federated.decision, k)["macro_f1"] if several else None,
         )
         sites.append(site)
     return mean_metrics(tests), tuple(sites)
@@ -195,10 +196,15 @@ def chosen_sites(federation: Federation) -> list[int]:
     return sorted(int(k) for k in picked)
 
 
-def scored(module: nn.Module, federation: Federation, split: Split, decision: Decision) -> dict[str, Any]:
-    """All metrics of a model on a split, by its decision."""
-    model = FlatModel(module)
-    p, y = probabilities_of(model_logits(model, model.vector.clone(), split.batches()), federation.n_classes)
+def scored(
+    module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1
+) -> dict[str, Any]:
+    """All metrics of a model on a split, by its decision. ``site``: the client whose rows these are, -1 for none."""
+    module.eval()
+    if isinstance(module, TreesModule):
+        module.site = site
+    with torch.no_grad():
+        p, y = probabilities_of(((module(x), y) for x, y in split.batches()), federation.n_classes)
     answers = decision.answers(decision.probabilities(p))
     return summed(confusion_matrix(y, answers, federation.n_classes), federation)
 
