@@ -36,7 +36,7 @@ from fedtail.data import partition
 from table_models import ASIDE, CHOOSE, as_table
 
 POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
-OPTIONS: dict[str, Any] = {"rounds": 60, "lr": 0.1, "patience": 0}
+OPTIONS: dict[str, Any] = {"rounds": 100, "patience": 15}
 CONSTANTS = {name: value for name, value in vars(splits).items() if name.isupper()}
 SCIKIT = (0.0, 0.5, 1.0)
 """Powers of inverse class share that scikit-learn's rows are weighted by."""
@@ -243,7 +243,7 @@ def speed() -> None:
     ):
         x = rng.normal(size=(n, f)).astype(np.float32)
         y = (np.tanh(x[:, :8] @ rng.normal(size=(8, c))) * 2 + rng.gumbel(size=(n, c))).argmax(1)
-        plan = Plan(tuple(Column(f"{i}", i) for i in range(f)), c, rounds)
+        plan = Plan(tuple(Column(f"{i}", i) for i in range(f)), c, rounds, depth=6)
         values, none = read_columns(x, plan.columns), (np.zeros((f, 0), np.float32), np.zeros(0, np.int64))
         times: list[list[float]] = [[], []]
         for _ in range(3):

@@ -19,9 +19,9 @@ class Plan:
     rounds: int
     lr: float = 0.1
     leaves: int = 31
-    depth: int = 6
+    depth: int = 8
     bins: int = 128
-    least_rows: int = 20
+    least_rows: int = 5
     power: float = 0.5
     """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
     patience: int = 0

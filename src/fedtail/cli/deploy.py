@@ -279,6 +279,9 @@ def make(
     config = load_config(path, overrides, flags, suggest=bool(own))
     if own and config.deploy.trust == "server" and not any(each.startswith("deploy.trust=") for each in overrides):
         config = unless_it_must_be_trusted(config, names)
+    named = load_config(path, overrides, flags).method.name
+    if config.method.name == "trees" != named and config.deploy.trust == "server":  # which trees do not run under
+        config = load_config(path, overrides, {**flags, "method.name": "fedcgnm"}, suggest=bool(own))
     return create_deployment(
         folder, names, config, public=public, port=port, rehearsal=not own, keys=not own, docker=docker
     )

@@ -27,10 +27,10 @@ class Trees(Method):
     lr: float = 0.1
     """What a tree's values are multiplied with."""
     leaves: int = 31
-    depth: int = 6
+    depth: int = 8
     bins: int = 128
     """Bins per number, cut at quantiles in which all classes weigh the same."""
-    least_rows: int = 20
+    least_rows: int = 5
     """Rows of a leaf over all sites, at least."""
     power: float = 0.5
     """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""

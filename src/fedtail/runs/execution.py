@@ -140,7 +140,11 @@ def said_keys(keywords: Mapping[str, Any]) -> set[str]:
 def _method_section(method: Method | str | None) -> MethodSection:
     if method is None:
         return MethodSection()
-    return MethodSection(name=METHODS.canonical(method)) if isinstance(method, str) else MethodSection(name=method.name, **method.config())
+    return (
+        MethodSection(name=METHODS.canonical(method))
+        if isinstance(method, str)
+        else MethodSection(name=method.name, **method.config())
+    )
 
 
 def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> Rates:
