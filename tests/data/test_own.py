@@ -61,13 +61,18 @@ def test_folders_of_images_are_sites_and_classes(tmp_path: Path) -> None:
 
 def test_fit_takes_for_own_data_what_the_command_line_takes(frame: pd.DataFrame) -> None:
     federation = ft.Federation.from_tables(frame, "outcome", site="town", validation=0.2)
-    found = ft.fit(federation, rounds=4).settings
+    grown = ft.fit(federation, rounds=2).settings
+    assert (grown.method.name, grown.run.select, grown.decision.goal) == ("trees", "best", "macro_f1")
+    assert ft.fit(federation, rounds=1, lr=0.2).settings.method.name == "fedcgnm", "trees have no local.lr"
+    found = ft.fit(federation, method="fedcgnm", rounds=4).settings
     assert (found.local.lr, found.run.metric, found.run.select, found.run.patience) == ("auto", "macro_f1", "best", 15)
     assert (found.local.batch_size, found.decision.goal) == ("auto", "macro_f1")
     assert found.model.name == "residual_mlp" or found.model.name == "auto"
     said = ft.fit(federation, "mlp", rounds=1, lr=0.2, select="last").settings
     assert (said.local.lr, said.run.select, said.run.metric, said.model.name) == (0.2, "last", "macro_f1", "mlp")
-    blind = ft.fit(ft.Federation.from_tables(frame, "outcome", site="town", validation=0), rounds=1).settings
+    blind = ft.fit(
+        ft.Federation.from_tables(frame, "outcome", site="town", validation=0), method="fedcgnm", rounds=1
+    ).settings
     assert (blind.local.lr, blind.run.select, blind.run.metric) == (0.1, "last", "macro_f1")
     assert blind.local.batch_size == "auto", "sizes are known without validation data"
     assert blind.decision.goal == "argmax"

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtail import Federation, fit, load_model
+from fedtail import Federation, fit, load_model, write_run_report
 from fedtail.data import DATASETS, partition
 from fedtail.errors import FedtailError
 from fedtail.methods import Trees
@@ -135,6 +135,7 @@ def test_result_and_history_are_those_of_a_run(table: Path, tmp_path: Path) -> N
     result = json.loads((tmp_path / "a" / "result.json").read_text())
     assert result["method"] == "trees" and result["engine"]["path"] == "trees"
     assert result["curves"]["test"]["pr"].keys() == {"fatal", "minor", "serious"}
+    assert "Share of all gains" in write_run_report(tmp_path / "a").read_text()
     record = load_run(tmp_path / "a").history[-1]
     assert {"test", "validation", "sites", "train_loss", "rates"} <= record.keys()
     assert len(record["test"]["per_class_f1"]) == 3

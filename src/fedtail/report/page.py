@@ -12,7 +12,17 @@ from fedtail.report.blocks import Block, Section, kept, source, template
 from fedtail.report.comparison import Comparison, comparisons, require_runs
 from fedtail.report.facts import provenance
 from fedtail.report.pictures import palette
-from fedtail.report.sections import classes, decisions, federation, influence, rates, results, sites, yardsticks
+from fedtail.report.sections import (
+    classes,
+    columns,
+    decisions,
+    federation,
+    influence,
+    rates,
+    results,
+    sites,
+    yardsticks,
+)
 from fedtail.runs.record import RunRecord
 from fedtail.version import VERSION
 from fedtail.words import plural
@@ -24,6 +34,7 @@ PARTS: tuple[tuple[str, str, Callable[[Comparison, str], list[Block]]], ...] = (
     ("classes", "Classes", classes.classes),
     ("decisions", "Decisions", decisions.decisions),
     ("confusion", "Confusion", classes.confusion),
+    ("columns", "Columns", columns.columns),
     ("curves", "Learning curves", results.curves),
     ("race", "Learning rate and batches", results.races),
     ("rates", "Resampling rates", rates.rates),

@@ -25,7 +25,7 @@ def rates(comparison: Comparison, metric: str) -> list[Block]:
     moving = any(moved(one) for one in comparison.contenders)
     for contender in comparison.contenders:
         paths = movement(contender)
-        if not contender.runs[0].rate_path().size:
+        if not contender.runs[0].rate_path().size or contender.runs[0].result.get("importance"):  # trees have no rates
             continue
         rows.append(_row(contender, [t for _, _, t in paths], searched, moving))
         runs.append(colours[contender.label])
