@@ -52,7 +52,7 @@ def test_your_data_runs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
         and len(predicted) == 200
     )
     assert len(pd.read_csv(workplace / "photos.csv")) == 8
-    assert (workplace / "crashes.pt2").is_file() and scope["federation"].n_clients == 2
+    assert (workplace / "crashes.onnx").is_file() and scope["federation"].n_clients == 2
     text = page.read_text(encoding="utf-8")
     for note in re.findall(r"^note: (.*)$", text, flags=re.M):
         assert f"note: {note}" in outputs[1]
