@@ -88,6 +88,15 @@ def test_a_table_with_a_column_of_sites_goes_through_cross_validation() -> None:
         ft.FederatedClassifier(site="hospital").fit(frame.drop(columns="hospital"), Y)
 
 
+@pytest.mark.parametrize("labels", [(False, True), ("nan", " a"), (10, 9), ("true", "TRUE")])
+def test_labels_may_be_anything(labels: tuple) -> None:
+    y = np.array(labels)[Y]
+    fitted = ft.FederatedClassifier(rounds=4, lr=0.3).fit(X, y, sites=SITES)
+    assert set(fitted.predict(X)) <= set(labels) and (fitted.predict(X) == y).mean() > 0.8
+    assert fitted.result_.about.classes == tuple(str(label) for label in sorted(labels))
+    assert np.argmax(fitted.predict_proba(X).mean(0)) == sorted(labels).index(labels[0])
+
+
 def test_sites_may_go_along_as_an_argument() -> None:
     estimator = ft.FederatedClassifier(**QUICK)
     assert cross_val_score(estimator, X, Y, cv=3, params={"sites": SITES}).mean() > 0.9

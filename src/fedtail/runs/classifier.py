@@ -82,12 +82,12 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
             if sites is not None:
                 raise ValueError(f"sites are given, and also named by the column {self.site!r}; use one of them")
             sites = X[self.site]
-        names = np.array([str(label) for label in self.classes_], dtype=object)
         seed = 0 if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         try:
-            options = {"classes": names.tolist(), "test_fraction": 0.0, "validation": self.validation, "seed": seed}
-            federation = Federation.from_rows(rows, names[codes], sites, **options)
-            federation = replace(federation, label_type=label_type(self.classes_))
+            options = {"test_fraction": 0.0, "validation": self.validation, "seed": seed}
+            numbered = Federation.from_rows(rows, codes, sites, **options)  # labels may be any text
+            names = tuple(str(label) for label in self.classes_)
+            federation = replace(numbered, classes=names, label_type=label_type(self.classes_))
             chosen: dict[str, Any] = {"rounds": self.rounds, "lr": self.lr, "seed": seed, **(self.settings or {})}
             self.result_ = fit(federation, self.model, self.method, self.rates, **chosen)
         except FedtailError as error:
