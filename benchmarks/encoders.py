@@ -81,7 +81,7 @@ def heads(seeds: list[int]) -> None:
     from fedtail.runs.execution import run
 
     raced = ["local.lr=auto", "run.metric=macro_f1", "run.select=best", "run.patience=15"]
-    ways = {"usual": [], "raced": raced, "mlp": ["model.head=mlp"], "rate-1": ["rates.rate=1"]}
+    ways = {"usual": [], "raced": raced, "mlp": ["model.name=mlp"], "rate-1": ["rates.rate=1"]}
     with tempfile.TemporaryDirectory() as folder:
         for name, data in image_sets(Path(folder) / "data").items():
             for way, more in ways.items():

@@ -32,6 +32,7 @@ from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.transport import Errors, Phase, Take
 from fedtail.federate.protocol.wire import META, Parcel, Parts, pack, pack_update
+from fedtail.federate.server import MEMORY_MB
 from fedtail.federate.sites import Sites
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
@@ -107,7 +108,7 @@ def measure(case: str, sites: int, hidden: int) -> dict[str, float]:
     engine = RemoteEngine(
         Sites(RandomSites(sites, size), job, np.full(sites, SAMPLES)),
         spool=Path(folder.name),
-        memory_mb=settings.deploy.memory_mb,
+        memory_mb=MEMORY_MB,
     )
     strategy = RATES.build(rates, sites, **({"cold_rounds": 0} if rates == "fedhoo" else {}))
     problem = Problem(engine=engine, method=job.build_method(), rates=strategy, n_classes=job.n_classes, real=True)

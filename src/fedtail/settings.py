@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedtail.errors import FedtailError, one_of, outside
 
@@ -41,6 +41,16 @@ class Named(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
+PARTITIONS = ("auto", "iid", "dirichlet", "per_client", "labels", "column", "carriers", "six-sites")
+
+
+def _partition(value: str) -> str:
+    """One of the names, or a table of sites by classes."""
+    if value not in PARTITIONS and not value.endswith(".csv"):
+        raise one_of("data.partition", value, [*PARTITIONS, "FILE.csv"])
+    return value
+
+
 class Data(Named):
     """The data, and how it is split across clients."""
 
@@ -48,11 +58,10 @@ class Data(Named):
     """Data set; see `fedtail data list`."""
     clients: int = Field(5, ge=1, le=10_000_000)
     """Number of clients, for data without sites of its own."""
-    partition: Literal["auto", "iid", "dirichlet", "per_client", "labels", "template", "column"] = "auto"
-    """How samples are split across clients. ``column`` uses the data's own sites; ``auto`` is ``column`` if the data
-    has sites, otherwise ``dirichlet``."""
-    template: str | None = None
-    """Site-by-class table for ``template``: a CSV file, ``carriers`` or ``six-sites``."""
+    partition: Annotated[str, AfterValidator(_partition)] = "auto"
+    """How samples are split across clients: ``iid``, ``dirichlet``, ``per_client``, ``labels`` (two classes each),
+    ``column`` (the data's own sites), or as a table of sites by classes says: ``carriers``, ``six-sites`` or a CSV
+    file. ``auto`` is ``column`` if the data has sites, otherwise ``dirichlet``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
@@ -78,19 +87,16 @@ class Model(Named):
     """The model."""
 
     name: str = "auto"
-    """Model; ``auto`` picks the data set's own. With an encoder, ``auto`` is the ``head``, and any other name is a
-    model trained on the encoder's features."""
+    """Model; ``auto`` picks the data set's own. With an encoder, ``auto`` is a ``linear`` head, and any other name
+    (``cosine``, ``mlp``) a model trained on the encoder's features."""
     encoder: str = "auto"
     """Pretrained network that encodes images once, before training: ``efficientnet_lite0``, ``timm:NAME``,
-    ``FILE.onnx`` or your own ``module:callable``. ``none`` trains from scratch; ``auto`` uses ``efficientnet_lite0``
+    ``FILE.onnx`` or your own ``module:callable``, with its
+    weights as ``module:callable@FILE.safetensors``. ``none`` trains from scratch; ``auto`` uses ``efficientnet_lite0``
     for image files if ``fedtail[pretrained]`` is installed and no model is named."""
-    encoder_weights: str | None = None
-    """Safetensors file with the weights of your own encoder."""
     classifier: Literal["auto", "linear", "etf"] = "auto"
     """Output layer: the model's own ``linear`` layer, or one followed by a fixed simplex (``etf``). ``auto`` is
     whatever the method needs."""
-    head: Literal["linear", "cosine", "mlp"] = "linear"
-    """The part that is trained and sent on top of an encoder."""
     views: int = Field(1, ge=1)
     """With an encoder: how many times each training image is encoded, once unchanged and then in random crops."""
     unfreeze: int = Field(0, ge=0)
@@ -214,8 +220,6 @@ class Run(Section):
     ``calibration_error``; across sites ``worst_site`` (selection only); or your own, ``file.py:name``."""
     validate_every: int = Field(1, ge=0)
     """Validate the global model on private splits every this many rounds, and after the last; 0 means never."""
-    search_only: bool = False
-    """Stop when the rate search ends, as ``fedtail tune`` does."""
     select: Literal["last", "best"] = "last"
     """Keep the last model, or the best one by the validation metric: the latest within half a standard error of the top
     score. ``best`` is the default for your own data."""
@@ -253,8 +257,6 @@ class Deploy(Section):
 
     timeout: float = Field(600.0, gt=0, json_schema_extra=FREE)
     """Seconds to wait for replies in one exchange; sites that are late are left out of the round."""
-    wait: float = Field(120.0, gt=0, json_schema_extra=FREE)
-    """Seconds to wait for all sites before round 0."""
     trust: Literal["server", "blind", "private"] = "server"
     """Who need not be trusted: ``server`` trusts the server with the data; under ``blind`` it relays sums that it
     can neither look into nor alter, of a job that the sites have signed; ``private`` adds noise to all that is
@@ -264,9 +266,6 @@ class Deploy(Section):
     the next update."""
     metrics_port: int = Field(0, ge=0, le=65535, json_schema_extra=FREE)
     """Port on the server's loopback interface for Prometheus while a run is active; 0 for none."""
-    memory_mb: float = Field(256.0, ge=0, json_schema_extra=FREE)
-    """If a round's updates exceed this in total, they are spooled to disk in the run folder; results are
-    bit-identical."""
 
 
 class Decision(Section):
@@ -305,8 +304,6 @@ class Privacy(Section):
     clip: float | None = Field(None, gt=0)
     """With ``shares``: norm to which each site clips its update; defaults to the method's bound for an epoch without
     resampling."""
-    delta: float = Field(1e-5, gt=0, lt=1)
-    """The delta in (epsilon, delta)."""
 
 
 class Settings(Section):
@@ -370,6 +367,9 @@ RETIRED: dict[str, Retired] = {
     "local.lr_min": Retired(1e-4, "a cosine schedule ends at 0.0001, or where it began if that is lower"),
     "local.replication": Retired("fractional", "classes are repeated by exactly the factor that the rate asks for"),
     "local.scale": Retired("batch", "a group's gradient is divided by the number of samples in the batch"),
+    "data.template": Retired(None, "name the table by data.partition = 'six-sites', 'carriers' or a CSV file"),
+    "model.head": Retired("linear", "name the head by model.name = 'cosine' or 'mlp', beside model.encoder"),
+    "model.encoder_weights": Retired(None, "write model.encoder = 'my_encoder.py:encoder@weights.safetensors'"),
     "server.reach": Retired(1.5, "'bounded' draws updates to within 1.5 median distances"),
     "server.suspects": Retired(0.2, "'trimmed' and 'krum' allow for a fifth of the sites"),
     "server.max_weight": Retired(None, "set server.aggregate to 'mean' for weights that are not limited"),
@@ -377,6 +377,10 @@ RETIRED: dict[str, Retired] = {
     "server.beta2": Retired(0.99, "the decay of the second moment is 0.99"),
     "server.tau": Retired(1e-3, "0.001 is added to the root of the second moment"),
     "run.validate_on": Retired("clients", "data.holdout alone has the server compare candidates", True),
+    "run.search_only": Retired(False, "`fedtail tune` stops when the search ends", True),
+    "privacy.delta": Retired(1e-5, "the delta of epsilon is 1e-5"),
+    "deploy.wait": Retired(120.0, "a run waits a fifth of deploy.timeout for sites before round 0", True),
+    "deploy.memory_mb": Retired(256.0, "more than 256 MB of updates wait on disk", True),
     "engine.compile": Retired("auto", "steps are captured where that pays", True),
     "engine.kernels": Retired("auto", "kernels are checked against the library, and used where they pay", True),
     "engine.threads": Retired(1, "a worker has one torch thread; use engine.workers", True),
@@ -410,6 +414,9 @@ def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     person has written, they are refused.
     """
     out = {section: dict(part) if isinstance(part, Mapping) else part for section, part in raw.items()}
+    data = out.get("data")
+    if isinstance(data, dict) and data.get("partition") == "template" and not strict:
+        data["partition"] = data.pop("template", "auto")
     for old, new in MOVED.items():
         (section, key), (there, name) = old.split("."), new.split(".")
         if isinstance(part := out.get(section), dict) and key in part:
@@ -425,11 +432,10 @@ def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
 
 Effect = tuple[tuple[str, ...], str, tuple[Any, ...]]
 EFFECTS: tuple[Effect, ...] = (
-    (("data.template",), "data.partition", ("template",)),
     (("data.alpha",), "data.partition", ("auto", "dirichlet", "per_client")),
     (("data.min_samples",), "data.partition", ("auto", "dirichlet")),
     (("server.lr",), "server.optimizer", ("momentum", "adam", "yogi", "adagrad", "auto")),
-    (("privacy.noise", "privacy.delta"), "privacy.mode", ("central", "local", "shares")),
+    (("privacy.noise",), "privacy.mode", ("central", "local", "shares")),
     (("privacy.clip",), "privacy.mode", ("shares",)),
     (("decision.find", "decision.recall"), "decision.goal", ("recall",)),
     (("decision.costs",), "decision.goal", ("cost",)),

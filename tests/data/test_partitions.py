@@ -137,9 +137,7 @@ def samples() -> Samples:
 def test_template_deals_classes_by_name_in_its_proportions(tmp_path: Path) -> None:
     rows = ["site,f,e,d,c,b,a", "north,1,1,1,1,1,300", "south,1,3,1,0,0,100"]
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
-    federation = partition(
-        samples(), samples(), classes="abcdef", partition="template", template=str(tmp_path / "t.csv"), validation=0.0
-    )
+    federation = partition(samples(), samples(), classes="abcdef", partition=str(tmp_path / "t.csv"), validation=0.0)
     assert federation.sites == ("north", "south")
     assert federation.label_map().tolist() == [[225, 150, 80, 20, 5, 5], [75, 0, 0, 20, 15, 5]]
 
@@ -151,7 +149,7 @@ def test_template_of_other_classes_is_matched_by_rank() -> None:
 
 
 def test_named_templates_give_a_federation_of_real_skew() -> None:
-    federation = partition(samples(), samples(), partition="template", template="six-sites")
+    federation = partition(samples(), samples(), partition="six-sites")
     assert federation.n_clients == 6 and federation.label_map()[1, -1] == 0
     assert TEMPLATES["carriers"].counts.sum() == 336_776
 
@@ -173,10 +171,10 @@ def test_a_bad_template_is_one_clear_line(tmp_path: Path, text: str, words: str)
 
 
 def test_a_template_must_be_given_and_be_there() -> None:
-    with pytest.raises(FedtailError, match=r"needs data\.template"):
-        partition(samples(), samples(), partition="template")
+    with pytest.raises(FedtailError, match=r"partition 'templat' is unknown"):
+        partition(samples(), samples(), partition="templat")
     with pytest.raises(FedtailError, match="neither a file nor one of carriers, six-sites"):
-        partition(samples(), samples(), partition="template", template="nowhere.csv")
+        partition(samples(), samples(), partition="nowhere.csv")
 
 
 def test_the_last_samples_of_a_class_go_to_the_largest_remainders(tmp_path: Path) -> None:
@@ -185,6 +183,6 @@ def test_the_last_samples_of_a_class_go_to_the_largest_remainders(tmp_path: Path
     y = np.repeat([0, 1], [5, 30])
     federation = partition(
         Samples(torch.zeros(35, 2), torch.as_tensor(y)), Samples(torch.zeros(2, 2), torch.tensor([0, 1])),
-        classes=["a", "b"], partition="template", template=str(tmp_path / "sites.csv"), validation=0.0, min_samples=1,
+        classes=["a", "b"], partition=str(tmp_path / "sites.csv"), validation=0.0, min_samples=1,
     )  # fmt: skip
     assert federation.label_map()[:, 0].tolist() == [3, 1, 1]

@@ -93,7 +93,7 @@ def own_images(photos: Path) -> dict[str, str]:
     return {n: f'kind = "images"\npath = "{photos}/{n}"\nclasses = {classes}\nsize = 20\nchannels = 1' for n in NAMES}
 
 
-@pytest.mark.parametrize("model", [{}, {"views": 2}, {"unfreeze": 1}, {"head": "cosine"}], ids=str)
+@pytest.mark.parametrize("model", [{}, {"views": 2}, {"unfreeze": 1}, {"name": "cosine"}], ids=str)
 def test_a_federation_trains_the_simulators_head_bit_by_bit(
     tmp_path: Path, photos: Path, model: dict[str, Any]
 ) -> None:
@@ -153,7 +153,7 @@ def test_sites_with_other_weights_do_not_start(tmp_path: Path, photos: Path) -> 
     files = [tmp_path / f"{name}.safetensors" for name in NAMES]
     for file, network in zip(files, (tiny(), other), strict=True):
         save_file(network.state_dict(), file)
-    settings = config(tmp_path, photos, encoder_weights="weights.safetensors")
+    settings = config(tmp_path, photos, encoder=f"{TINY}@weights.safetensors")
     sites = open_sites(tmp_path, own_images(photos))
 
     def at(k: int) -> Any:

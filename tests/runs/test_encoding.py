@@ -156,7 +156,7 @@ def test_images_choose_the_encoder_that_is_installed(
 
 def test_fit_has_the_same_settings(photos: Path, tmp_path: Path) -> None:
     federation = build_federation(config(photos, tmp_path))
-    result = ft.fit(federation, encoder=TINY, head="cosine", rounds=2, batch_size=16)
+    result = ft.fit(federation, "cosine", encoder=TINY, rounds=2, batch_size=16)
     assert result.x.numel() == 96 and result.architecture["name"] == "cosine"
     assert ft.fit(federation, "auto", encoder=TINY, rounds=1).x.numel() == 99
     own = torch.nn.Linear(32, 3)
@@ -183,7 +183,6 @@ def test_a_run_goes_on_with_the_same_encoder_only(
         ({"model": {"views": 2}}, "model.views = 2 needs an encoder"),
         ({"model": {"unfreeze": 1}}, "model.unfreeze = 1 needs an encoder"),
         ({"model": {"views": 0}}, r"model.views = 0 must be at least 1"),
-        ({"model": {"head": "big"}}, "model.head 'big' is unknown"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_line(sections: dict[str, dict[str, object]], said: str) -> None:

@@ -41,7 +41,7 @@ def tune_within(
     if path is not None and not Path(path).is_dir():  # a run folder says everything: there it is where to start from
         said |= set(flatten(read_config(Path(path))))
     settings = load_config(path, overrides, flags, suggest=True)
-    judged = {"run.metric": "macro_f1", "run.select": "best", "run.search_only": False}
+    judged = {"run.metric": "macro_f1", "run.select": "best"}
     settings = changed(settings, {key: value for key, value in judged.items() if key not in said})
     began, name = time.perf_counter(), METRICS[settings.run.metric].words
 

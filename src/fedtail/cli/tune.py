@@ -81,10 +81,17 @@ def tune(
             save.parent.mkdir(parents=True, exist_ok=True)
     if "rates.name" not in flags:
         flags |= rate_flags(_search(*split_arguments(arguments)))
-    config = run_config(arguments, {**flags, "run.search_only": True}, resume=resume)
+    config = run_config(arguments, flags, resume=resume)
     title = f"tune {config.rates.name}"
     with RoundProgress(title, config.run.rounds, "fedtail tune", resume=resume, quiet=quiet) as progress:
-        result = run(config, resume=resume, on_round=progress, on_start=progress.start, on_encode=progress.encoded)
+        result = run(
+            config,
+            resume=resume,
+            search_only=True,
+            on_round=progress,
+            on_start=progress.start,
+            on_encode=progress.encoded,
+        )
     folder, last = result.folder or Path(), result.history[-1]
     section = fixed_section(last)
     target = save or folder / "rates.toml"

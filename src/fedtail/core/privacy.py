@@ -29,6 +29,8 @@ from torch import Tensor
 from fedtail.core.random import generator
 
 CHUNK = 1 << 18
+DELTA = 1e-5
+"""The delta that epsilon of a run is told for."""
 
 
 def draw_noise(n: int, deviation: float, seed: int | bytes | None, purpose: str, client: int, round: int) -> Tensor:

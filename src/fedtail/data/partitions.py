@@ -13,9 +13,9 @@ from fedtail.core.random import generator
 from fedtail.data.federation import PANEL, Federation, Samples, Transform, assemble
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
-from fedtail.data.template import TEMPLATES, Template, load_template
+from fedtail.data.template import TEMPLATES, load_template
 from fedtail.errors import FedtailError, one_of
-from fedtail.settings import Data, allowed_values, checked
+from fedtail.settings import PARTITIONS, Data, checked
 
 
 def split(
@@ -64,7 +64,7 @@ def split(
         return _per_client(y, n_clients, alpha, rng), None
     if partition == "labels":
         return _few_labels(y, n_clients, labels, rng), None
-    raise one_of("partition", partition, allowed_values(Data, "partition"))
+    raise one_of("partition", partition, PARTITIONS)
 
 
 def partition(
@@ -84,7 +84,7 @@ def partition(
 
     Args:
         settings: settings of the section ``data`` that control the split: ``clients``, ``partition``, ``alpha``,
-            ``min_samples``, ``template``, ``validation``, ``auxiliary``, ``holdout``,
+            ``min_samples``, ``validation``, ``auxiliary``, ``holdout``,
             ``augment``, ``seed``; see docs/settings.md.
     """
     for key in settings:
@@ -124,7 +124,8 @@ def federate(pooled: Pooled, data: Data) -> Federation:
     if how == "column" and pooled.sites is None:
         raise FedtailError(f"data.partition = 'column' needs data that has its own sites; {pooled.name!r} has none")
     seed = data.seed or 0
-    template = _template(data) if how == "template" else None
+    template = None if how in PARTITIONS and how not in TEMPLATES else load_template(how)
+    how = how if template is None else "template"
     totals = pooled.train.counts(len(pooled.classes))
     parts, sites = split(
         pooled.train.y.numpy(),
@@ -275,16 +276,6 @@ def _by_shares(y: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> l
         pieces[np.argsort(pieces - exact, kind="stable")[: len(members) - pieces.sum()]] += 1
         owner[members] = np.repeat(np.arange(k), pieces)
     return _of_owners(owner, np.bincount(owner, minlength=k))
-
-
-def _template(data: Data) -> Template:
-    if data.template is None:
-        raise FedtailError(
-            "data.partition = 'template' needs data.template, a CSV file with one row per site and one column "
-            "per class, "
-            f"or one of {', '.join(TEMPLATES)}"
-        )
-    return load_template(data.template)
 
 
 def _by_column(column: Sequence[Any] | np.ndarray) -> tuple[list[np.ndarray], list[str]]:

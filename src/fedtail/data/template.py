@@ -42,7 +42,7 @@ def load_template(template: str) -> Template:
     """A named template, or a CSV file: a header of class names after the first column, then a row per site."""
     if template in TEMPLATES:
         return TEMPLATES[template]
-    path, where = Path(template), f"data.template {template!r}"
+    path, where = Path(template), f"data.partition {template!r}"
     if not path.is_file():
         raise FedtailError(
             f"{where} is neither a file nor one of {', '.join(TEMPLATES)}; give a CSV file with a row per site and a "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtail.core.privacy import gaussian_epsilon
+from fedtail.core.privacy import DELTA, gaussian_epsilon
 from fedtail.core.totals import COUNTS, Totals
 from fedtail.data.about import About
 from fedtail.data.tables import load_schema
@@ -214,7 +214,7 @@ def run_document(
         summed.end_round()
         record["exchange"] = done = getattr(totals, "number", 0)
         if noise:  # every exchange so far is a release
-            record["privacy"] |= {"releases": done, "epsilon": gaussian_epsilon({noise: done}, settings.privacy.delta)}
+            record["privacy"] |= {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)}
         if hooks.amend is not None:
             hooks.amend(record)
 

@@ -45,6 +45,8 @@ from fedtail.runs.folder import choose_folder, claimed, write_clients
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
 
+MEMORY_MB = 256.0
+"""Updates of a round that are larger, all together, wait on disk in the run folder; results are bit-identical."""
 AGREEMENT = "federation.json"
 """In the run folder: the sites, in the order of their numbers, what they agreed on, and the preprocessing."""
 
@@ -216,7 +218,7 @@ class TrustedRun:
             test=test,
             validation_sizes=self.held_out,
             real=real,
-            memory_mb=config.deploy.memory_mb,
+            memory_mb=MEMORY_MB,
         )
         method = job.build_method()
         if method.traits.needs_auxiliary:

@@ -140,7 +140,7 @@ def length_note(one: Contender, comparison: Comparison) -> str:
         done = ", ".join(sorted({f"{len(r.history)} of {r.rounds}" for r in short}))
         return f"incomplete: {done} rounds"
     stopped = sorted(
-        {len(r.history) for r in one.runs if len(r.history) < r.rounds and not r.setting("run", "search_only")}
+        {len(r.history) for r in one.runs if len(r.history) < r.rounds and not (r.folder / "rates.toml").is_file()}
     )
     if stopped:
         return f"stopped after {', '.join(map(str, stopped))} rounds"

@@ -175,7 +175,7 @@ def evaluate(problem: Problem, settings: Settings, state: State, record: dict[st
     """Test and validate the model after a round where that is due, and add the record to the history."""
     engine, run = problem.engine, settings.run
     served: Tensor = problem.method.serve(replace(played.server, x=state.x), state.method)
-    last = state.round == run.rounds or (run.search_only and problem.rates.done)
+    last = state.round == run.rounds or (problem.search_only and problem.rates.done)
     test = last or state.round % run.evaluate_every == 0
     if test:  # before validation: a real federation answers both in one exchange
         record["test"] = problem.metrics(engine.confusion(served, "test"))

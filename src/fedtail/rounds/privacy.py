@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.privacy import draw_noise, gaussian_epsilon, sensitivity
+from fedtail.core.privacy import DELTA, draw_noise, gaussian_epsilon, sensitivity
 from fedtail.core.records import Refusal, Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
@@ -58,7 +58,7 @@ def privatize(
     """
     if privacy.mode == "none":
         return aggregate, {}
-    record: dict[str, Any] = {"mode": privacy.mode, "noise": privacy.noise, "delta": privacy.delta}
+    record: dict[str, Any] = {"mode": privacy.mode, "noise": privacy.noise, "delta": DELTA}
     if privacy.mode == "central":
         bounds = [problem.method.bound(task.lr, u.steps[0], problem.n_classes) or 0.0 for u in updates]
         record["sensitivity"] = sensitivity(weights, bounds)
@@ -70,7 +70,7 @@ def privatize(
     again = problem.undone if problem.noise_seed is None else 0  # seeded noise repeats itself, and tells nothing new
     problem.undone = 0
     record["releases"] = before + again + task.n_probes
-    record["epsilon"] = gaussian_epsilon({privacy.noise: record["releases"]}, privacy.delta)
+    record["epsilon"] = gaussian_epsilon({privacy.noise: record["releases"]}, DELTA)
     return aggregate, {"privacy": record}
 
 

@@ -35,7 +35,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
     allowed = ("rate", "lr", *problem.method.tunable)
     if rates.searches not in allowed:
         raise one_of(f"rates.searches (with method {problem.method.name!r})", rates.searches, allowed)
-    if run.search_only and round == 0 and rates.done:
+    if problem.search_only and round == 0 and rates.done:
         raise FedtailError(f"rates {rates.name!r} does not search; to tune, use one that does, e.g. 'fedhoo'")
     _check_metric(problem, METRICS[run.metric])
     if settings.data.holdout and problem.holdout is None:

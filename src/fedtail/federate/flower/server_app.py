@@ -116,7 +116,7 @@ def connect(
 
     ``names[k]`` is the site behind client k, by default in the order of the deployment; one that has left has no key.
     """
-    names, wait = names or deployment.sites, config.deploy.wait
+    names, wait = names or deployment.sites, config.deploy.timeout / 5
     keys = keys_of(deployment, {k: name for k, name in enumerate(names) if name in deployment.sites})
     return FlowerTransport(grid, wait_for_nodes(grid, keys, len(keys), wait, names=names, quorum=quorum), keys=keys)
 
@@ -125,7 +125,7 @@ def meet(grid: Grid, n: int, config: Settings) -> tuple[list[str], FlowerTranspo
     """Take ``n`` nodes of a federation that is not our deployment, and let them say who they are."""
     if n < 1:
         raise FedtailError("run config needs sites=N, the number of sites to wait for, or deployment=...")
-    strangers = FlowerTransport(grid, wait_for_nodes(grid, {}, n, config.deploy.wait))
+    strangers = FlowerTransport(grid, wait_for_nodes(grid, {}, n, config.deploy.timeout / 5))
     hellos, missing = say_hello(strangers, range(n), config.deploy.timeout)
     if missing:
         raise FedtailError(f"not all nodes are fedtail sites: {'; '.join(missing.values())}")

@@ -21,7 +21,7 @@ from fedtail.methods.optimizers import with_optimizer
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.build import classifier_option
-from fedtail.runs.encoding import build_encoded
+from fedtail.runs.encoding import HEAD, build_encoded
 from fedtail.settings import Local, Run, Settings, checked
 from fedtail.version import VERSION
 
@@ -130,7 +130,7 @@ def job_of(settings: Settings, schema: Mapping[str, Any], run: str, engine: str)
     )
     encoding = Encoding.from_dict(schema["encoder"]) if schema.get("encoder") else None
     if encoding is not None:
-        name = settings.model.head if name == "auto" else name
+        name = HEAD if name == "auto" else name
     elif name == "auto":
         name, options = schema["model"], {**schema["model_options"], **options}
     transform = IDENTITY if encoding is not None else schema["transform"]

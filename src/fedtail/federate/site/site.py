@@ -43,7 +43,7 @@ from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.files import write_atomically
 from fedtail.methods.base import run_bound
-from fedtail.models.encoders import Encoding, default_encoder, open_encoder
+from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder
 from fedtail.rounds.evaluation import Split, confusion_on, count_candidates, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.runs.build import is_images
@@ -137,7 +137,7 @@ class Site:
         if model.encoder == "auto" and (name := default_encoder()) is not None:
             images = images and (not self.policy.encoders or name in self.policy.encoders)
         elif model.encoder not in ("auto", "none"):
-            self.policy.check_encoder(model.encoder)
+            self.policy.check_encoder(named(model.encoder)[0])
         return choose_encoding(model, tuple(schema.get("input_shape", ())), images=images)
 
     def statistics(self, parcel: Parcel, key: str) -> Parcel:

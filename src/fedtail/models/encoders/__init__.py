@@ -2,7 +2,15 @@
 
 from fedtail.models.encoders import efficientnet_lite  # registers "efficientnet_lite0"
 from fedtail.models.encoders.base import ENCODERS, Encoder, Encoding
-from fedtail.models.encoders.opening import DEFAULT, default_encoder, is_code, is_registered, open_encoder, use_encoder
+from fedtail.models.encoders.opening import (
+    DEFAULT,
+    default_encoder,
+    is_code,
+    is_registered,
+    named,
+    open_encoder,
+    use_encoder,
+)
 
 __all__ = [
     "DEFAULT",
@@ -13,6 +21,7 @@ __all__ = [
     "efficientnet_lite",
     "is_code",
     "is_registered",
+    "named",
     "open_encoder",
     "use_encoder",
 ]

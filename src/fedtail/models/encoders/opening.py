@@ -37,6 +37,12 @@ def is_code(name: str) -> bool:
     return is_own(name) and not name.startswith(TIMM) and not name.endswith(".onnx")
 
 
+def named(encoder: str) -> tuple[str, str | None]:
+    """The name and the weights' file of a setting such as ``my.py:encoder@weights.safetensors``."""
+    name, at, weights = encoder.rpartition("@")
+    return (name, weights) if at and is_code(name) else (encoder, None)
+
+
 def open_encoder(name: str, weights: str | None = None) -> Encoder:
     """The encoder that a setting names; opened once in a process.
 
@@ -44,8 +50,7 @@ def open_encoder(name: str, weights: str | None = None) -> Encoder:
     """
     if weights is not None and not is_code(name):
         raise FedtailError(
-            f"model.encoder_weights = {weights!r} needs your own encoder (module:callable); {name!r} comes with "
-            "its own weights"
+            f"weights {weights!r} need your own encoder (module:callable); {name!r} comes with its own weights"
         )
     files = [Path(f) for f in (weights, name) if f is not None]
     stamps = tuple((str(f.resolve()), f.stat().st_mtime_ns) for f in files if f.is_file())
@@ -98,13 +103,13 @@ def _load(network: nn.Module, name: str, weights: str) -> None:
     try:
         network.load_state_dict(load_file(weights))
     except FileNotFoundError:
-        raise FedtailError(f"model.encoder_weights: there is no file {weights!r}") from None
+        raise FedtailError(f"model.encoder: there is no file {weights!r}") from None
     except (OSError, SafetensorError) as error:
-        raise FedtailError(f"model.encoder_weights: {weights!r} is not a safetensors file: {error}") from None
+        raise FedtailError(f"model.encoder: {weights!r} is not a safetensors file: {error}") from None
     except RuntimeError as error:
         lines = str(error).splitlines()
         said = lines[min(1, len(lines) - 1)].strip()
-        raise FedtailError(f"model.encoder_weights: {weights!r} does not match encoder {name!r}: {said}") from None
+        raise FedtailError(f"model.encoder: {weights!r} does not match encoder {name!r}: {said}") from None
 
 
 def _open_timm(name: str) -> Encoder:
