@@ -35,8 +35,9 @@ class Audit:
         task, job = _section(question, "task"), _section(question, "job")
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "run": job.get("run"),
+            "run": job.get("run") or question.get("agreement"),
             "round": task.get("round"),
+            "exchange": question.get("number"),
             "phase": phase,
             "verdict": "answered" if error is None else "refused",
             **({} if error is None else {"code": str(error), "reason": clean(words or error, 1000)}),
