@@ -37,7 +37,7 @@ from fedtail.rounds.state import Problem
 from fedtail.runs.build import assemble
 from fedtail.runs.decide import choose_decisions
 from fedtail.runs.told import Splits, metrics_of_test, tell_splits, worst_of
-from fedtail.settings import Decision, Settings
+from fedtail.settings import DecisionSettings, Settings
 from fedtail_experiments.data.flights import CATEGORIES, CLASSES, DESTINATIONS, NUMBERS, WEATHER, read_flights
 
 ROUNDS = {"adult": 6, "unsw": 6, "flights": 2}
@@ -96,7 +96,7 @@ def judge(name: str, problem: Problem, federation: Federation, x: torch.Tensor) 
     }
     for title, wanted in DECISIONS.items():
         find = {"find": federation.classes[target]} if wanted.get("goal") == "recall" else {}
-        decisions = choose_decisions(problem, x, Decision(**wanted, **find), federation.classes)
+        decisions = choose_decisions(problem, x, DecisionSettings(**wanted, **find), federation.classes)
         out[title] = described(problem, tell_splits(problem, x, decisions), target)
     out["pr_auc_error"] = exact_difference(problem, federation, x, plain)
     return out

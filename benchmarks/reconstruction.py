@@ -29,7 +29,7 @@ from fedtail.federate.protocol.wire import Parcel, pack, pack_task, unpack, unpa
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.site import Site
 from fedtail.models.flat import FlatModel
-from fedtail.settings import Local
+from fedtail.settings import LocalSettings
 
 ROWS, FEATURES, UNITS = 650, 24, 1800
 EXACT = 0.01
@@ -77,7 +77,7 @@ def job_for(federation: Federation, *, batch: int = 64, units: int = UNITS) -> J
         method="fedcgnm",
         rounds=100,
         model_options={"hidden": [units], "norm_groups": 0},
-        local=Local(batch_size=batch),
+        local=LocalSettings(batch_size=batch),
     )
 
 

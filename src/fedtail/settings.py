@@ -51,7 +51,7 @@ def _partition(value: str) -> str:
     return value
 
 
-class Data(Named):
+class DataSettings(Named):
     """The data, and how it is split across clients."""
 
     name: str = "digits"
@@ -83,7 +83,7 @@ class Data(Named):
     """Folder with data files; defaults to the environment variable FEDTAIL_DATA, then to the user's cache."""
 
 
-class Model(Named):
+class ModelSettings(Named):
     """The model."""
 
     name: str = "auto"
@@ -103,14 +103,14 @@ class Model(Named):
     """With an encoder: how many of its last blocks are also trained and sent."""
 
 
-class Method(Named):
+class MethodSettings(Named):
     """The method."""
 
     name: str = "fedcgnm"
     """Method; see `fedtail methods`."""
 
 
-class Rates(Named):
+class RatesSettings(Named):
     """The rate strategy."""
 
     name: str = "uniform"
@@ -122,7 +122,7 @@ LOCAL_LR = {"sgd": 0.1, "momentum": 0.1, "adam": 1e-3}
 """Learning rate of ``local.optimizer`` where none is set."""
 
 
-class Local(Section):
+class LocalSettings(Section):
     """Local training."""
 
     epochs: int = Field(1, ge=1, le=10_000)
@@ -157,7 +157,7 @@ SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad"
 """Server learning rate where none is set. Their authors' searches of the adaptive ones mostly end in 0.01 to 0.1."""
 
 
-class Server(Section):
+class ServerSettings(Section):
     """How the server aggregates updates, some of which may be hostile, and its optimizer (FedOpt)."""
 
     aggregate: Literal["auto", "mean", "bounded", "trimmed", "median", "krum"] = "auto"
@@ -182,7 +182,7 @@ class Server(Section):
         return SERVER_LR[self.optimizer]
 
 
-class Engine(Section):
+class EngineSettings(Section):
     """How the simulator runs clients."""
 
     path: Literal["auto", "reference", "batched", "graph"] = "auto"
@@ -200,7 +200,7 @@ class Engine(Section):
     most eight, where the work is large enough. 1 on a GPU."""
 
 
-class Run(Section):
+class RunSettings(Section):
     """The run itself."""
 
     name: str | None = Field(None, coerce_numbers_to_str=True, json_schema_extra=FREE)
@@ -252,7 +252,7 @@ class Run(Section):
         return self
 
 
-class Deploy(Section):
+class DeploySettings(Section):
     """Real federations only (``fedtail deploy``); the simulator ignores it."""
 
     timeout: float = Field(600.0, gt=0, json_schema_extra=FREE)
@@ -268,7 +268,7 @@ class Deploy(Section):
     """Port on the server's loopback interface for Prometheus while a run is active; 0 for none."""
 
 
-class Decision(Section):
+class DecisionSettings(Section):
     """How probabilities become answers. Chosen after training, without retraining, on private validation splits."""
 
     calibrate: Literal["none", "temperature", "vector"] = "none"
@@ -292,7 +292,7 @@ class Decision(Section):
     order."""
 
 
-class Privacy(Section):
+class PrivacySettings(Section):
     """Gaussian noise on updates, with the method's own norm bound as the sensitivity (see ``core.privacy``)."""
 
     mode: Literal["none", "central", "local", "shares"] = "none"
@@ -309,17 +309,17 @@ class Privacy(Section):
 class Settings(Section):
     """Everything a run depends on."""
 
-    data: Data = Data()
-    model: Model = Model()
-    method: Method = Method()
-    rates: Rates = Rates()
-    local: Local = Local()
-    server: Server = Server()
-    engine: Engine = Engine()
-    run: Run = Run()
-    deploy: Deploy = Deploy()
-    privacy: Privacy = Privacy()
-    decision: Decision = Decision()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    method: MethodSettings = MethodSettings()
+    rates: RatesSettings = RatesSettings()
+    local: LocalSettings = LocalSettings()
+    server: ServerSettings = ServerSettings()
+    engine: EngineSettings = EngineSettings()
+    run: RunSettings = RunSettings()
+    deploy: DeploySettings = DeploySettings()
+    privacy: PrivacySettings = PrivacySettings()
+    decision: DecisionSettings = DecisionSettings()
 
     @property
     def data_seed(self) -> int:

@@ -28,7 +28,7 @@ from fedtail.report import load_run, write_report
 from fedtail.rounds.privacy import count_undone, privatize
 from fedtail.runs.config import check_config
 from fedtail.runs.execution import run
-from fedtail.settings import Privacy
+from fedtail.settings import PrivacySettings
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_resumed_round_is_counted_again_where_its_noise_is_not_the_same(federa
     """A server that lost two rounds repeats them with other noise: what it had sent is known nevertheless."""
     written = [{"privacy": {"releases": n}} for n in (1, 2, 3)]
     assert count_undone(written, written[:1]) == 2 and count_undone(written, []) == 3 and count_undone([], []) == 0
-    privacy = Privacy(mode="local", noise=1.0)
+    privacy = PrivacySettings(mode="local", noise=1.0)
     for seed, expected in ((None, 4), (0, 2)):
         problem = SimpleNamespace(undone=2, noise_seed=seed)
         task = SimpleNamespace(n_probes=1)

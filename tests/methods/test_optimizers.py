@@ -13,7 +13,7 @@ from fedtail.federate.conformance import _optimizes, small_federation
 from fedtail.methods import METHODS, FedAvg, FedCGNM
 from fedtail.methods.base import LocalRun, LocalStep, Method
 from fedtail.methods.optimizers import with_optimizer
-from fedtail.settings import Local, Settings
+from fedtail.settings import LocalSettings, Settings
 from tests.conftest import blob_federation
 
 STEPS, D, LR = 7, 5, 0.01
@@ -78,7 +78,7 @@ def test_a_method_whose_steps_must_be_plain_says_so_in_fit_too() -> None:
 
 def test_adam_has_a_learning_rate_of_its_own_and_races_its_own() -> None:
     assert Settings.of(optimizer="adam").local.lr == 1e-3 and Settings().local.lr == 0.1
-    assert Local(optimizer="adam", lr=0.02).lr == 0.02
+    assert LocalSettings(optimizer="adam", lr=0.02).lr == 0.02
     result = fit(blob_federation(4), "mlp", "fedavg", optimizer="adam", lr="auto", rounds=10, batch_size=16)
     assert max(r["lr"] for r in result.history[0]["race"]) <= 0.01
     assert result.settings.local.optimizer == "adam"

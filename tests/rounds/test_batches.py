@@ -12,7 +12,7 @@ from fedtail.errors import FedtailError
 from fedtail.rounds.batches import BATCHES, STEPS, batch_of, follow, settled
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
-from fedtail.settings import Local, Settings
+from fedtail.settings import LocalSettings, Settings
 from tests.conftest import blob_federation
 
 
@@ -32,11 +32,11 @@ def test_one_giant_or_an_absent_site_does_not_move_it() -> None:
 
 
 def test_a_number_stays_what_it_is() -> None:
-    asked = Settings(local=Local(batch_size=5))
+    asked = Settings(local=LocalSettings(batch_size=5))
     assert settled(asked, [10_000]) is asked
-    assert settled(Settings(local=Local(batch_size="auto")), [10_000]).local.batch_size == BATCHES[-1]
+    assert settled(Settings(local=LocalSettings(batch_size="auto")), [10_000]).local.batch_size == BATCHES[-1]
     with pytest.raises(FedtailError, match="set a number"):
-        batch_of(Local(batch_size="auto"))
+        batch_of(LocalSettings(batch_size="auto"))
 
 
 @pytest.mark.parametrize("path", ["reference", "batched"])

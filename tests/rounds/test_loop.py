@@ -24,7 +24,7 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
 from fedtail.rounds.validation import over_sites, site_values
 from fedtail.runs.build import assemble
-from fedtail.settings import Data, Settings
+from fedtail.settings import DataSettings, Settings
 from fedtail.simulate import ReferenceSimulator
 from tests.conftest import blob_federation
 
@@ -118,7 +118,7 @@ def test_a_server_holdout_replaces_the_clients_validation() -> None:
     assert all("reward" in r for r in records)
     alone = problem(FedHOO(3), replace(federation, validation=(test, test[:0], test[:0])))
     assert [r["reward"] for r in history(alone, 4)] == [r["reward"] for r in records]
-    elsewhere = Settings(data=Data(holdout=0.1))
+    elsewhere = Settings(data=DataSettings(holdout=0.1))
     with pytest.raises(FedtailError, match=r"data\.holdout needs a server that has data"):
         train_rounds(problem(FedHOO(3)), elsewhere, problem(FedHOO(3)).begin())
 

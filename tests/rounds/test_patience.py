@@ -8,7 +8,7 @@ import torch
 from fedtail.errors import FedtailError
 from fedtail.rounds.selection import better, exhausted
 from fedtail.rounds.state import Best, State
-from fedtail.settings import Run, Settings
+from fedtail.settings import RunSettings, Settings
 
 
 def played(scores: list[float], samples: int = 100, searching: int = 0) -> State:
@@ -34,15 +34,15 @@ def test_what_validation_cannot_tell_apart_is_decided_by_training_for_longer() -
 
 
 def test_patience_counts_rounds_without_a_new_best_value() -> None:
-    run = Run(patience=2)
+    run = RunSettings(patience=2)
     assert not exhausted(played([0.5, 0.6, 0.6]), run)
     assert exhausted(played([0.5, 0.6, 0.6, 0.59]), run)
     assert not exhausted(played([0.5, 0.6, 0.6, 0.61]), run)
-    assert not exhausted(played([0.5, 0.6, 0.6, 0.59]), Run())
+    assert not exhausted(played([0.5, 0.6, 0.6, 0.59]), RunSettings())
 
 
 def test_a_run_never_stops_while_something_is_searched_and_patience_starts_after_it() -> None:
-    run, flat = Run(patience=2), [0.6] * 6
+    run, flat = RunSettings(patience=2), [0.6] * 6
     assert not exhausted(played(flat, searching=6), run)
     assert not exhausted(played(flat, searching=5), run)
     assert exhausted(played([*flat, 0.6], searching=5), run)

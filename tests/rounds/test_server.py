@@ -15,12 +15,12 @@ from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
 from fedtail.rounds import server as module
 from fedtail.rounds.server import MANY, SMALL, follow_sites, in_force, server_step
-from fedtail.settings import Server, Settings, allowed_values
+from fedtail.settings import ServerSettings, Settings, allowed_values
 from tests.conftest import blob_federation
 from tests.methods.federations import problem, train
 
 STEPS = 5
-OPTIMIZERS = [name for name in allowed_values(Server, "optimizer") if name not in ("none", "auto")]
+OPTIMIZERS = [name for name in allowed_values(ServerSettings, "optimizer") if name not in ("none", "auto")]
 
 
 def gradients() -> Tensor:
@@ -28,7 +28,7 @@ def gradients() -> Tensor:
 
 
 def run(optimizer: str, lr: float, **constants: float) -> Tensor:
-    server, state = Server(optimizer=optimizer, lr=lr), {}
+    server, state = ServerSettings(optimizer=optimizer, lr=lr), {}
     x = torch.ones(4, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in constants.items():
@@ -49,7 +49,7 @@ def torch_run(make: type[torch.optim.Optimizer], **options: float) -> Tensor:
 
 def test_none_takes_the_aggregate_itself() -> None:
     aggregate = torch.randn(4)
-    assert server_step(Server(), torch.zeros(4), aggregate, {})[0] is aggregate
+    assert server_step(ServerSettings(), torch.zeros(4), aggregate, {})[0] is aggregate
 
 
 def test_momentum_is_sgd_with_momentum() -> None:
@@ -87,7 +87,7 @@ def test_adam_and_yogi_are_the_papers_algorithm(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_buffers_take_the_aggregates_values(kind: str) -> None:
-    server, x, aggregate = Server(optimizer=kind, lr=0.5), torch.ones(5), torch.full((5,), 3.0)
+    server, x, aggregate = ServerSettings(optimizer=kind, lr=0.5), torch.ones(5), torch.full((5,), 3.0)
     out, state = server_step(server, x, aggregate, {}, n_params=3)
     assert out[3:].tolist() == [3.0, 3.0]
     assert out[:3].tolist() != [3.0, 3.0, 3.0]
@@ -119,14 +119,14 @@ def test_without_a_rate_an_adaptive_step_is_short_and_momentum_takes_the_aggrega
     g = 0.01
     moved = {}
     for name in OPTIMIZERS:
-        x, _ = server_step(Server(optimizer=name), torch.zeros(1), torch.full((1,), -g), {})
+        x, _ = server_step(ServerSettings(optimizer=name), torch.zeros(1), torch.full((1,), -g), {})
         moved[name] = -float(x)
     adam = 0.1 * g / ((0.99e-6 + 0.01 * g**2) ** 0.5 + 1e-3)
     assert moved["adam"] == pytest.approx(0.03 * adam, rel=1e-4)
     assert moved["adagrad"] == pytest.approx(0.1 * 0.1 * g / ((1e-6 + g**2) ** 0.5 + 1e-3), rel=1e-4)
     assert moved["momentum"] == pytest.approx(g)
     assert max(moved["adam"], moved["yogi"], moved["adagrad"]) < 0.02  # with a rate of 1 adam moves 0.41
-    assert Server(optimizer="adam", lr=1.0).step == 1.0
+    assert ServerSettings(optimizer="adam", lr=1.0).step == 1.0
 
 
 # -- auto -------------------------------------------------------------------------------------------------------
@@ -158,6 +158,6 @@ def test_a_users_own_table_has_auto_unless_the_user_says_otherwise() -> None:
 
 
 def test_auto_needs_sites_to_follow() -> None:
-    assert in_force(Server(optimizer="yogi"), {}).optimizer == "yogi"
+    assert in_force(ServerSettings(optimizer="yogi"), {}).optimizer == "yogi"
     with pytest.raises(FedtailError, match="name one"):
-        in_force(Server(optimizer="auto"), {})
+        in_force(ServerSettings(optimizer="auto"), {})

@@ -15,7 +15,7 @@ from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
 from fedtail.data.template import TEMPLATES, load_template
 from fedtail.errors import FedtailError, one_of
-from fedtail.settings import PARTITIONS, Data, checked
+from fedtail.settings import PARTITIONS, DataSettings, checked
 
 
 def split(
@@ -90,7 +90,7 @@ def partition(
     for key in settings:
         if key not in SPLITTING:
             raise one_of("setting of a partition", key, SPLITTING)
-    data = checked(Data, settings)
+    data = checked(DataSettings, settings)
     if isinstance(train, Pooled):
         if test is not None or column is not None or classes is not None:
             raise FedtailError(
@@ -111,10 +111,10 @@ def partition(
     return federate(pooled, data)
 
 
-SPLITTING = tuple(key for key in Data.model_fields if key not in ("name", "dir"))
+SPLITTING = tuple(key for key in DataSettings.model_fields if key not in ("name", "dir"))
 
 
-def federate(pooled: Pooled, data: Data) -> Federation:
+def federate(pooled: Pooled, data: DataSettings) -> Federation:
     """A data set -> ``Federation``, with whatever the data set itself suggests."""
     augment = pooled.augment if data.augment is None else None if data.augment == "none" else data.augment
     check_augment(augment)
@@ -184,7 +184,7 @@ def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[s
     return np.array([number.get(str(name), -1) for name in pooled.test_sites], dtype=np.int64)
 
 
-def _invented(pooled: Pooled, how: str, data: Data) -> list[str]:
+def _invented(pooled: Pooled, how: str, data: DataSettings) -> list[str]:
     """A table or a folder without sites gets made-up ones; a reader of its results should know."""
     kind = pooled.preprocessing.get("kind")
     if pooled.sites is not None or kind not in ("table", "images") or pooled.preprocessing.get("strict"):

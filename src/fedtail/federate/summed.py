@@ -35,7 +35,7 @@ from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import DivergedError, train_client
-from fedtail.settings import Privacy, Settings
+from fedtail.settings import PrivacySettings, Settings
 
 LARGEST = 16.0
 """Largest coordinate of an update; what is larger is cut. Fixed point is then fine to 2^-26."""
@@ -293,7 +293,7 @@ def scores_reach(n_classes: int) -> np.ndarray:
     return np.concatenate(pieces) * math.sqrt(blocks + 1)
 
 
-def clip_of(privacy: Privacy, method: Method, settings: Settings, task: Task, n_classes: int) -> float:
+def clip_of(privacy: PrivacySettings, method: Method, settings: Settings, task: Task, n_classes: int) -> float:
     """The norm to which updates are cut before their share of noise: as set, or the method's bound for so many steps as
     an epoch of 64 batches has, at the largest learning rate that is tried."""
     if privacy.clip:

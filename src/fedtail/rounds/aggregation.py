@@ -17,7 +17,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.state import Problem
-from fedtail.settings import Server, Settings
+from fedtail.settings import ServerSettings, Settings
 
 PIECES = 256
 """Inner products of updates are summed in so many pieces, which a GPU computes at the same time."""
@@ -43,7 +43,7 @@ def rule_of(settings: Settings, real: bool) -> str:
     return "bounded" if real and settings.privacy.mode != "central" else "mean"
 
 
-def limited(weights: np.ndarray, server: Server, real: bool) -> np.ndarray:
+def limited(weights: np.ndarray, server: ServerSettings, real: bool) -> np.ndarray:
     """The weights with none above the share that one site can have: a site's size is what it claims."""
     if real and server.aggregate != "mean":
         return capped(weights, fair_share(int((weights > 0).sum())))

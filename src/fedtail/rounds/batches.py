@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtail.errors import FedtailError
-from fedtail.settings import Local, Settings
+from fedtail.settings import LocalSettings, Settings
 
 BATCHES = (16, 32, 64)
 """What ``auto`` chooses from."""
@@ -42,14 +42,14 @@ def settled(settings: Settings, sizes: Sequence[int] | np.ndarray) -> Settings:
     return settle_batch(settings, follow(sizes)) if settings.local.batch_size == "auto" else settings
 
 
-def batch_of(local: Local) -> int:
+def batch_of(local: LocalSettings) -> int:
     """Samples of a local step."""
     if local.batch_size == "auto":
         raise FedtailError("local.batch_size = 'auto' depends on site sizes, which are not known here; set a number")
     return local.batch_size
 
 
-def batch_notes(local: Local, batch: int, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+def batch_notes(local: LocalSettings, batch: int, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
     """What ``auto`` chose, for the run folder and the screen; nothing where the batch size was said."""
     if local.batch_size != "auto":
         return ()

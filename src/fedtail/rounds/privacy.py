@@ -18,10 +18,10 @@ from fedtail.methods.base import Method, run_bound
 from fedtail.models.flat import has_batchnorm
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.state import Problem
-from fedtail.settings import Privacy
+from fedtail.settings import PrivacySettings
 
 
-def check_privacy(problem: Problem, privacy: Privacy) -> None:
+def check_privacy(problem: Problem, privacy: PrivacySettings) -> None:
     """Refuse a promise that cannot be kept: no norm bound, or more than updates leaves a site."""
     if privacy.mode == "none":
         return
@@ -45,7 +45,7 @@ def check_privacy(problem: Problem, privacy: Privacy) -> None:
 
 def privatize(
     problem: Problem,
-    privacy: Privacy,
+    privacy: PrivacySettings,
     task: Task,
     aggregate: Tensor,
     weights: np.ndarray,

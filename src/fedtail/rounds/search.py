@@ -21,7 +21,7 @@ from fedtail.rounds.evaluation import count_candidates, score_candidates
 from fedtail.rounds.privacy import check_privacy
 from fedtail.rounds.race import race_of
 from fedtail.rounds.state import Problem
-from fedtail.settings import Local, Settings
+from fedtail.settings import LocalSettings, Settings
 
 
 class NoValidationError(FedtailError):
@@ -65,7 +65,7 @@ def _check_metric(problem: Problem, metric: Metric) -> None:
     check_known(metric, evidence)
 
 
-def starting_lr(rates: RateStrategy, local: Local) -> float:
+def starting_lr(rates: RateStrategy, local: LocalSettings) -> float:
     """The learning rate that the schedule starts from: the settings' own, or what a race has found so far."""
     race = race_of(rates)
     return float(local.lr) if race is None or race.lr is None else race.lr

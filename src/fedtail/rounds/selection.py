@@ -11,15 +11,15 @@ from torch import Tensor
 from fedtail.core.metrics import signed
 from fedtail.errors import FedtailError
 from fedtail.rounds.state import Best, Problem, State
-from fedtail.settings import Run, Settings
+from fedtail.settings import RunSettings, Settings
 
 
-def over(problem: Problem, run: Run, state: State) -> bool:
+def over(problem: Problem, run: RunSettings, state: State) -> bool:
     """Return whether there is nothing left to train for: the search alone was asked for, or patience is at an end."""
     return (problem.search_only and problem.rates.done) or exhausted(state, run)
 
 
-def exhausted(state: State, run: Run) -> bool:
+def exhausted(state: State, run: RunSettings) -> bool:
     """Return whether validation has not improved for ``run.patience`` rounds; never while something is searched."""
     if not run.patience or state.best is None or state.history[-1]["searching"]:
         return False

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
 from fedtail.rounds.batches import median
-from fedtail.settings import Server
+from fedtail.settings import ServerSettings
 
 BETA1, BETA2, TAU = 0.9, 0.99, 1e-3
 """Those of the authors' experiments."""
@@ -43,7 +43,7 @@ def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
     return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
 
 
-def in_force(server: Server, found: Mapping[str, Any]) -> Server:
+def in_force(server: ServerSettings, found: Mapping[str, Any]) -> ServerSettings:
     """The same with an optimizer in place of ``auto``."""
     if server.optimizer != "auto":
         return server
@@ -52,7 +52,7 @@ def in_force(server: Server, found: Mapping[str, Any]) -> Server:
     return server.model_copy(update={"optimizer": found[FOUND]})
 
 
-def server_notes(server: Server, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+def server_notes(server: ServerSettings, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
     """That ``auto`` chose an optimizer, for the run folder and the screen; nothing where it was said, or is none."""
     if server.optimizer != "auto" or chosen == "none":
         return ()
@@ -61,7 +61,7 @@ def server_notes(server: Server, chosen: str, sizes: Sequence[int] | np.ndarray)
 
 
 def server_step(
-    server: Server, x: Tensor, aggregate: Tensor, state: Tensors, n_params: int | None = None
+    server: ServerSettings, x: Tensor, aggregate: Tensor, state: Tensors, n_params: int | None = None
 ) -> tuple[Tensor, Tensors]:
     """The next global model and the optimizer's moments. x, aggregate: (n,), buffers from ``n_params`` on."""
     if server.optimizer == "none":
@@ -79,7 +79,7 @@ def server_step(
     return torch.cat([x[:d] - server.step * move, aggregate[d:]]), state
 
 
-def _second_moment(server: Server, v: Tensor, square: Tensor) -> Tensor:
+def _second_moment(server: ServerSettings, v: Tensor, square: Tensor) -> Tensor:
     if server.optimizer == "adagrad":
         return v + square
     if server.optimizer == "adam":

@@ -20,7 +20,7 @@ from fedtail.settings import (
     LOCAL_LR,
     NETWORKS_ONLY,
     RETIRED,
-    Model,
+    ModelSettings,
     Named,
     Settings,
     check_effects,
@@ -118,7 +118,7 @@ def of_networks(config: Settings, said: Container[str]) -> bool:
     return bool(named or options) or any(key in said for key in (*keys, "engine.path", "run.participation"))
 
 
-def has_encoder(model: Model) -> bool:
+def has_encoder(model: ModelSettings) -> bool:
     """Whether images in files are encoded by a pretrained network."""
     return (default_encoder() if model.encoder == "auto" else model.encoder) not in (None, "none")
 

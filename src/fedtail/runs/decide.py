@@ -24,7 +24,7 @@ from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores, total
 from fedtail.errors import FedtailError, one_of
 from fedtail.rounds.state import Problem
-from fedtail.settings import Decision as DecisionSettings
+from fedtail.settings import DecisionSettings
 
 MOST_STEPS, SETTLED = 12, 0.02
 """Of vector scaling: an exchange each, until a step moves no log-probability by more than this."""

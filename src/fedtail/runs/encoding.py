@@ -19,7 +19,7 @@ from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder, use_encoder
 from fedtail.models.encoders.base import probe
-from fedtail.settings import Model
+from fedtail.settings import ModelSettings
 
 HEAD = "linear"
 """What is trained and sent on top of an encoder, where no model is named."""
@@ -29,7 +29,7 @@ INSTALL = (
 )
 
 
-def choose_encoding(model: Model, input_shape: tuple[int, ...], *, images: bool) -> Encoding | None:
+def choose_encoding(model: ModelSettings, input_shape: tuple[int, ...], *, images: bool) -> Encoding | None:
     """The encoder of a run: as set, else for ``images`` the one that is installed, unless a model is named.
 
     ``images``: whether the data are pictures that came as files, or stand for such.
@@ -47,12 +47,12 @@ def choose_encoding(model: Model, input_shape: tuple[int, ...], *, images: bool)
     return open_encoder(*named(name)).use(model.views, model.unfreeze)
 
 
-def _open_to_choice(model: Model) -> bool:
+def _open_to_choice(model: ModelSettings) -> bool:
     """Whether the user has neither chosen an encoder nor named or configured a model."""
     return model.encoder == "auto" and model.name == "auto" and not model.options
 
 
-def encoder_notes(encoding: Encoding | None, model: Model, *, images: bool) -> tuple[str, ...]:
+def encoder_notes(encoding: Encoding | None, model: ModelSettings, *, images: bool) -> tuple[str, ...]:
     """What a reader should know of the choice."""
     if encoding is None:
         return (INSTALL,) if images and model.encoder == "auto" and default_encoder() is None else ()

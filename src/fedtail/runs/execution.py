@@ -31,8 +31,15 @@ from fedtail.runs.decide import check_decision
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
 from fedtail.runs.result import Result, conclude, titles_of
 from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
-from fedtail.settings import KEYWORDS, WHOLE_SECTIONS, Data, Rates, Settings, check_effects
-from fedtail.settings import Method as MethodSection
+from fedtail.settings import (
+    KEYWORDS,
+    WHOLE_SECTIONS,
+    DataSettings,
+    MethodSettings,
+    RatesSettings,
+    Settings,
+    check_effects,
+)
 from fedtail.simulate.sharded import rank
 
 ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
@@ -89,10 +96,10 @@ def fit(
     named = {"name": OWN_MODULE if own else model or "auto"}
     chosen = chosen.model_copy(
         update={
-            "data": Data(name=federation.name, clients=federation.n_clients),
+            "data": DataSettings(name=federation.name, clients=federation.n_clients),
             "model": chosen.model.model_copy(update=named),
             "method": _method_section(method),
-            "rates": Rates() if rates is None else _rates_section(rates),
+            "rates": RatesSettings() if rates is None else _rates_section(rates),
         }
     )
     if federation.own:
@@ -137,25 +144,25 @@ def said_keys(keywords: Mapping[str, Any]) -> set[str]:
     return keys
 
 
-def _method_section(method: Method | str | None) -> MethodSection:
+def _method_section(method: Method | str | None) -> MethodSettings:
     if method is None:
-        return MethodSection()
+        return MethodSettings()
     return (
-        MethodSection(name=METHODS.canonical(method))
+        MethodSettings(name=METHODS.canonical(method))
         if isinstance(method, str)
-        else MethodSection(name=method.name, **method.config())
+        else MethodSettings(name=method.name, **method.config())
     )
 
 
-def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> Rates:
+def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> RatesSettings:
     """The section ``rates`` that says the same."""
     if isinstance(rates, RateStrategy):
-        return Rates(name=rates.name, **({} if rates.searches == "rate" else {"searches": rates.searches}))
+        return RatesSettings(name=rates.name, **({} if rates.searches == "rate" else {"searches": rates.searches}))
     if isinstance(rates, str) and rates != "auto":
-        return Rates(name=rates)
+        return RatesSettings(name=rates)
     if isinstance(rates, (int, float, str)):
-        return Rates(name="uniform", rate=rates)
-    return Rates(name="fixed", rates=[float(rate) for rate in rates])
+        return RatesSettings(name="uniform", rate=rates)
+    return RatesSettings(name="fixed", rates=[float(rate) for rate in rates])
 
 
 def _updated(settings: Settings, values: Mapping[str, Any]) -> Settings:

@@ -32,8 +32,7 @@ from fedtail.runs.decide import choose_decisions
 from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import load_model
 from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick, load_yardstick
-from fedtail.settings import Decision as DecisionSettings
-from fedtail.settings import Privacy, Settings
+from fedtail.settings import DecisionSettings, PrivacySettings, Settings
 
 MOST_ALONE = 20
 """Most sites that are trained alone: of more, so many from the largest to the smallest."""
@@ -173,7 +172,7 @@ def train_alone(setup: Setup, one: Federation, rate: float) -> tuple[nn.Module, 
         update={
             "run": settings.run.model_copy(update=run),
             "local": settings.local.model_copy(update=local),
-            "privacy": Privacy(),
+            "privacy": PrivacySettings(),
             "decision": wanted,
         }
     )

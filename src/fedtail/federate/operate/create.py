@@ -16,7 +16,7 @@ from fedtail.federate.deployment import Deployment, check_port, check_site_names
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.files import write_atomically
 from fedtail.runs.config import changed, load_config
-from fedtail.settings import Data, Settings
+from fedtail.settings import DataSettings, Settings
 from fedtail.version import VERSION
 
 INSTALLED = Path("/opt/fedtail")
@@ -65,7 +65,7 @@ def create_deployment(
     deployment.save()
     if not rehearsal:
         declared = {"schema": SCHEMA} if config.data.name == "table" and config.deploy.trust != "server" else {}
-        config = config.model_copy(update={"data": Data(name="sites", clients=len(sites), **declared)})
+        config = config.model_copy(update={"data": DataSettings(name="sites", clients=len(sites), **declared)})
     config = config.model_copy(update={"run": config.run.model_copy(update={"folder": deployment.runs.name})})
     deployment.config.write_text(config.to_toml())
     make_ca(deployment.server, deployment.name)

@@ -21,7 +21,7 @@ from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.models.encoders import Encoding
 from fedtail.rounds.acceptance import least
-from fedtail.settings import Model
+from fedtail.settings import ModelSettings
 from fedtail.version import VERSION
 
 HELLO = Budget(meta=1 << 23, items=1 << 18)
@@ -65,7 +65,7 @@ def say_hello(
     clients: Iterable[int],
     timeout: float,
     job: Job | None = None,
-    model: Model | None = None,
+    model: ModelSettings | None = None,
 ) -> tuple[dict[int, Hello], dict[int, str]]:
     """Ask sites who they are; with a job, also whether they take part and how many samples they have.
 

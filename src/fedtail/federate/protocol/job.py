@@ -22,7 +22,7 @@ from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.build import classifier_option
 from fedtail.runs.encoding import HEAD, build_encoded
-from fedtail.settings import Local, Run, Settings, checked
+from fedtail.settings import LocalSettings, RunSettings, Settings, checked
 from fedtail.version import VERSION
 
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
@@ -41,7 +41,7 @@ class Job:
     rounds: int
     model_options: dict[str, Any] = field(default_factory=dict)
     method_options: dict[str, Any] = field(default_factory=dict)
-    local: Local = field(default_factory=Local)
+    local: LocalSettings = field(default_factory=LocalSettings)
     seed: int = 0
     """Every draw of the run is keyed by it."""
     metric: str = "accuracy"
@@ -60,7 +60,7 @@ class Job:
     @property
     def settings(self) -> Settings:
         """What a client's part of a round reads."""
-        return Settings(local=self.local, run=Run(seed=self.seed, metric=self.metric))
+        return Settings(local=self.local, run=RunSettings(seed=self.seed, metric=self.metric))
 
     @property
     def n_classes(self) -> int:
@@ -84,7 +84,7 @@ class Job:
         plain = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(self)}
         usual = [name for name, value in plain.items() if name != "local" and getattr(self, name) == value]
         local = self.local.model_dump()
-        usual += [f"local.{name}" for name, value in Local().model_dump().items() if local[name] == value]
+        usual += [f"local.{name}" for name, value in LocalSettings().model_dump().items() if local[name] == value]
         return {**asdict(replace(self, local=None)), "local": local, "usual": usual}  # type: ignore[arg-type]
 
     @classmethod
@@ -94,7 +94,7 @@ class Job:
             given = dict(told)
             usual = set(given.pop("usual", ()))
             given = _known(given, {f.name for f in fields(cls)}, usual, "")
-            local = checked(Local, _known(given.pop("local"), set(Local.model_fields), usual, "local."))
+            local = checked(LocalSettings, _known(given.pop("local"), set(LocalSettings.model_fields), usual, "local."))
             transform = given.pop("transform")
             made = Transform(float(transform["scale"]), tuple(transform["mean"]), tuple(transform["std"]))
             shape, classes = tuple(given.pop("input_shape")), tuple(given.pop("classes"))

@@ -37,7 +37,7 @@ from fedtail.federate.site.prepared import SiteData
 from fedtail.federate.summed import check_sums_only, groups_of
 from fedtail.files import sync, write_atomically
 from fedtail.models.encoders import Encoding, open_encoder
-from fedtail.settings import Privacy
+from fedtail.settings import PrivacySettings
 
 SLACK = 1 + 1e-4
 """More noise than the multiplier asks for: it covers rounding."""
@@ -319,7 +319,7 @@ class Member:
         )
         return digest
 
-    def _charge(self, agreement: str, number: int, privacy: Privacy) -> None:
+    def _charge(self, agreement: str, number: int, privacy: PrivacySettings) -> None:
         """Enter what the answer to an exchange costs, and refuse what the site's budget does not cover."""
         spent = self.ledger.releases()
         self.policy.check_epsilon({**spent, privacy.noise: spent.get(privacy.noise, 0) + 1})

@@ -48,7 +48,7 @@ from fedtail.rounds.evaluation import Split, confusion_on, count_candidates, mod
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.runs.build import is_images
 from fedtail.runs.encoding import choose_encoding
-from fedtail.settings import Model, checked
+from fedtail.settings import ModelSettings, checked
 
 if TYPE_CHECKING:
     from fedtail.federate.site.member import Member
@@ -128,10 +128,10 @@ class Site:
                 except FedtailError as error:
                     raise CodedError("encoder", str(error)) from None
         elif "model" in asked:
-            encoding = self._choose(checked(Model, asked["model"]), schema)
+            encoding = self._choose(checked(ModelSettings, asked["model"]), schema)
         return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
 
-    def _choose(self, model: Model, schema: dict[str, Any]) -> Encoding | None:
+    def _choose(self, model: ModelSettings, schema: dict[str, Any]) -> Encoding | None:
         """The encoder that a server's settings mean here, if the policy has nothing against it."""
         images = schema["kind"] == "images" or is_images(schema.get("preprocessing", {}))
         if model.encoder == "auto" and (name := default_encoder()) is not None:
