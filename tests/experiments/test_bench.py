@@ -231,6 +231,14 @@ def test_the_committed_leaderboard_is_that_of_the_committed_submissions() -> Non
     assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())
 
 
+def test_what_has_been_run_of_version_2_is_ranked_as_committed() -> None:
+    folder = Path(__file__).parents[2] / "results" / "bench" / "version-2"
+    board = rank_submissions(submissions(folder))
+    assert {p.submission.version for p in board.places} == {load_suite().version}
+    assert [s.method for s in board.beside] == ["trees"]
+    assert (folder / "leaderboard.md").read_text() == to_markdown(board, load_suite())
+
+
 def test_a_narrow_terminal_has_ranks_alone_and_no_number_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"a-long-name-{i}" for i in range(6)]
     rows = [Row(name, seed, "", dict.fromkeys(MEASURES, 0.1234)) for name in names for seed in range(2)]

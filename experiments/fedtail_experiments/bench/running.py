@@ -151,6 +151,8 @@ def row_of(one: Set, outcome: Outcome) -> Row:
     about = json.loads((outcome.folder / "clients.json").read_text(encoding="utf-8"))
     weights = (outcome.folder / "model.safetensors").read_bytes()
     values = measured(result, about["train_counts"], len(weights))
+    if outcome.cell.config.method.name not in [*METHODS] and not is_own(outcome.cell.config.method.name):
+        values["megabytes"] = math.nan  # trees send sums, no models
     digest = hashlib.sha256(weights).hexdigest()[:16]
     return Row(set=one.name, seed=int(result["seed"]), digest=digest, values=values)
 
