@@ -29,7 +29,7 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.operate.site_clients import FlowerClient, NVFlareClient, SiteClient
 from fedtail.federate.site.identity import read_identity
-from fedtail.files import write_atomically
+from fedtail.files import is_locked, write_atomically
 
 STALE_SECONDS = 60.0
 """Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
@@ -267,19 +267,10 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_served(folder: Path) -> bool:
-    """Return whether a service runs for the site."""
-    try:
-        with alone(folder):
-            return False
-    except FedtailError:
-        return True
-
-
 def read_health(folder: Path) -> Health:
     """Return a site's health; ``down`` where no service runs."""
     identity, file = read_identity(folder / "site.toml"), folder / "health.json"
     known = Health(**json.loads(file.read_text())) if file.is_file() else Health(identity.name, identity.server)
-    if not is_served(folder):
+    if not is_locked(folder / "service.lock"):
         known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
     return known
