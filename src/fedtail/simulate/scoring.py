@@ -36,7 +36,7 @@ class Scoring:
 
     @abstractmethod
     def _logits(self, x: Tensor, split: Split) -> Logits:
-        """Of the model ``x`` on a split, and the labels."""
+        """Return the logits of the model ``x`` on a split, and the labels."""
 
     def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
         parts = [z.argmax(-1) for z, _ in self._logits(x, federation_split(self.federation, "validation"))]

@@ -100,7 +100,7 @@ class ChunkedKernel:
         return losses
 
     def _chunks(self, model: int, member: np.ndarray) -> list[Chunk]:
-        """Of one model: runs of columns of one group, cut to size."""
+        """Return one model's runs of columns of one group, cut to size."""
         edges = [0, *(np.flatnonzero(np.diff(member)) + 1).tolist(), len(member)]
         runs = [(int(member[a]), a, b) for a, b in pairwise(edges) if member[a] >= 0]
         return [c for h, a, b in runs for c in self._cut(model, h, a, b)]

@@ -31,7 +31,7 @@ class Network:
 
     @property
     def values(self) -> int:
-        """Of a sample's activations, those of all layers."""
+        """How many values a sample's activations have, in all layers."""
         return sum(math.prod(layer.out) for layer in self.layers)
 
     @property

@@ -52,7 +52,7 @@ class Pooled:
         return self.spread(one, split.parts(max(self.chunk // len(x), 64)), operations)
 
     def logits_each(self, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
-        """Of every model of (m, d): its (b, C) logits and the labels, chunk by chunk."""
+        """Return (b, C) logits and the labels, chunk by chunk, for every model of (m, d)."""
         parts = self._chunks(x, split, lambda z, y: (z, y))
         return [[(z[i].T, y) for z, y in parts] for i in range(len(x))]
 

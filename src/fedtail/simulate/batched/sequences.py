@@ -106,7 +106,7 @@ class Conv1d:
 
 @dataclass(frozen=True)
 class MaxPool1d:
-    """Of pairs; a last odd value is left out."""
+    """Take the larger of each pair; a last odd value is left out."""
 
     given: Shape
     shapes: tuple[Shape, ...] = ()

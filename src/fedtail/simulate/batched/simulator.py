@@ -85,7 +85,7 @@ class BatchedSimulator(ReferenceSimulator):
             self._least = math.inf  # chunks have no padding to save
         self.pooled = Pooled(self._spread, self.sample_flops)
         self.padding: dict[str, float] = {}
-        """Of the last round, see ``shards.padding``."""
+        """What the last round computed for nothing; see ``shards.padding``."""
         self._splits: dict[str, Split] = {}
         self._fallbacks: dict[str, int] = {}
         plain = federation.pool.x.dtype == torch.float32 and federation.transform == Transform()

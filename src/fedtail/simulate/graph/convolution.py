@@ -175,9 +175,9 @@ class Plan:
 
     outputs: int
     inputs: int
-    """Of a program's tile; of a NARROW layer all inputs at all positions of the filter."""
+    """A program's tile; for a NARROW layer all inputs at all positions of the filter."""
     pixels: int = 64
-    """Of a step of a program's sum."""
+    """What a step of a program's sum takes."""
     stages: int = 4
     programs: int = 264
     """As many at least are launched, two for each multiprocessor of a large GPU: pixels are cut into parts for it."""

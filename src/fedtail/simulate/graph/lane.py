@@ -24,7 +24,7 @@ from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident
 
 LANE_PRIORITY = -1
-"""Of a lane's kernels before those of work aside, which is 0: what others wait for goes first."""
+"""A lane's kernels go before those of work aside, whose priority is 0: others wait for them."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Slot:
     plan: dict[str, Tensor]
     """The arrays of ``schedule``."""
     seeds: list[int] | None = None
-    """Of each step, where the model takes random numbers (dropout)."""
+    """One for each step, where the model takes random numbers (dropout)."""
     losses: Tensor | None = None
     """(L,) share of each pass in its step's mean loss; filled by the run."""
     final: Tensors = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Shared:
     resident: Resident
     layout: Layout
     dtype: torch.dtype
-    """Of the weights that passes read."""
+    """The type of the weights that passes read."""
     n_groups: int
     mode: str
     gradients: Gradients

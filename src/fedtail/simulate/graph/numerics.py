@@ -55,12 +55,12 @@ class Numerics:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations."""
+        """The type of activations."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     @property
     def weights(self) -> torch.dtype:
-        """Of the weights that passes read: a network that is not fused casts them itself."""
+        """The type of the weights that passes read: a network that is not fused casts them itself."""
         return self.dtype if self.fused else torch.float32
 
     def apply(self) -> None:
