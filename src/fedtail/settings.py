@@ -553,10 +553,18 @@ def allowed_values(schema: type[BaseModel], key: str) -> tuple[str, ...]:
     return tuple(get_args(schema.model_fields[key].annotation))
 
 
+FREE_KEYS = frozenset(
+    f"{section}.{key}"
+    for section, part in Settings.model_fields.items()
+    for key, field in getattr(part.annotation, "model_fields", {}).items()
+    if field.json_schema_extra == FREE
+)
+"""The dotted keys of settings that leave a run's result alone."""
+
+
 def is_free(section: str, key: str) -> bool:
-    """Whether a setting leaves a run's result alone."""
-    fields = getattr(Settings.model_fields.get(section), "annotation", Section).model_fields
-    return key in fields and fields[key].json_schema_extra == FREE
+    """Return whether a setting leaves a run's result alone."""
+    return f"{section}.{key}" in FREE_KEYS
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -71,8 +71,8 @@ class Update:
     extras: Tensors = field(default_factory=dict)
     """(P, ...) what the method declares in ``Method.wire`` beyond FedAvg; empty for most."""
     members: tuple[int, ...] = ()
-    """Of a weighted mean of several clients' updates, all that the server sees of them: these clients, ``client`` the
-    first. Empty for an update of one client."""
+    """The clients, ``client`` the first, of whose updates the server sees no more than this weighted mean. Empty for an
+    update of one client."""
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -34,8 +34,8 @@ WARN_AXES, MAX_AXES = 6, 12
 NO_EFFECT = 1e-12
 """Main effects below this are rounding, not a preference."""
 TAU, ALPHA = 0.01, 1.0
-"""Of the bonus of boxes on the path. In the pseudocode only the leaf at the depth cap ever competes with one, and it
-stays selected whatever these are."""
+"""Weight of the bonus of boxes on the path. In the pseudocode only the leaf at the depth cap ever competes with one,
+and it stays selected whatever these are."""
 
 
 @RATES.add("fedhoo")

@@ -23,7 +23,7 @@ class QuorumError(FedtailError):
 
 
 def least(quorum: float, n: int) -> int:
-    """How many of ``n`` clients must answer; a little off a product such as 0.28 * 25 is not one more."""
+    """Return how many of ``n`` clients must answer; a little off a product such as 0.28 * 25 is not one more."""
     return max(1, math.ceil(quorum * n - 1e-9))
 
 
@@ -96,8 +96,8 @@ def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, 
 
 
 def _finite(values: Tensor) -> bool:
-    """In one pass, without memory of the model's size. Squares of float32 may overflow, in float64 they cannot, which
-    takes four times as long."""
+    """Compute norms in one pass, without memory of the model's size. Squares of float32 may overflow, in float64 they
+    cannot, which takes four times as long."""
     if values.dtype != torch.float32:
         return bool(torch.isfinite(values).all())
     if math.isfinite(torch.linalg.vector_norm(values)):

@@ -54,7 +54,7 @@ def in_one_pass(model: FlatModel, x: Tensor, samples: Samples, transform: Transf
 
 
 def class_by_class(model: FlatModel, x: Tensor, samples: Samples, transform: Transform, n_classes: int) -> Tensor:
-    """By automatic differentiation, for any output layer: as many passes as there are classes."""
+    """Compute the gradients by automatic differentiation, for any output layer: as many passes as there are classes."""
     model.load(x)
     model.module.eval()
     offset, shape = model.output_layer()

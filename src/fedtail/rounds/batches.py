@@ -27,7 +27,7 @@ def follow(sizes: Sequence[int] | np.ndarray) -> int:
 
 
 def median(sizes: Sequence[int] | np.ndarray) -> float:
-    """Of the sites that are there."""
+    """Return the median size of the sites that are there."""
     there = np.asarray(sizes)[np.asarray(sizes) > 0]
     return float(np.median(there)) if there.size else 0.0
 

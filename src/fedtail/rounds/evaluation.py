@@ -199,8 +199,8 @@ def judged(metric: str, n_classes: int, background: int | None = None) -> Callab
 
 
 def measurement(client: Client, losses: Tensor, what: str) -> Tensor:
-    """Of the losses (n_k,) of a client's training samples: ``train_loss``, their mean, or ``class_loss``, (C,) the
-    mean of each class, NaN where the client has none of it."""
+    """Return a measurement of the losses (n_k,) of a client's training samples: ``train_loss``, their mean, or
+    ``class_loss``, (C,) the mean of each class, NaN where the client has none of it."""
     if what not in LOSSES:
         raise ValueError(f"unknown measurement {what!r}")
     losses = losses.double().cpu()
@@ -211,7 +211,7 @@ def measurement(client: Client, losses: Tensor, what: str) -> Tensor:
 
 
 def measurement_shape(what: str, n_classes: int, model: FlatModel) -> tuple[int, ...]:
-    """Of the tensor that a client's measurement is."""
+    """Return the shape of a client's measurement."""
     if what in ("class_moments", "class_gradients"):
         d = model.output_linear().in_features
         return (n_classes, 1 + d + d * d) if what == "class_moments" else (n_classes, n_classes, d + 1)
@@ -219,7 +219,7 @@ def measurement_shape(what: str, n_classes: int, model: FlatModel) -> tuple[int,
 
 
 def feature_measurement(model: FlatModel, client: Client, x: Tensor, what: str) -> Tensor:
-    """Of the features of a client's training samples, class by class: see ``core.features``."""
+    """Return a measurement of the features of a client's training samples, class by class: see ``core.features``."""
     if what not in FEATURES:
         raise ValueError(f"unknown measurement {what!r}")
     split = Split.of(client, client.train)

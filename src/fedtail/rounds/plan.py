@@ -110,7 +110,7 @@ class PreparedRun:
     """One local run of a task before its first step; the same on every engine."""
 
     row: int
-    """Of the task: the client's."""
+    """The client's row in the task's probes."""
     probe: int
     plan: LocalPlan
     local: LocalRun

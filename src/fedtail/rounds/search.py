@@ -126,8 +126,8 @@ def values_of(problem: Problem, settings: Settings, models: Sequence[Tensor]) ->
 
 
 WEIGHTS = {"pr_auc": 2.0}
-"""Of what races compare by, others count once. The class-balanced loss alone prefers models that are sure of nothing,
-which small steps give. How samples are ordered does not, but few samples tell it less well."""
+"""Weights of what races compare by, where it is not 1. The class-balanced loss alone prefers models that are sure of
+nothing, which small steps give. How samples are ordered does not, but few samples tell it less well."""
 
 
 def race_values(

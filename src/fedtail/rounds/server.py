@@ -39,7 +39,8 @@ FOUND = "server_optimizer"
 
 
 def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
-    """What ``server.optimizer = "auto"`` is for sites with so many training samples; 0 of one that is not there."""
+    """Return what ``server.optimizer = "auto"`` means for sites with so many training samples; 0 of one that is not
+    there."""
     return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
 
 
@@ -53,7 +54,8 @@ def in_force(server: ServerSettings, found: Mapping[str, Any]) -> ServerSettings
 
 
 def server_notes(server: ServerSettings, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    """That ``auto`` chose an optimizer, for the run folder and the screen; nothing where it was said, or is none."""
+    """Return a note that ``auto`` chose an optimizer, for the run folder and the screen; none where it chose
+    nothing."""
     if server.optimizer != "auto" or chosen == "none":
         return ()
     about = f"{np.count_nonzero(sizes)} sites, of which the median one has {median(sizes):,.0f} training samples"

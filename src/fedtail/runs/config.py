@@ -17,6 +17,7 @@ from fedtail.models.encoders import default_encoder
 from fedtail.rates import RATES
 from fedtail.registry import Registry
 from fedtail.settings import (
+    FREE_KEYS,
     LOCAL_LR,
     NETWORKS_ONLY,
     RETIRED,
@@ -27,7 +28,6 @@ from fedtail.settings import (
     checked,
     current,
     flatten,
-    is_free,
     retired,
 )
 
@@ -201,7 +201,7 @@ def parse_value(text: str) -> Any:
 
 def result_keys(config: Settings) -> dict[str, Any]:
     """Dotted key -> value of everything a run's result depends on."""
-    return {k: v for k, v in flatten(config.model_dump()).items() if not is_free(*k.split(".", 1))}
+    return {k: v for k, v in flatten(config.model_dump()).items() if k not in FREE_KEYS}
 
 
 def first_difference(a: Settings, b: Settings) -> str | None:

@@ -27,7 +27,7 @@ from fedtail.rounds.state import Problem
 from fedtail.settings import DecisionSettings
 
 MOST_STEPS, SETTLED = 12, 0.02
-"""Of vector scaling: an exchange each, until a step moves no log-probability by more than this."""
+"""Most steps of vector scaling, an exchange each; it ends when a step moves no log-probability by more than this."""
 
 
 def check_decision(wanted: DecisionSettings, classes: Sequence[str]) -> None:

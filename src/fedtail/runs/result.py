@@ -186,7 +186,7 @@ class Result:
 
 
 def titles_of(problem: Problem) -> dict[str, Any]:
-    """How tables and reports call what a run is made of."""
+    """Return what tables and reports call the parts of a run."""
     own = {m.name: m.title for m in metrics() if is_own(m.name)}
     return {"method": problem.method.title, "rates": problem.rates.title, "metrics": own}
 
@@ -257,7 +257,7 @@ def importance_of(module: nn.Module) -> dict[str, float]:
 
 
 def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str]) -> dict[str, Any]:
-    """Of the class to find, or of the rarest."""
+    """Return what each threshold of the class to find, or of the rarest, would give."""
     if scores is None or not scores.n:
         return {}
     support = scores.bins[:, 1].sum(-1).astype(float)

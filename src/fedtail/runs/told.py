@@ -17,9 +17,9 @@ from fedtail.rounds.validation import SITE_METRIC, over_sites
 from fedtail.runs.decide import describe_decision
 
 POINTS = 60
-"""Of a curve that is kept: enough to draw."""
+"""Points that are kept of a curve: enough to draw it."""
 MOST_CLASSES, MOST_SITES = 50, 20
-"""Of which curves are kept, the rarest classes and the first sites."""
+"""Classes, the rarest, and sites, the first, whose curves are kept."""
 
 
 SPLITS = ("validation", "test")
@@ -78,8 +78,8 @@ def tell_splits(problem: Problem, x: Tensor, decisions: Decisions | None = None)
 
 
 def metrics_of_test(problem: Problem, splits: Splits, confusion: np.ndarray | None = None) -> dict[str, Any]:
-    """Of the test set, by its counts or by another confusion matrix; the worst site by private splits where the test
-    set is nobody's own."""
+    """Return every metric of the test set, by its counts or by another confusion matrix; the worst site by private
+    splits where the test set is nobody's own."""
     told = splits["test"]
     counts = told.pooled.confusion if confusion is None and told.pooled is not None else confusion
     assert counts is not None

@@ -32,11 +32,12 @@ class AtSite:
     site: str
     samples: int
     test: float | None
-    """Of the model that the site trained alone, on the common test set."""
+    """What the model that the site trained alone reaches on the common test set."""
     own: float | None
-    """Of that model on the site's own test samples, or its validation split where the test set is nobody's own."""
+    """What that model reaches on the site's own test samples, or its validation split where the test set is nobody's
+    own."""
     federated: float | None
-    """Of the federated model on the same samples."""
+    """What the federated model reaches on the same samples."""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def fetch_data(cells: Iterable[Cell]) -> dict[tuple[str, str | None], str]:
 
 
 def launcher_of(cells: Sequence[Cell], workers: int) -> Launcher:
-    """How ``workers`` of these cells run at once."""
+    """Return the launcher that runs ``workers`` of these cells at once."""
     if workers <= 1 or len(cells) <= 1:
         return one_by_one
     return in_processes(workers)

@@ -126,7 +126,7 @@ def check_data(cells: Sequence[Cell], base: Path, metric: str, *, own: bool, pro
 
 
 def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outcome]:
-    """Of each method only the learning rate that does best by its mean validation metric over seeds.
+    """Keep of each method only the learning rate that does best by its mean validation metric over seeds.
 
     Chosen on the clients' private validation splits, never on test data. Learning rates within one standard error of
     the best count as equal and the largest of them wins: it has got furthest in the same rounds, and on a few hundred

@@ -31,7 +31,7 @@ class ClassPlan:
     cases: int
     """In training and validation together."""
     held: int
-    """Of these in the private validation splits, by which thresholds are found."""
+    """How many of these are in the private validation splits, by which thresholds are found."""
     sites: int
     """Sites that have the class."""
     promised: float
