@@ -63,7 +63,7 @@ def test_whole_numbers_in_a_file_are_answered_as_pandas_reads_them(tmp_path: Pat
 def test_arrays_of_clients_have_the_defaults_of_tables_and_answer_with_their_labels() -> None:
     pairs = [(X[here], Y[here] + 3) for here in (SITES == "north", SITES == "south")]
     result = ft.fit(ft.Federation.from_arrays(pairs), rounds=12)
-    assert result.settings.local.lr == "auto" and result.settings.run.metric == "macro_f1"
+    assert result.settings.method.name == "trees" and result.settings.run.metric == "macro_f1"
     assert (result.predict(X) == Y + 3).mean() > 0.93
     data = torch.utils.data.TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))
     assert ft.fit(ft.Federation.from_datasets([data]), **QUICK).predict(X).dtype == np.int64
