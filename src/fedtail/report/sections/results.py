@@ -22,14 +22,11 @@ from fedtail.words import duration, fixed, plural, setting
 MOST_PANELS = 8
 MOST_CURVES = 5
 MOST_TILES = 4
-REVEALED = (
-    "The sites revealed only totals, so there is accuracy but nothing per class. For more, set deploy.reveal = 'sums' "
-    "here and reveal = 'sums' in every site's policy (three sites or more)."
-)
+REVEALED = "The sites revealed only totals, as they could up to version 0.2: there is accuracy but nothing per class."
 
 
 def shown_metric(comparison: Comparison, metric: str) -> str:
-    """Return the tested metric, or accuracy, which is all that sites with reveal = "totals" tell."""
+    """Return the tested metric, or accuracy, which is all that some runs of version 0.2 have."""
     return metric if best_of(comparison, metric) is not None else "accuracy"
 
 
