@@ -39,7 +39,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "fedtail",
 }
-INK, MUTED, MARKED = "#1f2430", "#67707d", "#b45309"
+INK, MUTED, MARKED = "#1f2430", "#67707d", "#8a3400"
 MOST_NAMES, MOST_NUMBERS = 40, 220
 """Rows or columns that have names in a figure, and cells that have numbers."""
 SHARES = {v: f"{v:g}" for v in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
