@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedtail.core.evidence import area_interval
+from fedtail.core.metrics import shown
 from fedtail.report import load_run, load_runs, write_report, write_run_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.facts import at_sites, found_and_missed, in_short
@@ -100,6 +101,7 @@ def test_a_site_with_one_class_alone_has_no_f1_and_is_not_the_best(run_folder: W
 def test_of_two_classes_the_area_is_that_of_the_rare_one(run_folder: Writer, tmp_path: Path) -> None:
     run = load_run(run_folder("a", n_classes=2, scored=True))
     assert run.metric("rare_pr_auc") == run.per_class("pr_auc")[1] != run.metric("pr_auc")
+    assert "pr_auc" not in [metric.name for metric in shown(run.test)], "nor in the terminal"
     table = page([run.folder], tmp_path).partition('class="headline"')[2].partition("</thead>")[0]
     assert "PR-AUC, rarest" in table and ">PR-AUC<" not in table
 
@@ -137,6 +139,10 @@ def test_a_model_card_has_every_class_in_counts_and_names_what_is_uncertain(run_
 def test_a_loss_axis_does_not_reach_below_zero_and_the_headline_fits_the_screen(
     comparison: list[Path], tmp_path: Path
 ) -> None:
+    for seed, folder in enumerate(comparison):  # seeds so far apart that mean - spread is below zero
+        lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        wide = [{**record, "train_loss": 9.0 * (seed % 3 == 0) + 0.01} for record in lines]
+        (folder / "history.jsonl").write_text("".join(json.dumps(record) + "\n" for record in wide))
     html = page(comparison, tmp_path)
     loss = next(f for f in html.split("<figure") if "<figcaption>Training loss</figcaption>" in f)
     data = json.loads(loss.partition('<script type="application/json">')[2].partition("</script>")[0])

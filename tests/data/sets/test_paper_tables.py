@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedtail.data.sets.adult import SCHEMA as ADULT
@@ -13,7 +14,7 @@ from fedtail.data.sets.unsw import SCHEMA as UNSW
 from fedtail.data.sets.unsw import unsw
 from fedtail.data.tables.columns import Numbers
 from fedtail.data.tables.encode import encode
-from fedtail.data.tables.published import published, scaled
+from fedtail.data.tables.published import published, scaled, strict_columns
 from fedtail.errors import FedtailError
 
 ROW = (
@@ -125,3 +126,8 @@ def test_scaling_uses_only_the_rows_it_is_given() -> None:
     schema = scaled(published("y", ("0", "1"), ("a", "b"), {}), columns, np.array([0, 1]), "minmax")
     assert encode(schema, columns).tolist() == [[0, 0], [1, 0], [100, 1]], "far beyond ten deviations, and kept"
     assert [(c.mean, c.std) for c in schema.numeric] == [(0, 10), (5, 1)]
+
+
+def test_numbers_of_a_published_table_are_read_in_single_precision_as_older_models_were_trained_on() -> None:
+    columns = strict_columns(published("y", ("0", "1"), ("a",), {}), pd.DataFrame({"a": ["16777217", "2"]}), "the file")
+    assert isinstance(columns["a"], Numbers) and columns["a"].values.tolist() == [16777216.0, 2.0]
