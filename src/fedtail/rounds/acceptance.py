@@ -96,8 +96,8 @@ def fault(u: Update, method: Method, task: Task, n_classes: int, n_params: int, 
 
 
 def _finite(values: Tensor) -> bool:
-    """Compute norms in one pass, without memory of the model's size. Squares of float32 may overflow, in float64 they
-    cannot, which takes four times as long."""
+    """Return whether all values are finite, in one pass, without memory of the model's size. Squares of float32 may
+    overflow, in float64 they cannot, which takes four times as long."""
     if values.dtype != torch.float32:
         return bool(torch.isfinite(values).all())
     if math.isfinite(torch.linalg.vector_norm(values)):
