@@ -59,6 +59,8 @@ def stock(tmp_path: Path) -> Iterator[Stock]:
         for process in reversed(stock.processes):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for worker in tmp_path.rglob("worker.pid"):  # it outlives the process that Flower started for a message
+            os.kill(int(worker.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.flower
