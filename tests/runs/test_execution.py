@@ -293,7 +293,7 @@ def test_fit_in_a_few_lines() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("schedule", "cosin"), ("metric", "macrof1"), ("select", "beest"), ("scale", "groop"),
+        ("schedule", "cosin"), ("metric", "macrof1"), ("select", "beest"),
         ("epoch_length", "orignal"),
     ],
 )  # fmt: skip
