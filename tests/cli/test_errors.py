@@ -306,10 +306,7 @@ def test_a_table_too_small_to_compare_models_is_refused_with_what_to_set_and_lea
     code, _, err = call(capsys, monkeypatch, *small)
     assert code == 2 and "needs validation data, but the clients have none; add rows" in err
     said = err.strip().splitlines()[-1]
-    assert (
-        said.endswith("set run.select=last run.patience=0 local.lr=0.1 decision.goal=argmax")
-        and not Path("runs").exists()
-    )
+    assert said.endswith("set run.select=last run.patience=0 decision.goal=argmax") and not Path("runs").exists()
     code, *_ = call(capsys, monkeypatch, *small, *said.rpartition("set ")[2].split())
     assert code == 0
 

@@ -141,7 +141,9 @@ def own(tmp_path: Path, *overrides: str) -> Settings:
 
 
 def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(tmp_path: Path) -> None:
-    config = own(tmp_path)
+    grown = own(tmp_path)
+    assert (grown.method.name, grown.run.metric, grown.run.select) == ("trees", "macro_f1", "best")
+    config = own(tmp_path, "method.name=fedcgnm")
     assert (config.local.lr, config.run.metric, config.run.select) == ("auto", "macro_f1", "best")
     assert config.run.patience > 0
     assert (config.local.batch_size, config.server.optimizer, config.decision.goal) == ("auto", "auto", "macro_f1")
@@ -158,7 +160,7 @@ def test_own_data_has_defaults_that_find_themselves_where_the_user_did_not_say(t
 
 @pytest.mark.parametrize("blind", ["data.validation=0", "run.validate_every=0"])
 def test_nothing_is_raced_or_selected_without_validation(tmp_path: Path, blind: str) -> None:
-    config = own(tmp_path, blind)
+    config = own(tmp_path, blind, "method.name=fedcgnm")
     assert (config.local.lr, config.run.select, config.run.patience) == (0.1, "last", 0)
     assert (config.local.batch_size, config.decision.goal) == ("auto", "argmax")
 
