@@ -456,8 +456,7 @@ def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_surv
 ) -> None:
     """A sum needs all sites, so the run stands still until ``east`` is back; then the server is killed while ``south``
     answers. Nothing is lost: all rounds are there, and every site ends with the server's model, bit by bit."""
-    sums = {"max_weight": None}  # nobody knows a site's weight
-    config = settings(run={"name": "blind", "rounds": 5}, deploy={"timeout": 30.0, "trust": "blind"}, server=sums)
+    config = settings(run={"name": "blind", "rounds": 5}, deploy={"timeout": 30.0, "trust": "blind"})
     folder = flower_deployment.runs / "blind"
     start(flower_deployment, config)
     until(lambda: len(read_history(folder)) >= 1 or runs.where(flower_deployment).get("state") == "failed", "round 0")
