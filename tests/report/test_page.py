@@ -61,7 +61,9 @@ def test_every_part_is_there(run_folder: Writer, tmp_path: Path) -> None:
     folders = [run_folder("a", **options), run_folder("b", method="fedcgnm", rates="fedhoo", **options)]
     Yardstick("pooled", 0, "a", {"macro_f1": 0.9}, 1.0).save(tmp_path / FOLDER / "pooled.json")
     html = page(folders, tmp_path)
-    assert re.findall(r'<section id="(\w+)">', html) == [key for key, _, _ in PARTS]
+    assert re.findall(r'<section id="(\w+)">', html) == [
+        key for key, _, _ in PARTS if key != "columns"
+    ]  # no trees here
     assert html.count("<figure") == html.count("<summary>Data table</summary>") >= 25
     assert html.count('role="img" tabindex="0"') == html.count("<figure")
     assert "reaches macro F1" in html and "search ends" in html and "V_T / √T" in html
@@ -70,7 +72,7 @@ def test_every_part_is_there(run_folder: Writer, tmp_path: Path) -> None:
 def test_a_run_of_version_0_1_leaves_out_what_it_did_not_record(comparison: list[Path], tmp_path: Path) -> None:
     html = page(comparison, tmp_path)
     sections = re.findall(r'<section id="(\w+)">', html)
-    assert sections == [k for k, _, _ in PARTS if k not in ("yardsticks", "sites", "decisions", "trouble")]
+    assert sections == [k for k, _, _ in PARTS if k not in ("yardsticks", "sites", "columns", "decisions", "trouble")]
     assert html.count("<figure") >= 15
 
 
