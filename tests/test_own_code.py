@@ -19,7 +19,6 @@ from fedtail.report import load_run, write_report
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
-from fedtail.simulate.workers import one_by_one
 from tests.cli.test_errors import call
 
 GUIDE = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -102,9 +101,13 @@ def test_real_sites_run_it_where_their_policy_allows_the_code_and_give_the_simul
 
 
 def test_a_method_is_checked_on_every_engine_before_it_is_trusted(capsys, monkeypatch, files: Path) -> None:
-    with one_by_one(2):  # what a shell has; a run takes one
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # what a shell has; a run takes one
+    try:
         code, out, _ = call(capsys, monkeypatch, "methods", "check", "my_method.py:SignSGD")
         assert code == 0 and out.count("yes") == 8 and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
     text = (files / "my_method.py").read_text()
     (files / "bad.py").write_text(text.replace(".sign(), step.state", ".sign() * __import__('torch').rand(1), {}"))
     code, out, err = call(capsys, monkeypatch, "methods", "check", "bad.py:SignSGD")

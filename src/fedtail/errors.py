@@ -18,9 +18,9 @@ def one_of(kind: str, value: object, allowed: Iterable[str], lead: str = "") -> 
     ``lead``: ``fedcgnm has no`` makes it ``fedcgnm has no option 'betta'`` instead of ``option 'betta' is unknown``.
     """
     names = sorted(allowed)
-    given = str(value).lower()
-    swapped = [name for name in names if sorted(name) == sorted(given)]  # letters in another order
-    close = swapped or difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    given, spelled = str(value).lower(), {name.lower(): name for name in names}
+    swapped = [name for low, name in spelled.items() if sorted(low) == sorted(given)]  # letters in another order
+    close = swapped or [spelled[low] for low in difflib.get_close_matches(given, spelled, n=1, cutoff=0.5)]
     hint = f"; did you mean {close[0]!r}?" if close else ""
     wrong = f"{lead} {kind} {value!r}" if lead else f"{kind} {value!r} is unknown"
     return FedtailError(f"{wrong}{hint} (allowed: {', '.join(names)})")

@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows["y"] = np.where(rows["x"] > 0.8, "rare", "usual")
     rows.to_csv(folder / "t.csv", index=False)
     run = ["run", "--table", str(folder / "t.csv"), "--label", "y", "--site", "site", "--rounds", "3", "-q"]
+    run += ["--method", "fedcgnm"]  # trees export no program
     result = CliRunner().invoke(app, [*run, "--out", str(folder), "--name", "r"], catch_exceptions=False)
     assert result.exit_code == 0
     return folder

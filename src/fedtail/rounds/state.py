@@ -125,6 +125,11 @@ class Problem:
                 raise FedtailError(f"method {self.method.name!r} needs an auxiliary set; set data.auxiliary to e.g. 20")
             return self.auxiliary(x)
 
+        def compare(models: Sequence[Tensor]) -> np.ndarray:
+            from fedtail.rounds.search import values_of  # which needs to know what a problem is
+
+            return values_of(self, settings, models)
+
         def output_weight(vector: Tensor) -> Tensor:
             offset, shape = self.model.output_layer()
             return vector[offset : offset + shape[0] * shape[1]].view(shape)
@@ -140,6 +145,7 @@ class Problem:
             auxiliary_gradients=auxiliary,
             output_weight=output_weight,
             classifier=self.model.classifier,
+            compare=compare,
             lr=lr,
             seed=settings.run.seed,
         )
