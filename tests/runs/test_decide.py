@@ -10,6 +10,7 @@ import torch
 
 import fedtail as ft
 from fedtail.data import Federation
+from fedtail.runs.record import promises
 from tests.conftest import blob_federation
 
 OPTIONS = {"rates": 0.2, "rounds": 4, "lr": 0.2}
@@ -97,3 +98,17 @@ def test_what_cannot_be_decided_is_one_line_before_the_first_round(
     with pytest.raises(ft.FedtailError, match=words):
         ft.fit(wide, "mlp", "fedavg", decision=decision, on_round=lambda *a: rounds.append(a), **OPTIONS)
     assert not rounds
+
+
+def test_a_run_says_what_it_promises_and_what_an_answer_costs_at_most(wide: Federation, tmp_path: Path) -> None:
+    name = wide.classes[-1]
+    goal = {"goal": "recall", "find": name, "recall": 0.6, "confidence": 0.8}
+    record = ft.fit(wide, "mlp", rounds=3, lr=0.3, decision=goal).record()
+    assert any("confidence" in said or "would be needed" in said for said in promises(record))
+    costs = [[0.0 if i == j else 1.0 for j in range(len(wide.classes))] for i in range(len(wide.classes))]
+    result = ft.fit(wide, "mlp", rounds=3, lr=0.3, decision={"goal": "cost", "costs": costs})
+    cost = result.summary["cost"]
+    assert 0 < cost["mean"] < cost["bound"] <= 1 and cost["confidence"] == 0.9
+    assert promises(result.record())[0].startswith(f"an answer costs {cost['mean']:.3g} on average, at most ")
+    page = result.save(tmp_path / "r") and result.report()
+    assert "an answer costs" in page.read_text().lower()

@@ -10,7 +10,7 @@ from fedtail.cli.progress import terminal
 from fedtail.cli.tables import bare_table
 from fedtail.report.facts import at_sites, found_and_missed
 from fedtail.report.pictures import class_order
-from fedtail.runs.record import RunRecord
+from fedtail.runs.record import RunRecord, promises
 from fedtail.words import fixed, plural
 
 NARROW = 60
@@ -24,6 +24,8 @@ def print_findings(run: RunRecord) -> None:
     """Print what is found and missed of the rarest classes, in counts."""
     for one in found_and_missed(run, 1 if len(run.classes) == 2 else MOST_FOUND):
         terminal().print(str(one), soft_wrap=True)
+    for sentence in promises(run):
+        terminal().print(sentence, soft_wrap=True)
 
 
 def print_classes(run: RunRecord) -> None:

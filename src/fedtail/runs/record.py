@@ -13,8 +13,10 @@ import numpy as np
 
 from fedtail.core.evidence import Evidence
 from fedtail.core.metrics import METRICS, Metric
+from fedtail.core.promise import Promise
 from fedtail.errors import FedtailError
 from fedtail.rounds.history import parse_history, parse_timings
+from fedtail.words import percent, plural
 
 
 @dataclass(frozen=True)
@@ -240,3 +242,17 @@ def _read_timings(path: Path) -> list[float]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def promises(run: RunRecord) -> list[str]:
+    """Return what a run promises of answers to come, a sentence each; none where nothing was asked."""
+    decision, out = run.result.get("decision") or {}, []
+    if decision.get("promise"):
+        out.append(Promise.from_json(decision["promise"]).sentence(str(decision.get("find"))))
+        own = sum(bool((site.get("decision") or {}).get("promise")) for site in run.result.get("sites") or [])
+        if own:
+            out.append(f"{plural(own, 'site')} promised this with a threshold of its own")
+    if cost := run.result.get("cost"):
+        most = f"at most {cost['bound']:.3g} with {percent(cost['confidence'])} confidence"
+        out.append(f"an answer costs {cost['mean']:.3g} on average, {most} (from {cost['samples']:,} cases)")
+    return out

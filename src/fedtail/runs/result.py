@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedtail.boosting.model import TreesModule
 from fedtail.core.decisions import Decision
 from fedtail.core.metrics import majority_floor, metrics, shown
+from fedtail.core.promise import cost_bound
 from fedtail.core.scores import Scores
 from fedtail.data.about import About
 from fedtail.data.shown import aligned, html_table
@@ -217,6 +218,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         **({"found": found} if (found := {**problem.found, **_found(rates)}) else {}),
         **({"influence": told} if (told := influence_of(state.history, problem.engine.n_clients)) else {}),
         **{key: last[key] for key in ("searched", "privacy") if key in last},
+        **_cost(validated, decisions.common, settings.decision.confidence),
         "engine": problem.engine.info(),
     }
     test = metrics_of_test(problem, splits, confusion)
@@ -254,6 +256,14 @@ def importance_of(module: nn.Module) -> dict[str, float]:
         return {}
     shares = dict(zip((c.name for c in module.shape.columns), module.read().importance().tolist(), strict=True))
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _cost(scores: Scores | None, decision: Decision, confidence: float) -> dict[str, Any]:
+    """The mean cost of an answer on validation, and what it will be at most with the confidence of ``decision``."""
+    if scores is None or not scores.n or not decision.costs:
+        return {}
+    mean, bound = cost_bound(scores.confusion, np.asarray(decision.costs), confidence)
+    return {"cost": {"mean": mean, "bound": bound, "confidence": confidence, "samples": scores.n}}
 
 
 def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str]) -> dict[str, Any]:

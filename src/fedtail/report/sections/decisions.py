@@ -14,7 +14,7 @@ from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import number_in, telling
 from fedtail.report.pictures import palette
 from fedtail.report.probabilities import LEAST_POSITIVES, reliability, reliability_of, thresholds
-from fedtail.runs.record import RunRecord
+from fedtail.runs.record import RunRecord, promises
 from fedtail.words import fixed, percent, plural, signed
 
 MOST_COMPARED = 2
@@ -79,6 +79,7 @@ def _decided(contender: Contender, several: bool) -> Text:
     if own:
         has = "has its" if own == 1 else "have their"
         parts.append(f"{plural(own, 'site')} {has} own decision rule, fitted to the local class mix")
+    parts += promises(run)
     if not parts:
         return Text("")
     text = "; ".join(parts)
