@@ -368,3 +368,11 @@ def test_what_compression_left_of_an_update_comes_with_the_next_one(federation: 
 
     exact, (first, second) = sum(steps("none")), steps("int8")
     assert float((first + second - exact).norm()) < 0.8 * float((2 * first - exact).norm())
+
+
+def test_a_reply_that_no_reader_would_take_is_an_error_at_the_site(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site("north", FederationSlice(federation, 0), Policy(trust="server"))
+    monkeypatch.setattr(site, "hello", lambda parcel, key: Parcel({"clock": int(1e308)}))
+    assert unpack(site.handle("hello", pack(Parcel({})))).meta["error"] == "malformed"

@@ -25,9 +25,11 @@ from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.protocol.limits import open_json
 from fedtail.federate.protocol.policy import Policy, check_rates
 from fedtail.federate.protocol.transport import AGREED, Phase
 from fedtail.federate.protocol.wire import (
+    META,
     Parcel,
     Parts,
     error_parts,
@@ -92,7 +94,9 @@ class Site:
         if phase in AGREED:
             return self.member.answer(phase, unpack(parts))
         answer: Callable[[Parcel, str], Parcel] = getattr(self, phase)
-        return pack(answer(unpack(parts), message_key(phase, parts)))
+        reply = pack(answer(unpack(parts), message_key(phase, parts)))
+        open_json(reply[META])  # such as an integer of 309 digits, made of a float in the question
+        return reply
 
     @property
     def member(self) -> Member:
