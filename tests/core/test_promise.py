@@ -11,7 +11,6 @@ from fedtail.core.promise import (
     most_promised,
     prediction_sets,
     promise_recall,
-    recall_promised,
     samples_needed,
     set_thresholds,
     tolerance_rank,
@@ -76,11 +75,6 @@ def test_no_cases_promise_nothing():
 def test_the_promise_survives_json():
     found = promise_recall(counted(np.linspace(0.2, 0.9, 80), np.linspace(0.1, 0.5, 40)), 0.9, 0.9)
     assert type(found).from_json(found.to_json()) == found
-
-
-def test_recall_promised_inverts_the_rank():
-    rank = tolerance_rank(200, 0.9, 0.95)
-    assert recall_promised(200, rank - 1, 0.95) >= 0.9 > recall_promised(200, rank, 0.95)
 
 
 def test_the_cost_bound_holds_in_simulation_and_shrinks():

@@ -9,11 +9,13 @@ import pytest
 
 import fedtail as ft
 from fedtail.core.decisions import COVERAGES, Decision
+from fedtail.core.scores import CELLS
+from fedtail.core.shift import drift_p, evidence_of_loss, spent
 from fedtail.errors import FedtailError
 from fedtail.runs.evaluate import evaluate_rows
 from fedtail.runs.explain import importance, parts_of, reasons, sentence
 from fedtail.runs.judged import Judged, judge
-from fedtail.runs.monitor import Watch, begin
+from fedtail.runs.monitor import ALPHA, SPANS, Watch, begin
 from fedtail.runs.recalibrate import keep, recalibrate
 from fedtail.runs.saved import SavedModel, load_model
 
@@ -154,6 +156,36 @@ def test_a_life_without_drift_ends_without_an_alarm_in_nineteen_of_twenty_cases(
                 alarms += 1
                 break
     assert alarms <= 3
+
+
+def test_a_look_may_spend_its_share_of_half_the_error_and_no_more() -> None:
+    watch = begin(simulated(200, np.random.default_rng(0)), {})
+    watch.looks = [{}] * 3
+    for p, named in ((0.99, ["x"]), (1.01, [])):
+        assert watch._named([{"what": "x", "p": p * spent(ALPHA / 2, 3)}]) == named
+
+
+def test_a_promise_is_given_up_at_four_times_the_odds_of_the_shared_error() -> None:
+    watch = begin(simulated(200, np.random.default_rng(0)), {}, "yes", 0.9)
+    right = np.zeros((2, CELLS), dtype=int).tolist()
+    for missed in range(10, 40):
+        watch.looks = [{"labels": {"rows": 100, "right": right, "found": 100 - missed, "cases": 100}}]
+        assert bool(watch._broken()) == (evidence_of_loss(100 - missed, missed, 0.9) >= np.log(4 / ALPHA))
+
+
+def test_calibration_is_corrected_for_every_cell_and_span_that_is_tested() -> None:
+    watch, close = begin(simulated(200, np.random.default_rng(0)), {}), 0
+    watch.right = np.zeros((2, CELLS), dtype=int)
+    watch.right[:, 5] = 100, 900
+    limit = spent(ALPHA / 4, 1)
+    for wrong in range(10, 40):
+        now = np.zeros((2, CELLS), dtype=int)
+        now[:, 5] = wrong, 100 - wrong
+        watch.looks = [{"labels": {"rows": 100, "right": now.tolist()}}]
+        p = drift_p(watch.right[:, 5], now[:, 5])
+        assert bool(watch._broken()) == (p * CELLS * len(SPANS) <= limit)
+        close += p <= limit < p * CELLS * len(SPANS)
+    assert close  # where the correction decides
 
 
 def test_labels_that_come_late_show_a_broken_promise_and_boasting_probabilities() -> None:

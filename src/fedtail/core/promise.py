@@ -41,14 +41,6 @@ def most_promised(n: int, confidence: float) -> float:
     return (1.0 - confidence) ** (1.0 / n) if n else 0.0
 
 
-def recall_promised(n: int, below: int, confidence: float) -> float:
-    """Return the recall that holds with ``confidence`` at a threshold with ``below`` of ``n`` samples under it.
-
-    The threshold must not have been chosen by its place among the scores, or be the score of rank ``below`` + 1.
-    """
-    return float(1.0 - beta.ppf(confidence, below + 1, n - below)) if below < n else 0.0
-
-
 @dataclass(frozen=True)
 class Promise:
     """A threshold of one class, and what it keeps."""
