@@ -261,11 +261,6 @@ class DeploySettings(Section):
     """Who need not be trusted: ``server`` trusts the server with the data; under ``blind`` it relays sums that it
     can neither look into nor alter, of a job that the sites have signed; ``private`` adds noise to all that is
     learned."""
-    compress: Literal["none", "bf16", "int8"] = "none"
-    """How updates are sent: uncompressed, or in half or a quarter of the bytes, with the rounding error carried over to
-    the next update."""
-    metrics_port: int = Field(0, ge=0, le=65535, json_schema_extra=FREE)
-    """Port on the server's loopback interface for Prometheus while a run is active; 0 for none."""
 
 
 class DecisionSettings(Section):
@@ -380,7 +375,9 @@ RETIRED: dict[str, Retired] = {
     "run.search_only": Retired(False, "`fedtail tune` stops when the search ends", True),
     "privacy.delta": Retired(1e-5, "the delta of epsilon is 1e-5"),
     "deploy.wait": Retired(120.0, "a run waits a fifth of deploy.timeout for sites before round 0", True),
-    "deploy.memory_mb": Retired(256.0, "more than 256 MB of updates wait on disk", True),
+    "deploy.memory_mb": Retired(256.0, "updates of a round are held in memory", True),
+    "deploy.compress": Retired("none", "updates are sent as they are"),
+    "deploy.metrics_port": Retired(0, "`fedtail deploy status --json` says how a run goes", True),
     "engine.compile": Retired("auto", "steps are captured where that pays", True),
     "engine.kernels": Retired("auto", "kernels are checked against the library, and used where they pay", True),
     "engine.threads": Retired(1, "a worker has one torch thread; use engine.workers", True),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,17 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.scores import ONE, Scores, total
 from fedtail.data.federation import Samples
-from fedtail.federate.protocol.compress import BLOCK
 from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
 from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update, refused
 from fedtail.federate.sites import Sites
-from fedtail.federate.spool import StoredUpdate
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
 
 SLACK_VALUES = 1 << 22
 """Numbers that a method may send or measure which have nothing to do with the model's size: sums per class, say."""
-DELTA = {"none": ("F32", "F64"), "bf16": ("BF16",), "int8": ("I8",)}
-"""How an update travels, by ``deploy.compress``."""
 
 
 @dataclass
@@ -48,9 +43,6 @@ class RemoteEngine:
     """The server's own test set; without one, tests are pooled over the sites' test splits."""
     meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
     """Clients -> training samples of those that can join now, and why the others cannot."""
-    spool: Path | None = None
-    """Folder where the updates of a round wait that are larger, all together, than ``memory_mb``; None for memory."""
-    memory_mb: float = 0.0
     validation_sizes: Sequence[int] | None = None
     """(K,) validation samples per client, from the handshake; None if not known."""
     real: bool = False
@@ -81,14 +73,12 @@ class RemoteEngine:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
             parcels[client] = pack_task(task, row, meta)
-        one = task.n_probes * task.x.numel() * task.x.element_size()
-        spool = self.spool if len(parcels) * one > self.memory_mb * 1e6 else None
 
         def read(client: int, parcel: Parcel) -> Update:
             size = int(self.sizes[client]) * self._views
             update = read_update(client, parcel, task, self._most_steps(client, task), size)
             task.advance(1.0 / len(parcels))
-            return update if spool is None else StoredUpdate(update, spool)
+            return update
 
         replies, refusals = self.sites.exchange(Phase.TRAIN, parcels, read, self._update_budget(task))
         refusals += [refused(k, task.round, reason) for k, reason in late.items()]
@@ -98,11 +88,9 @@ class RemoteEngine:
         """The update, the numbers that were asked for, and what the method may send beside it."""
         probes, n = task.n_probes, task.x.numel()
         kinds = {
-            "delta": Kind(DELTA[self.job.compress], (probes, n)),
+            "delta": Kind(FLOATS, (probes, n)),
             "report/": Kind(("F64", "F32", "I64", "BOOL"), (probes,), times=8),
         }
-        if self.job.compress == "int8":
-            kinds["scale"] = Kind(("F32",), (probes, -(-n // BLOCK)))
         if self._method.wire != "nothing":
             kinds["extra/"] = Kind(FLOATS, None, 2 * probes * n + SLACK_VALUES, times=8)
         return Budget(kinds)

@@ -17,7 +17,6 @@ from fedtail.core.totals import LIMIT, Part, Reach
 from fedtail.errors import FedtailError
 from fedtail.federate.agreed import Hooks, declared_schema, run_document, write_document
 from fedtail.federate.journal import Journal
-from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.agreement import LEAST, Offer, canonical, id_of, seed_of
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import log
@@ -34,7 +33,6 @@ from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.summed import groups_of
 from fedtail.files import write_atomically
 from fedtail.rounds.loop import RoundHook
-from fedtail.rounds.state import State
 from fedtail.runs.folder import choose_folder, claimed, run_name
 from fedtail.runs.result import Result
 from fedtail.settings import Settings
@@ -52,8 +50,6 @@ class Relay:
     def __init__(self, transport: Transport, names: Sequence[str], timeout: float, patience: float = PATIENCE) -> None:
         self.transport, self.names, self.timeout, self.patience = transport, list(names), timeout, patience
         self.traffic: Traffic = {"down": 0, "up": 0, "exchanges": 0}
-        self.seen: dict[int, float] = {}
-        """When each client last answered."""
 
     def ask(self, phase: Phase, parcels: Mapping[int, Parcel], read: Any, budget: Budget) -> dict[int, Any]:
         """What ``read`` makes of the reply of every site, however long the last one takes; ``FedtailError`` with the
@@ -65,7 +61,6 @@ class Relay:
             found |= answers.good
             self.traffic["down"] += answers.down
             self.traffic["up"] += answers.up
-            self.seen |= dict.fromkeys(answers.good, time.time())
             final = {k: reason for k, reason in answers.reasons.items() if reason.code not in PASSING}
             waited = time.monotonic() - began
             if final or (answers.reasons and waited > self.patience):
@@ -176,16 +171,11 @@ def follow(
         config = with_seed(config, before["seed"])
     folder = held.parent if before is not None else choose_folder(config, resume)
     relay = Relay(transport, names, config.deploy.timeout)
-    metrics = Metrics(folder.name, names, config.run.rounds, relay.seen)
 
     def amend(record: dict[str, Any]) -> None:
         record["traffic"], relay.traffic = relay.traffic, dict.fromkeys(relay.traffic, 0)
 
-    def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
-        metrics.round(state, record, seconds)
-        return None if on_round is None else on_round(state, record, seconds)
-
-    with served(metrics, config.deploy.metrics_port), claimed(config, folder, resume) as folder:
+    with claimed(config, folder, resume) as folder:
         if before is None:
             document = write_document(config, declared_schema(config), names, folder.name)
             agreement, seed = relay.agree(document)
@@ -208,7 +198,7 @@ def follow(
             journal,
             settings=config,
             engine=transport.name,
-            hooks=Hooks(after, on_start, amend),
+            hooks=Hooks(on_round, on_start, amend),
         )
         for client, found in totals.finish().items():
             if found != digest:

@@ -16,7 +16,6 @@ from fedtail.data.about import About
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError
 from fedtail.federate.engine import RemoteEngine
-from fedtail.federate.metrics import Metrics, served
 from fedtail.federate.protocol.handshake import Hello, agree, say_hello, settle
 from fedtail.federate.protocol.job import Job, job_of
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
@@ -45,8 +44,6 @@ from fedtail.runs.folder import choose_folder, claimed, write_clients
 from fedtail.runs.result import Result, titles_of
 from fedtail.settings import Settings
 
-MEMORY_MB = 256.0
-"""Updates of a round that are larger, all together, wait on disk in the run folder; results are bit-identical."""
 AGREEMENT = "federation.json"
 """In the run folder: the sites, in the order of their numbers, what they agreed on, and the preprocessing."""
 
@@ -156,12 +153,8 @@ class TrustedRun:
             *server_notes(config.server, self.optimizer, self.sites.sizes),
         )
         self.about = describe(schema, job, names, hellos, test, self.held_out, notes)
-        self.metrics = Metrics(self.folder.name, names, config.run.rounds, self.sites.seen)
         with ExitStack() as stack:
-            stack.enter_context(served(self.metrics, config.deploy.metrics_port))
             self.folder = stack.enter_context(claimed(config, self.folder, resume))
-            assert isinstance(self.problem.engine, RemoteEngine)
-            self.problem.engine.spool = self.folder
             return play(
                 Run(self.problem, config, self.about, {"name": job.model, "options": job.model_options}),
                 self.folder,
@@ -188,7 +181,7 @@ class TrustedRun:
         config, before = self.config, self.before
         follows = config.local.batch_size == "auto"
         first = settle_batch(config, BATCHES[-1] if before is None else before.batch_size) if follows else config
-        job = replace(job_of(first, schema, self.folder.name, self.transport.name), compress=config.deploy.compress)
+        job = job_of(first, schema, self.folder.name, self.transport.name)
         hellos, missing = self.greet(job)
         batch = follow_sizes([h.n_train for h in hellos.values()])
         if follows and before is None and batch != BATCHES[-1]:
@@ -218,7 +211,6 @@ class TrustedRun:
             test=test,
             validation_sizes=self.held_out,
             real=real,
-            memory_mb=MEMORY_MB,
         )
         method = job.build_method()
         if method.traits.needs_auxiliary:
@@ -270,7 +262,6 @@ class TrustedRun:
 
     def after(self, state: State, record: dict[str, Any], seconds: float) -> None:
         """Look who has left and who is new."""
-        self.metrics.round(state, record, seconds)
         if self.on_round is not None:
             self.on_round(state, record, seconds)
         if self.members is None or state.round == self.config.run.rounds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -50,8 +49,6 @@ class Sites:
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
-    seen: dict[int, float] = field(default_factory=dict)
-    """When each client last answered."""
     round: int = 0
     """The round that questions are about."""
 
@@ -77,7 +74,6 @@ class Sites:
         self.traffic.down += answers.down
         self.traffic.up += answers.up
         self.traffic.exchanges += 1
-        self.seen |= dict.fromkeys(answers.good, time.time())
         return answers.good, [refused(k, self.round, reason) for k, reason in answers.reasons.items()]
 
     def ask(

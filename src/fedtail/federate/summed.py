@@ -317,8 +317,6 @@ def check_sums_only(settings: Settings, method: Method, where: str) -> None:
         raise FedtailError(f"{where} needs all sites in every round; set run.participation = 1 and run.quorum = 1")
     if settings.data.holdout:
         raise FedtailError(f"{where}: the server has no data; leave out data.holdout")
-    if settings.deploy.compress != "none":
-        raise FedtailError(f"{where}: masked updates do not compress; set deploy.compress = 'none'")
 
 
 def groups_of(settings: Settings, n_clients: int, least: int, where: str) -> list[list[int]]:

@@ -89,7 +89,7 @@ def test_an_update_without_its_fields_is_refused() -> None:
 
 
 def test_a_job_comes_back_equal_from_json() -> None:
-    job = Job("r", "mlp", (3,), ("a", "b"), "fedcgnm", 5, {"hidden": [4]}, {"beta": 0.7}, compress="int8")
+    job = Job("r", "mlp", (3,), ("a", "b"), "fedcgnm", 5, {"hidden": [4]}, {"beta": 0.7}, augment="flip")
     back = Job.from_json(unpack(pack(Parcel({"job": job.to_json()}))).meta["job"])
     assert back == job
 

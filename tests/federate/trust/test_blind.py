@@ -197,7 +197,6 @@ def test_columns_are_scaled_and_cut_as_in_the_simulator(tmp_path: Path) -> None:
         ({"server": {"aggregate": "median"}}, "compares updates; use 'mean'"),
         ({"rates": {"name": "fedhoo"}}, "use rates.name = 'fedhoo_clusters'"),
         ({"run": {"quorum": 0.5}}, "needs all sites in every round"),
-        ({"deploy": {"compress": "int8"}}, "do not compress"),
         ({"privacy": {"mode": "local"}}, "goes with privacy.mode = 'none'"),
         ({"deploy": {"trust": "private"}}, "goes with privacy.mode = 'shares'"),
     ],

@@ -52,8 +52,6 @@ class Job:
     """The encoder by which sites turn their images into features, as ``Encoding`` writes it; empty if none."""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """How sites turn raw columns into features; agreed before round 0, from federated sums."""
-    compress: str = "none"
-    """How updates travel; see ``protocol.compress``."""
     engine: str = ""
     """Which federation runs it; for the sites' logs."""
 

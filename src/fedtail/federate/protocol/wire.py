@@ -18,7 +18,6 @@ from safetensors import torch as safetensors_torch
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.records import Task, Tensors, Update
-from fedtail.federate.protocol.compress import decode
 from fedtail.federate.protocol.limits import ANY, Budget, WireError, open_json, open_tensor, real, whole
 
 Parts = dict[str, bytes]
@@ -148,13 +147,9 @@ def unpack_update(parcel: Parcel, most_steps: float = float("inf")) -> Update:
     steps, loss = fields.get("steps"), fields.get("loss")
     if not isinstance(steps, list) or not isinstance(loss, list) or not 1 <= len(steps) == len(loss) <= MOST_PROBES:
         raise WireError("malformed update: steps and losses are not two lists of one length")
-    try:
-        delta = decode(parcel.tensors)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise WireError(f"malformed update: its parts do not fit ({type(error).__name__})") from None
     return Update(
         client=whole(fields.get("client"), 0, MOST, "client"),
-        delta=delta,
+        delta=parcel.tensors["delta"],
         n_samples=whole(fields.get("n_samples"), 0, MOST, "n_samples"),
         steps=tuple(whole(v, 0, min(most_steps, MOST), "local steps") for v in steps),
         loss=tuple(float("nan") if v is None else real(v, "loss") for v in loss),

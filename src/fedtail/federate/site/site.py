@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedtail.core.decisions import Decision, SiteGoal
-from fedtail.core.records import Task, Tensors, Update
 from fedtail.errors import FedtailError, one_of
-from fedtail.federate.protocol.compress import compress
 from fedtail.federate.protocol.faults import CODES, CodedError
 from fedtail.federate.protocol.handshake import versions
 from fedtail.federate.protocol.job import Job
@@ -44,7 +41,6 @@ from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.files import write_atomically
-from fedtail.methods.base import run_bound
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder
 from fedtail.rounds.evaluation import Split, confusion_on, count_candidates, model_logits, probabilities_of, scores_on
 from fedtail.rounds.local import measure_client, train_client
@@ -54,9 +50,6 @@ from fedtail.settings import ModelSettings, checked
 
 if TYPE_CHECKING:
     from fedtail.federate.site.member import Member
-
-LEFT = "compression/left"
-"""What compression left of the last update, in the site's state."""
 
 
 class Site:
@@ -160,25 +153,10 @@ class Site:
         if committed is not None:
             state.commit(int(committed["round"]), int(committed["probe"]))
         kept = {name: value.to(self.device) for name, value in state.before(task.round).items()}
-        left = kept.pop(LEFT, None)
         update, states = train_client(here.model, here.client, here.method, task, 0, kept, here.job.settings)
-        if here.job.compress != "none":
-            return self._compressed(here, task, update, states, left)
         if here.method.client_state != "none":
             state.hold(task.round, states)
         return pack_update(update, {"round": task.round})
-
-    @staticmethod
-    def _compressed(here: Prepared, task: Task, update: Update, states: list[Tensors], left: Tensor | None) -> Parcel:
-        """The update in fewer bytes; what is left of each probe's waits, as the method's state does, until it is known
-        which probe was kept."""
-        n = here.job.n_classes
-        bounds = [run_bound(here.method, task, update.client, i, steps, n) for i, steps in enumerate(update.steps)]
-        sent, rest = compress(update.delta, left, bounds, here.job.compress)
-        kept = [{**state, LEFT: row} for state, row in zip(states, rest, strict=True)]
-        here.state.rival(task.rival).hold(task.round, kept)
-        parcel = pack_update(update, {"round": task.round})
-        return Parcel(parcel.meta, {**parcel.tensors, **sent})
 
     def validate(self, parcel: Parcel, key: str) -> Parcel:
         """(N, 3, C) counts of every candidate on the private validation split."""
