@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import resource
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,31 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def find_nginx() -> str | None:
+    """Return the path of nginx, which Debian keeps in a folder that is not on every user's path."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+
+def through_the_proxy(deployment: Any) -> str:
+    """Where sites reach the server: behind nginx where it is installed."""
+    return f"127.0.0.1:{deployment.proxy_port}" if find_nginx() else ""
+
+
+@contextlib.contextmanager
+def proxy(deployment: Any) -> Iterator[str]:
+    """The generated proxy, at work where nginx is installed; ``host:port``."""
+    if (program := find_nginx()) is None:
+        yield ""
+        return
+    server = deployment.server
+    command = [program, "-c", str(server / "nginx.conf"), "-p", str(server), "-g", "daemon off;"]
+    with (server / "nginx.log").open("ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield through_the_proxy(deployment)
+        finally:
+            process.terminate()
+
+
 @pytest.fixture(scope="session")
 def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Sites north, east and south, through the generated proxy where nginx is there; ended, with all they started,
@@ -52,13 +80,13 @@ def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     from fedtail.federate.operate import local, processes
     from fedtail.federate.operate.commands import free_port
     from fedtail.federate.operate.create import create_deployment
-    from fedtail.federate.operate.local import find_nginx
 
     folder: Path = tmp_path_factory.mktemp("flower") / "fed"
     deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=free_port())
     try:
-        local.up(deployment, proxy=find_nginx() is not None)
-        yield deployment
+        with proxy(deployment) as address:
+            local.up(deployment, server=address)
+            yield deployment
     finally:
         local.down(deployment)
         assert processes.find(folder) == []

@@ -38,7 +38,6 @@ def init(
     port: Annotated[int, typer.Option(help="Port of the SuperLink, on the loopback interface.")] = PORT,
     own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring their own tables.")] = False,
     images: Annotated[bool, typer.Option("--images", help="Sites bring their own images.")] = False,
-    docker: Annotated[bool, typer.Option("--docker", help="Also write a Dockerfile and compose files.")] = False,
 ) -> None:
     """Write a deployment folder: CA, keys, site folders, systemd units, proxy configuration, instructions.
 
@@ -46,7 +45,7 @@ def init(
     them it is a rehearsal, in which sites act as the clients of the config's data set.
     """
     own = "images" if images else "table" if own_data else ""
-    made = make(folder, arguments, sites, local, public, port, own, docker)
+    made = make(folder, arguments, sites, local, public, port, own)
     keys = (
         "sites make their own keys"
         if own
@@ -60,15 +59,11 @@ def up(
     folder: Folder,
     arguments: Arguments = None,
     local: Annotated[int, typer.Option(help="Create the folder first, with this many sites that play clients.")] = 0,
-    port: Annotated[int, typer.Option(help="Port of the SuperLink; an existing folder switches to it.")] = 0,
-    proxy: Annotated[bool, typer.Option("--proxy", help="Connect sites through nginx, as remote sites would.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the SuperLink of a folder that is created.")] = PORT,
 ) -> None:
     """Start a complete federation on this machine as a rehearsal: SuperLink, sites, TLS, authentication."""
     need_flower()
     from fedtail.federate.deployment import load_deployment
-    from fedtail.federate.operate import processes
-    from fedtail.federate.operate.create import move_port
-    from fedtail.federate.operate.local import check_free
     from fedtail.federate.operate.local import up as start
 
     if not (folder / "deployment.toml").is_file():
@@ -77,8 +72,7 @@ def up(
                 f"{str(folder)!r} is not a deployment folder; create one with `fedtail deploy init`, or a rehearsal of "
                 f"three sites with: fedtail deploy up {folder} --local 3"
             )
-        check_free("127.0.0.1", port or PORT)
-        make(folder, arguments, "", local, "", port or PORT, "", False)
+        make(folder, arguments, "", local, "", port, "")
     elif arguments:
         raise FedtailError(
             f"{str(folder)!r} already exists; edit {folder}/config.toml or pass {arguments[0]!r} to `fedtail "
@@ -87,10 +81,8 @@ def up(
     deployment = load_deployment(folder)
     if local and local != len(deployment.sites):
         raise FedtailError(f"{str(folder)!r} has {len(deployment.sites)} sites, not {local}; choose another folder")
-    if port and port != deployment.port and not processes.find(deployment.folder):
-        deployment = move_port(deployment, port)
     with console.status("starting"):
-        start(deployment, proxy=proxy)
+        start(deployment)
     typer.echo(f"{len(deployment.sites)} sites online; next: fedtail deploy run {folder}")
 
 
@@ -154,50 +146,44 @@ def stop(folder: Folder) -> None:
 def status(folder: Folder, as_json: Json = False) -> None:
     """Show sites, the run's progress, recent errors and what to do next."""
     deployment = load(folder)
-    from fedtail.federate.operate import processes, runs
-    from fedtail.federate.operate.control import Control, is_healthy
-    from fedtail.federate.operate.doctor import advice
+    from fedtail.federate.operate import doctor, runs
+    from fedtail.federate.operate.control import is_healthy
 
     healthy = is_healthy(deployment)
-    sites = {}
-    if healthy:
-        with Control(deployment) as control:
-            sites = control.nodes()
-    running = processes.find(deployment.folder)
+    sites = doctor.nodes(deployment) if healthy else {}
     about: dict[str, Any] = {
         "superlink": "up" if healthy else "down",
         "sites": sites,
-        "processes": [{"pid": p.pid, "role": p.role, "program": p.program} for p in running],
         "run": runs.where(deployment),
     }
-    about["advice"] = advice(deployment, about)
+    about["advice"] = doctor.advice(deployment, about)
     if as_json:
         typer.echo(json.dumps(about))
     else:
         deploy_view.show_status(deployment, about)
 
 
-@app.command()
-def doctor(
+@app.command("doctor")
+def check(
     folder: Annotated[Path | None, typer.Argument(help="The deployment folder (on the server).")] = None,
     site: Annotated[Path | None, typer.Option(help="At a site instead: its site.toml.")] = None,
     server: Annotated[str, typer.Option(help="At a site: host:port of the server, to test the connection.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Check certificates, keys, clocks, versions and that all sites agree on the data. Exit code 1 on errors."""
+    """Check certificates, keys, versions and who is online; at a site its data, policy, clock and the way to the
+    server. Exit code 1 on errors."""
     need_flower()
-    from fedtail.federate.operate.doctor import examine_server, examine_site, worst
+    from fedtail.federate.operate.doctor import examine_server, examine_site
 
     if (folder is None) == (site is None):
         raise FedtailError("give the deployment folder (on the server) or --site site.toml (at a site)")
-    with console.status("checking"):
-        findings = examine_site(site, server) if site is not None else examine_server(load(folder or Path()))
+    findings = examine_site(site, server) if site is not None else examine_server(load(folder or Path()))
     if as_json:
         typer.echo(json.dumps([vars(f) for f in findings]))
     else:
         for finding in findings:
             typer.echo(f"{finding.level:8}{finding.subject}: {finding.message}")
-    if worst(findings) == "error":
+    if any(finding.level == "error" for finding in findings):
         raise typer.Exit(1)
 
 
@@ -256,14 +242,7 @@ def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Fl
 
 
 def make(
-    folder: Path,
-    arguments: list[str] | None,
-    sites: str,
-    local: int,
-    public: str,
-    port: int,
-    own: str,
-    docker: bool,
+    folder: Path, arguments: list[str] | None, sites: str, local: int, public: str, port: int, own: str
 ) -> Deployment:
     """A new deployment folder, by names and config from the command line. own: ``table`` or ``images``
     that sites bring, for the same defaults as those of ``fedtail run``; empty for a rehearsal."""
@@ -282,9 +261,7 @@ def make(
     named = load_config(path, overrides, flags).method.name
     if config.method.name == "trees" != named and config.deploy.trust == "server":  # which trees do not run under
         config = load_config(path, overrides, {**flags, "method.name": "fedcgnm"}, suggest=bool(own))
-    return create_deployment(
-        folder, names, config, public=public, port=port, rehearsal=not own, keys=not own, docker=docker
-    )
+    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own, keys=not own)
 
 
 def unless_it_must_be_trusted(config: Settings, names: Sequence[str]) -> Settings:

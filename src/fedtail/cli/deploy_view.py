@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fedtail.cli.progress import console, terminal
+from fedtail.cli.tables import bare_table
 from fedtail.errors import FedtailError
 from fedtail.report import load_run, write_report
+from fedtail.words import duration
 
 if TYPE_CHECKING:
     from fedtail.federate.deployment import Deployment
@@ -53,23 +54,17 @@ def follower() -> Callable[[dict[str, Any]], None]:
 
     def show(status: dict[str, Any]) -> None:
         nonlocal last
-        line = describe_round(status)
+        parts = [str(status.get("state"))]
+        if status.get("seconds"):
+            parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
+            parts += [f"{name} {status[name]:.3f}" for name in ("loss", "accuracy") if name in status]
+            parts += [f"errors so far: {len(status['errors'])}"] if status.get("errors") else []
+        line = "  ".join(parts)
         if line != last:
             last = line
             console.print(line, soft_wrap=True)
 
     return show
-
-
-def describe_round(status: dict[str, Any]) -> str:
-    """Describe a run's status in one line: state, round, seconds, loss, accuracy, faults."""
-    if not status.get("seconds"):
-        return str(status.get("state"))
-    parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
-    parts += [f"{name} {status[name]:.3f}" for name in ("loss", "accuracy") if name in status]
-    if status.get("errors"):
-        parts.append(f"errors so far: {len(status['errors'])}")
-    return "  ".join(parts)
 
 
 def show_result(folder: Path, as_json: bool) -> None:
@@ -87,44 +82,20 @@ def show_result(folder: Path, as_json: bool) -> None:
 def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
     """Print sites, run and last faults. about: what ``status --json`` prints."""
     typer.echo(f"SuperLink {about['superlink']} at {deployment.host}:{deployment.port}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("site", "status", "local processes"):
-        table.add_column(column)
-    rehearsal = any(p["role"].startswith("site:") for p in about["processes"])
+    table = bare_table("site", "status")
     for name in deployment.sites:
-        here = [p["program"] for p in about["processes"] if p["role"] == f"site:{name}"]
-        state = about["sites"].get(name, "–")
-        if rehearsal and "flower-supernode" not in here:
-            state = "stopped" if state != "online" else "stopped; Flower will notice within a minute"
-        table.add_row(name, state, str(len(here)))
+        table.add_row(name, about["sites"].get(name, "–"))
     terminal().print(table)
-    _show_run(deployment, about["run"])
-    for line in about["advice"]:
-        typer.echo(f"to do: {line}")
-
-
-def _show_run(deployment: Deployment, run: dict[str, Any]) -> None:
+    run = about["run"]
     if not run:
         typer.echo("no run yet")
-        return
-    age = time.time() - float(run["time"])
-    typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last update {describe_age(age)} ago")
-    if run["state"] == "finished":
-        page = Path(run["folder"]) / "report.html"
-        more = (
-            f"open {page} in a browser" if page.is_file() else f"create its report with: fedtail report {run['folder']}"
-        )
-        typer.echo(f"run folder {run['folder']}; {more}")
-    if run.get("error"):
-        typer.echo(f"error: {run['error']}")
-    names = run.get("sites") or deployment.sites
-    for fault in run["errors"][-LAST_FAULTS:]:
-        typer.echo(f"  round {fault['round'] + 1}, {names[fault['client']]}: {fault['reason']}")
-
-
-def describe_age(seconds: float) -> str:
-    """Seconds, minutes, hours or days, whichever reads best."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    else:
+        age = duration(max(time.time() - float(run["time"]), 0.0))
+        typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last update {age} ago")
+        if run["state"] == "finished":
+            typer.echo(f"run folder {run['folder']}; create its report with: fedtail report {run['folder']}")
+        names = run.get("sites") or deployment.sites
+        for fault in run["errors"][-LAST_FAULTS:]:
+            typer.echo(f"  round {fault['round'] + 1}, {names[fault['client']]}: {fault['reason']}")
+    for line in about["advice"]:
+        typer.echo(f"to do: {line}")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedtail.cli.flags import Json
+from fedtail.words import duration
 
 app = typer.Typer(help="Run and check a site, where the data is.", no_args_is_help=True)
 
@@ -24,7 +25,7 @@ def run(
     server: Annotated[str, typer.Option(help="host:port of the server, instead of the one in site.toml.")] = "",
 ) -> None:
     """Take part in a federation until stopped: keep the site connected, and restart whatever exits or hangs."""
-    from fedtail.federate.operate.site_service import SiteService
+    from fedtail.federate.operate.service import SiteService
 
     service = SiteService(folder, server)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -35,14 +36,13 @@ def run(
 @app.command()
 def health(folder: Folder, as_json: Json = False) -> None:
     """Show whether the site is connected. Exit code 1 if it is not."""
-    from fedtail.cli.deploy_view import describe_age
-    from fedtail.federate.operate.site_service import read_health
+    from fedtail.federate.operate.service import read_health
 
     found = read_health(folder)
     if as_json:
         typer.echo(json.dumps(vars(found)))
     else:
-        answered = f"{describe_age(time.time() - found.contact)} ago" if found.contact else "never"
+        answered = f"{duration(time.time() - found.contact)} ago" if found.contact else "never"
         typer.echo(f"{found.site}: {found.state}{': ' + found.detail if found.detail else ''}")
         typer.echo(f"server {found.server} last answered: {answered}; restarts: {found.restarts}")
     if found.state != "connected":

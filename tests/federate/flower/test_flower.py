@@ -13,7 +13,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,6 @@ from fedtail.federate.operate.certificates import make_ca, make_site_key
 from fedtail.federate.operate.commands import flower_environment, free_port, supernode_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.local import find_nginx
 from fedtail.federate.protocol.transport import split_phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.site import frames
@@ -46,7 +44,7 @@ from fedtail.runs.config import changed
 from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history
 from fedtail.settings import Settings
-from tests.federate.conftest import settings
+from tests.federate.conftest import find_nginx, settings, through_the_proxy
 from tests.waiting import until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -166,7 +164,7 @@ def lying_worker(site_file: Path, lie: Callable[[int, Parts], Parts]) -> Iterato
     site = load_site(site_file).open_site()
     address = frames.socket_path(site_file)
     for process in processes.find(site_file.parents[2]):
-        if process.program == "worker" and str(site_file) in process.command:
+        if process.is_worker and str(site_file) in process.command:
             processes.send_signal(process.pid, signal.SIGKILL)
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -199,7 +197,7 @@ def lying_worker(site_file: Path, lie: Callable[[int, Parts], Parts]) -> Iterato
 def bring_back(deployment: Deployment, site: str) -> None:
     """Start a site that was killed; its service tries again until Flower lets it in, once its last heartbeat has
     expired."""
-    local.start_site(deployment, site, f"127.0.0.1:{deployment.proxy_port}" if find_nginx() else "")
+    local.start_site(deployment, site, through_the_proxy(deployment))
 
 
 @pytest.mark.faults
@@ -264,7 +262,7 @@ def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deplo
 def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str = "") -> subprocess.Popen[bytes]:
     """A SuperNode at the folder in ``tmp_path`` that gives up at once when refused."""
     address = f"{deployment.host}:{deployment.port}"
-    command = supernode_command(sys.executable, tmp_path, address, free_port())
+    command = supernode_command(tmp_path, address, free_port())
     if drop:
         at = command.index(drop)
         del command[at : at + 2]
@@ -272,7 +270,7 @@ def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str =
         return subprocess.Popen(
             [*command, "--max-retries", "1", *options],
             stdout=log, stderr=log, start_new_session=True,
-            env={**flower_environment(tmp_path / "flwr", local.PROGRAMS), guard.APPS: "none"},
+            env={**flower_environment(tmp_path / "flwr"), guard.APPS: "none"},
         )  # fmt: skip
 
 
@@ -338,14 +336,6 @@ def test_the_proxy_passes_on_the_fleet_path_only(flower_deployment: Deployment) 
     assert ask(proxy, "/v1/fleet/pull-messages") == ask(superlink, "/v1/fleet/pull-messages"), "passed on"
 
 
-def test_doctor_asks_the_sites_and_is_content(flower_deployment: Deployment) -> None:
-    from fedtail.federate.operate.doctor import examine_server, worst
-
-    findings = examine_server(flower_deployment)
-    assert worst(findings) != "error", findings
-    assert sum("responding; clock" in f.message for f in findings) == 3
-
-
 def test_a_second_federation_on_the_same_port_is_refused(flower_deployment: Deployment) -> None:
     with pytest.raises(FedtailError, match="is running"):
         local.up(flower_deployment)
@@ -380,9 +370,9 @@ def test_sites_leave_and_join_while_a_run_goes_on_and_a_key_that_was_replaced_op
         local.down(deployment)
 
 
-def of_site(deployment: Deployment, site: str, program: str = "") -> list[int]:
+def of_site(deployment: Deployment, site: str, workers: bool = False) -> list[int]:
     found = processes.find(deployment.folder, f"site:{site}")
-    return [p.pid for p in found if program in ("", p.program)]
+    return [p.pid for p in found if not workers or p.is_worker]
 
 
 @contextmanager
@@ -422,22 +412,22 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     frozen = [p.pid for p in processes.find(flower_deployment.folder, "superlink")]
     with signalled(frozen, signal.SIGSTOP, signal.SIGCONT):
         time.sleep(8)
-    (worker,) = of_site(flower_deployment, "north", "worker")
+    (worker,) = of_site(flower_deployment, "north", True)
     processes.send_signal(worker, signal.SIGKILL)
     reach(3)
 
-    (worker,) = of_site(flower_deployment, "south", "worker")
+    (worker,) = of_site(flower_deployment, "south", True)
     unlimited = resource.prlimit(worker, resource.RLIMIT_FSIZE)
     resource.prlimit(worker, resource.RLIMIT_FSIZE, (0, unlimited[1]))
     with pytest.raises(FedtailError, match=r"2 of 3 clients .*, but 3 are needed .*disk"):
         runs.wait(flower_deployment, run_id)
-    assert of_site(flower_deployment, "south", "worker") == [worker], "a full disk ends no worker"
+    assert of_site(flower_deployment, "south", True) == [worker], "a full disk ends no worker"
     resource.prlimit(worker, resource.RLIMIT_FSIZE, unlimited)
 
     before = len(read_history(folder))
     run_id = start(flower_deployment, config, resume=True)
     reach(before + 1)
-    with signalled(of_site(flower_deployment, "east", "worker"), signal.SIGSTOP, signal.SIGCONT):
+    with signalled(of_site(flower_deployment, "east", True), signal.SIGSTOP, signal.SIGCONT):
         waiting = flower_deployment.site("east") / "waiting"
         until(waiting.exists, "a message at east")
         time.sleep(1)
@@ -465,7 +455,7 @@ def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_surv
     bring_back(flower_deployment, "east")
     before = len(read_history(folder))
     until(lambda: len(read_history(folder)) > before + 1, "the run to go on with east")
-    with signalled(of_site(flower_deployment, "south", "worker"), signal.SIGSTOP, signal.SIGCONT):
+    with signalled(of_site(flower_deployment, "south", True), signal.SIGSTOP, signal.SIGCONT):
         until((flower_deployment.site("south") / "waiting").exists, "a message at south")
         kill_server(flower_deployment)
     local.start_superlink(flower_deployment)

@@ -32,7 +32,7 @@ def through_systemd(line: str) -> list[str]:
 
 @pytest.mark.parametrize("folder", PATHS)
 def test_flower_gets_the_sites_path(folder: str) -> None:
-    command = supernode_command("/opt/fedtail/venv/bin/python", Path(folder), "fed.example.org:443")
+    command = supernode_command(Path(folder), "fed.example.org:443")
     assert parse_config_args([command[command.index("--node-config") + 1]]) == {"site": f"{folder}/site.toml"}
 
 

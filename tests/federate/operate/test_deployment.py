@@ -28,9 +28,8 @@ from fedtail.federate.operate import processes, runs
 from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
 from fedtail.federate.operate.commands import free_port, superlink_command
-from fedtail.federate.operate.create import create_deployment, move_port, with_the_sites_data, write_config
+from fedtail.federate.operate.create import create_deployment, write_config
 from fedtail.federate.operate.doctor import examine_site
-from fedtail.federate.operate.local import find_nginx, is_free
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker_client
@@ -85,7 +84,7 @@ def test_the_proxy_is_generated_for_the_public_port_and_the_fleet_path_only(tmp_
     assert "PrivateTmp=true" in unit, "ProtectSystem=strict makes /tmp read-only, and the worker's socket is there"
     served = (deployment.server / "fedtail-superlink.service").read_text()
     assert f'deploy serve "{deployment.folder}"' in served
-    assert "--host 127.0.0.1 --port 9300" in " ".join(superlink_command("python", deployment))
+    assert "--host 127.0.0.1 --port 9300" in " ".join(superlink_command(deployment))
 
 
 def test_a_deployment_comes_back_from_its_folder(tmp_path: Path) -> None:
@@ -199,22 +198,14 @@ def test_where_a_server_must_be_trusted_init_says_why(
     assert ("sites must trust this server" in note) == bool(why) and why in note
 
 
-def test_a_taken_port_leaves_no_folder_behind_and_another_can_be_chosen_later(tmp_path: Path) -> None:
+def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["deploy", "up", str(tmp_path / "new"), "--local", "3", "--port", str(port)])
-        assert isinstance(result.exception, FedtailError) and "choose another with --port" in str(result.exception)
-        assert not (tmp_path / "new").exists()
-    made = create_deployment(tmp_path / "fed", SITES, settings(), port=9300)
-    move_port(made, 9400)
-    moved = load_deployment(tmp_path / "fed")
-    assert (moved.port, moved.public, moved.proxy_port) == (9400, "127.0.0.1:9400", 9401)
-    written = [p for p in (tmp_path / "fed").rglob("*") if p.is_file() and b"9300" in p.read_bytes()]
-    assert written == [], "nothing names the old port"
-    real = create_deployment(tmp_path / "real", SITES, settings(), public="fed.example.org:443", port=9300)
-    assert move_port(real, 9400).public == "fed.example.org:443"
+        assert isinstance(result.exception, FedtailError)
+        assert f"port {port} is already in use; set another in" in str(result.exception)
 
 
 def test_overrides_to_a_folder_that_exists_are_not_lost_in_silence(tmp_path: Path) -> None:
@@ -265,20 +256,6 @@ def test_stop_ends_all_marked_processes_and_no_other(tmp_path: Path) -> None:
     assert processes.stop(mine, grace=2.0) == 2
     assert processes.find(mine) == [] and len(processes.find(other)) == 2
     processes.stop(other, grace=2.0)
-
-
-@pytest.mark.skipif(
-    find_nginx() is None,
-    reason="nginx is not installed (apt-get install nginx-light)",
-)
-def test_stop_finds_the_proxy_although_it_hides_its_environment(tmp_path: Path) -> None:
-    from fedtail.federate.operate import local
-
-    deployment = create_deployment(tmp_path / "fed", SITES, settings(), port=free_port())
-    local.start_proxy(deployment)
-    assert [p.role for p in processes.find(deployment.folder)] == ["proxy"]
-    processes.stop(deployment.folder)
-    assert is_free("127.0.0.1", deployment.proxy_port)
 
 
 def test_the_site_app_imports_neither_torch_nor_fedtail(tmp_path: Path) -> None:
@@ -351,10 +328,10 @@ def test_overrides_of_the_data_are_refused_and_another_seed_keeps_the_sites_spli
     deployment = create_deployment(tmp_path / "fed", SITES, settings())
     theirs = load_config(deployment.config)
     with pytest.raises(FedtailError, match=r"data.\* is set at the sites"):
-        with_the_sites_data(deployment, load_config(deployment.config, ["data.n_max=50"]))
-    other = with_the_sites_data(deployment, load_config(deployment.config, ["run.seed=9"]))
+        write_config(deployment, load_config(deployment.config, ["data.n_max=50"]))
+    other = load_config(write_config(deployment, load_config(deployment.config, ["run.seed=9"])))
     assert other.run.seed == 9 and other.data_seed == theirs.data_seed
-    assert with_the_sites_data(deployment, theirs) == theirs
+    assert load_config(write_config(deployment)).data == theirs.data
 
 
 def test_a_worker_that_grew_too_large_is_replaced_after_its_answer(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_the_guides_own_data_example_gives_a_model_a_report_and_predictions(tmp_
         deployment = load_deployment(tmp_path / "crash")
         local.up(deployment)
         time.sleep(4)  # a site that Flower took for the one before it would be refused, and end
-        assert sum(p.program == "flower-supernode" for p in processes.find(deployment.folder)) == 3, "up after down"
+        assert sum("flower/supernode.py" in p.command for p in processes.find(deployment.folder)) == 3, "up after down"
         local.down(deployment)
     finally:
         processes.stop(tmp_path / "crash")
@@ -52,5 +52,5 @@ def test_the_guides_own_data_example_gives_a_model_a_report_and_predictions(tmp_
     assert (tmp_path / "crash" / "sites" / "NY" / "agreements").is_dir(), "sites have signed, and have the model too"
     assert "What went wrong" not in page
     assert len(pd.read_csv(tmp_path / "predicted.csv")) == len(pd.read_csv(tmp_path / "NY.csv"))
-    assert "test: accuracy" in done.stdout and "a server that is not trusted asks nothing" in done.stdout
+    assert "test: accuracy" in done.stdout
     assert "Traceback" not in done.stderr

@@ -131,4 +131,4 @@ def test_the_last_site_stays_and_a_missing_ca_is_named(deployment: Deployment) -
 def test_a_key_that_a_sleeping_superlink_knows_is_not_forgotten_silently(deployment: Deployment) -> None:
     (deployment.server / "superlink.db").touch()
     code, output = call("remove", deployment.folder, "north")
-    assert code == 2 and "knows the key of 'north'; start it first" in output
+    assert code == 2 and "it knows the key of 'north', and must be told" in output

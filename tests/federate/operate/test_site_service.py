@@ -23,12 +23,11 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.flower import supernode
-from fedtail.federate.operate import certificates, local, membership, processes, site_clients, site_service
+from fedtail.federate.operate import certificates, local, membership, processes, service
 from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
-from fedtail.federate.operate.site_clients import FlowerClient
-from fedtail.federate.operate.site_service import SiteService, Watchdog
+from fedtail.federate.operate.service import SiteService
 from fedtail.federate.site import worker_client
 from tests.federate.conftest import full_disk, settings
 from tests.waiting import HANGS, until
@@ -39,53 +38,67 @@ def site(tmp_path: Path) -> Path:
     return create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2})).site("north")
 
 
-def test_a_supernode_is_useless_only_where_the_server_can_be_reached_for_a_while() -> None:
-    now = 0.0
-    dog = Watchdog(stale=60.0, grace=30.0, clock=lambda: now)
-    down, up = (lambda: "refused"), (lambda: "")
-    assert dog.judge(10.0, down)[0] == "connected"
-    assert dog.judge(86400.0, down) == ("server unreachable", "refused"), "a day without a server: left alone"
-    assert dog.judge(86400.0, up)[0] == "no contact"
-    now = 20.0
-    assert dog.judge(86420.0, up)[0] == "no contact", "it may find the server itself"
-    assert dog.judge(86420.0, down)[0] == "server unreachable"
-    now = 40.0
-    assert dog.judge(86440.0, up)[0] == "no contact", "counted anew"
-    now = 70.0
-    assert dog.judge(86470.0, up)[0] == "useless"
-    assert dog.judge(1.0, up)[0] == "connected"
-
-
 def serve(service: SiteService) -> threading.Thread:
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     return thread
 
 
+def test_a_server_that_cannot_be_reached_is_waited_for_and_one_that_can_for_a_while_only(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an hour without a server is no reason to restart anything; then it can be reached, and does not answer."""
+    now, states = [1000.0], []
+    faults = ["refused"] * 900 + [""] * 3 + ["refused"] + [""] * 100
+    left = iter(faults)
+    monkeypatch.setattr(service.time, "time", lambda: now[0])
+    monkeypatch.setattr(service, "tls_fault", lambda *_: next(left))
+    running = SiteService(site)
+
+    def look(seconds: float) -> bool:
+        now[0] += seconds
+        states.append(running.health.state)
+        return False
+
+    monkeypatch.setattr(running.stopping, "wait", look)
+    running.health.started = 1000.0
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        said = running.watch(process)
+        process.kill()
+    assert "although the server is reachable" in said
+    assert states[10] == "starting" and states[100] == "server unreachable" and states[-1] == "no contact"
+    assert len(faults) - len(list(left)) == 900 + 3 + 1 + 16, "counted anew when it could not be reached"
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("print('\\x1b[92mINFO\\x1b[0m :      no such key'); raise SystemExit(3)", "exited with code 3: no such key"),
+        ("raise SystemExit(3)", "exited with code 3; restarting it"),
         ("import time; time.sleep(3600)", "although the server is reachable; restarting it"),
     ],
 )
 def test_a_supernode_that_ends_or_hangs_is_started_again(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+    site: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    script: str,
+    said: str,
 ) -> None:
     (tmp_path / "stub.py").write_text(script)
     monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
-    monkeypatch.setattr(site_service, "tls_fault", lambda *_: "")
-    service = SiteService(site, stale=0.1, grace=0.1, look=0.05, pauses=(0.05,))
-    thread = serve(service)
+    monkeypatch.setattr(service, "tls_fault", lambda *_: "")
+    running = SiteService(site, stale=0.1, grace=0.1, look=0.05, pauses=(0.05,))
+    thread = serve(running)
     try:
-        until(lambda: service.health.restarts >= 2, "two restarts")
+        until(lambda: running.health.restarts >= 2, "two restarts")
         with pytest.raises(FedtailError, match="another service"):
             SiteService(site).run()
     finally:
-        service.stop()
+        running.stop()
         thread.join(HANGS)
-    lines = (site / "site.log").read_text()
-    assert said in lines and "service stopped" in lines and "\x1b" not in lines
+    lines = capfd.readouterr().out
+    assert said in lines and "service stopped" in lines
     assert json.loads((site / "health.json").read_text())["state"] == "stopped"
 
 
@@ -93,8 +106,8 @@ def test_a_message_without_an_answer_is_noticed_where_nothing_works_on_it(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(site_clients.time, "time", lambda: now)
-    client = FlowerClient(site, "fed.example.org:443")
+    monkeypatch.setattr(service.time, "time", lambda: now)
+    client = SiteService(site)
     assert client.unanswered() == 0.0
     client.waiting.touch()
     os.utime(client.waiting, (now, now))
@@ -106,26 +119,26 @@ def test_a_message_without_an_answer_is_noticed_where_nothing_works_on_it(
         assert client.unanswered() == 0.0
         monkeypatch.undo()
     now += 100
-    monkeypatch.setattr(site_clients.time, "time", lambda: now)
+    monkeypatch.setattr(service.time, "time", lambda: now)
     assert client.unanswered() == 100.0, "counted from when the work was done"
     client.waiting.unlink()
     assert client.unanswered() == 0.0
 
 
 def test_a_supernode_whose_message_has_no_answer_is_started_again(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_WAITING']).touch(); time.sleep(3600)"
     (tmp_path / "stub.py").write_text(script)
     monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
-    service = SiteService(site, answer=0.2, look=0.05, pauses=(0.05,))
-    thread = serve(service)
+    running = SiteService(site, answer=0.2, look=0.05, pauses=(0.05,))
+    thread = serve(running)
     try:
-        until(lambda: service.health.restarts >= 1, "a restart")
+        until(lambda: running.health.restarts >= 1, "a restart")
     finally:
-        service.stop()
+        running.stop()
         thread.join(HANGS)
-    assert "a message has had no answer for" in (site / "site.log").read_text()
+    assert "a message has had no answer for" in capfd.readouterr().out
 
 
 def test_a_service_bears_a_full_disk(site: Path) -> None:
@@ -143,39 +156,9 @@ def test_health_says_what_is_wrong_and_how_to_start(site: Path) -> None:
         SiteService(site)
 
 
-def test_the_service_runs_nvflares_client_where_the_site_has_its_kit(site: Path) -> None:
-    """The kit's own script, in the foreground; connected while it holds a connection to the server."""
-    server = socket.create_server(("127.0.0.1", 0))
-    port = server.getsockname()[1]
-    kit = site / "kit" / "startup"
-    kit.mkdir(parents=True)
-    (kit / "fed_client.json").write_text(json.dumps({"servers": [{"service": {"target": f"127.0.0.1:{port}"}}]}))
-    dial = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(3600)"
-    (kit / "sub_start.sh").write_text(f'[ "$1" = --once ] && exec {sys.executable} -c "{dial}"\n')
-    toml = (site / "site.toml").read_text().replace("[site]", '[site]\nnvflare = "kit"')
-    (site / "site.toml").write_text(toml)
-    with pytest.raises(FedtailError, match="startup kit names the server"):
-        SiteService(site, "elsewhere:1")
-    service = SiteService(site, look=0.05)
-    thread = serve(service)
-    try:
-        until(lambda: service.health.state == "connected", "the client's connection")
-        assert service.health.server == f"127.0.0.1:{port}" and service.health.contact > service.health.started
-    finally:
-        service.stop()
-        thread.join(HANGS)
-        server.close()
-    assert "NVFlare client started" in (site / "site.log").read_text()
-    (kit / "fed_client.json").unlink()
-    with pytest.raises(FedtailError, match="is not a startup kit"):
-        SiteService(site)
-
-
 def test_the_service_is_light(site: Path) -> None:
     """It stays for months beside the worker that trains."""
-    line = (
-        "import sys; import fedtail.cli.site, fedtail.federate.operate.site_service as s; s.SiteService(s.Path({!r}))"
-    )
+    line = "import sys; import fedtail.cli.site, fedtail.federate.operate.service as s; s.SiteService(s.Path({!r}))"
     heavy = "print([m for m in ('torch', 'flwr', 'numpy') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", f"{line.format(str(site))}; {heavy}"], capture_output=True, text=True, check=True
@@ -250,7 +233,7 @@ class Served:
     def __enter__(self) -> Served:
         local.start_superlink(self.deployment)
         command = [sys.executable, "-m", "fedtail", "site", "run", str(self.site), "--server", self.gate.address]
-        with (self.site / "service.log").open("wb") as log:
+        with (self.site / "site.log").open("wb") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", processes.MARK: str(self.deployment.folder)}
             self.service = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         wait_until_healthy(self.deployment, 90, self.deployment.server / "superlink.log")

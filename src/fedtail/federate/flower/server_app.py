@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from flwr.app import Context
@@ -17,10 +15,9 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
 from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.flower.transport import FlowerTransport, by_key, wait_for_nodes
-from fedtail.federate.protocol.handshake import Finding, compare, describe_schema, say_hello
+from fedtail.federate.protocol.handshake import say_hello
 from fedtail.federate.server import SitesJoined, federate, roster
 from fedtail.federate.status import RUN_LOCK, Status
-from fedtail.files import write_atomically
 from fedtail.runs.config import load_config
 from fedtail.runs.result import Result
 from fedtail.settings import Settings
@@ -37,11 +34,6 @@ def main(grid: Grid, context: Context) -> None:
     if not path:
         raise FedtailError('run config needs config="/path/to/config.toml" (and sites=N or deployment=...)')
     config = load_config(path)
-    if settings["mode"] == "doctor" and deployment is not None:
-        write_atomically(
-            deployment.server / "doctor.json", json.dumps([asdict(f) for f in ask(grid, deployment, config)])
-        )
-        return
     with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
         resume = bool(settings["resume"])
         while True:
@@ -133,31 +125,3 @@ def meet(grid: Grid, n: int, config: Settings) -> tuple[list[str], FlowerTranspo
     names = [hello.site for hello in ordered]
     check_site_names(tuple(names))
     return names, FlowerTransport(grid, {k: strangers.nodes[hello.client] for k, hello in enumerate(ordered)})
-
-
-def ask(grid: Grid, deployment: Deployment, config: Settings) -> list[Finding]:
-    """Run the handshake on its own, for ``doctor``."""
-    names = deployment.sites
-    try:
-        hellos, missing = say_hello(
-            connect(grid, deployment, config), range(len(names)), config.deploy.timeout, model=config.model
-        )
-    except FedtailError as error:
-        return [Finding("error", "sites", str(error))]
-    out = [Finding("error", names[k], reason) for k, reason in missing.items()]
-    differences = compare(hellos, names)
-    out += differences
-    out += [
-        Finding(
-            "ok", names[k], f"online and responding; clock {hello.clock_offset:+.1f} s, torch {hello.versions['torch']}"
-        )
-        for k, hello in hellos.items()
-    ]
-    if not missing and not any(f.level == "error" for f in differences):
-        agreed = (
-            "each site compares its data with the document before it signs; a server that is not trusted asks nothing"
-        )
-        if all(hello.schema for hello in hellos.values()):
-            agreed = f"all sites agree: {describe_schema(hellos[0].schema)}"
-        out.append(Finding("ok", "data", agreed))
-    return out

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from fedtail.federate.flower.guard import APPS, close_paths, pin_apps, private
+from fedtail.federate.flower.guard import APPS, pin_apps, private
 
 CONTACT = "FEDTAIL_CONTACT"
 """Environment variable: the file that is touched whenever the server has answered."""
@@ -39,13 +37,9 @@ from one question to the next."""
 class Contact(logging.Handler):
     """httpx logs every answer; a heartbeat is due some three times a minute, also while the site trains."""
 
-    def __init__(self, file: Path) -> None:
-        super().__init__(logging.INFO)
-        self.file = file
-
     def emit(self, record: logging.LogRecord) -> None:
         if re.search(r'/v1/fleet/\S+ "\S+ 200', record.getMessage()):
-            touch(self.file)
+            touch(CONTACT)
 
 
 class Impatient:
@@ -79,19 +73,6 @@ class Programs:
         return getattr(subprocess, name)
 
 
-class Arrived:
-    """The state of a SuperNode, for a loop that is to send answers that have arrived already."""
-
-    def __init__(self, state: Any, answers: Sequence[Any]) -> None:
-        self.state, self.answers = state, answers
-
-    def get_messages_legacy(self, **_: Any) -> Sequence[Any]:
-        return self.answers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.state, name)
-
-
 def hurry() -> None:
     """Have the loop wait and start programs as above."""
     loop: Any = private(LOOP, "time", "subprocess", loses="rounds take several times as long")
@@ -99,50 +80,45 @@ def hurry() -> None:
         loop.time, loop.subprocess = Impatient(), Programs()
 
 
-def keep_up(waiting: Path | None = None) -> None:
+def keep_up() -> None:
     """Have the loop send every answer as soon as there is no message.
 
     By itself it sends one per message that it takes. When the server goes while a message is taken, the message is
-    answered all the same, and from then on every answer would wait until the next message has come. waiting: the file
-    that says for how long a message has had no answer.
+    answered all the same, and from then on every answer would wait until the next message has come.
     """
-    names = ("_pull_and_store_message", "_push_messages", "NodeState.get_messages_legacy")
+    names = ("_pull_and_store_message", "_push_messages")
     loop: Any = private(LOOP, *names, loses="an answer that could not be sent at once may come a message late")
     if loop is None:
         return
     pull, push = loop._pull_and_store_message, loop._push_messages
-    last: dict[str, Any] = {}
 
     @functools.wraps(pull)
-    def pull_or_send(*args: Any, **options: Any) -> int | None:
-        run: int | None = pull(*args, **options)
+    def pull_or_send(*, state: Any, **options: Any) -> int | None:
+        run: int | None = pull(state=state, **options)
         if run is not None:
-            touch(waiting)
-        state = inspect.signature(pull).bind(*args, **options).arguments["state"]
-        if run is None and last and (answers := state.get_messages_legacy(is_reply=True)):
-            push(**{**last, "state": Arrived(state, answers)})
-        return run
+            touch(WAITING)
+        held = getattr(state, "msg_store", {}).values()
+        answered = any(entry.message.metadata.reply_to_message_id and not entry.is_retrieved for entry in held)
+        return 0 if run is None and answered else run  # not None: the loop sends what is there
 
     @functools.wraps(push)
-    def send(*args: Any, **options: Any) -> None:
-        last.update(inspect.signature(push).bind(*args, **options).arguments)
-        push(*args, **options)
-        if waiting is not None:
-            waiting.unlink(missing_ok=True)
+    def send(**options: Any) -> None:
+        push(**options)
+        forget(WAITING)
 
     loop._pull_and_store_message, loop._push_messages = pull_or_send, send
 
 
-def touch(file: Path | None) -> None:
-    """Leave a sign; a full disk is no reason to end."""
-    with contextlib.suppress(OSError):
-        if file is not None:
-            file.touch()
+def touch(variable: str) -> None:
+    """Leave a sign in the file that an environment variable names; a full disk is no reason to end."""
+    with contextlib.suppress(OSError, KeyError):
+        Path(os.environ[variable]).touch()
 
 
-def file_of(variable: str) -> Path | None:
-    """The file that an environment variable names."""
-    return Path(os.environ[variable]) if variable in os.environ else None
+def forget(variable: str) -> None:
+    """Take such a sign away."""
+    with contextlib.suppress(OSError, KeyError):
+        Path(os.environ[variable]).unlink()
 
 
 def main() -> int:
@@ -152,19 +128,15 @@ def main() -> int:
         return 2
     (program,) = entry_points(group="console_scripts", name="flower-supernode")
     start = program.load()
-    contact, waiting = file_of(CONTACT), file_of(WAITING)
-    if waiting is not None:
-        waiting.unlink(missing_ok=True)
+    forget(WAITING)
     hurry()
-    keep_up(waiting)
-    close_paths("flwr.supernode.main", ())
+    keep_up()
     if not pin_apps(os.environ[APPS].split(",")):
         return 2
-    if contact is not None:
-        answers = logging.getLogger("httpx")
-        answers.setLevel(logging.INFO)
-        answers.propagate = False
-        answers.addHandler(Contact(contact))
+    answers = logging.getLogger("httpx")
+    answers.setLevel(logging.INFO)
+    answers.propagate = False
+    answers.addHandler(Contact(logging.INFO))
     try:
         start()
     except SystemExit as end:

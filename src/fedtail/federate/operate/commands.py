@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.flower import superlink, supernode
+from fedtail.federate.flower import supernode
 
+PROGRAMS = Path(sys.executable).parent
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -19,11 +21,11 @@ QUIET = {
 """No telemetry, no update check, nothing installed at run time, and prompt starts."""
 
 
-def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
+def superlink_command(deployment: Deployment) -> list[str]:
     """Return the command of Flower's server: TLS, authenticated sites, state in a database, on loopback."""
     server = deployment.server
     return [
-        str(python), "-P", str(superlink.__file__),
+        str(PROGRAMS / "flower-superlink"),
         "--ssl-ca-certfile", str(server / "ca.crt"),
         "--ssl-certfile", str(server / "server.crt"),
         "--ssl-keyfile", str(server / "server.key"),
@@ -35,10 +37,10 @@ def superlink_command(python: str | Path, deployment: Deployment) -> list[str]:
     ]  # fmt: skip
 
 
-def supernode_command(python: str | Path, site: Path, superlink: str, port: int = 9094) -> list[str]:
+def supernode_command(site: Path, superlink: str, port: int = 9094) -> list[str]:
     """Return the command of Flower's client at a site; ``port`` is on loopback, for its own processes."""
     return [
-        str(python), "-P", str(supernode.__file__),
+        sys.executable, "-P", str(supernode.__file__),
         "--superlink", superlink,
         "--root-certificates", str(site / "ca.crt"),
         "--auth-supernode-private-key", str(site / "site.key"),
@@ -56,9 +58,9 @@ def node_config(site_file: Path) -> str:
     return f"site={quote}{path}{quote}"
 
 
-def flower_environment(home: Path, programs: str | Path) -> dict[str, str]:
+def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment that Flower's programs start in."""
-    path = os.pathsep.join([str(programs), os.environ.get("PATH", "/usr/bin:/bin")])
+    path = os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", "/usr/bin:/bin")])
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 

@@ -6,8 +6,6 @@ import contextlib
 import pwd
 import shutil
 import sys
-from dataclasses import replace
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
@@ -36,7 +34,6 @@ def create_deployment(
     port: int = 9092,
     rehearsal: bool = True,
     keys: bool = True,
-    docker: bool = False,
 ) -> Deployment:
     """Write keys, certificates, configuration, units, proxy and instructions. An existing folder is never touched.
 
@@ -44,7 +41,6 @@ def create_deployment(
         public: ``host:port`` sites connect to (the proxy); by default the SuperLink itself, on loopback.
         rehearsal: sites play the clients of the config's data set instead of bringing data.
         keys: make the sites' keys here too, for a rehearsal; a server that need not be trusted has never seen them.
-        docker: also write a Dockerfile and compose files.
     """
     check_site_names(sites)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -74,22 +70,7 @@ def create_deployment(
         write_site(deployment, name, client if rehearsal else None, keys=keys)
     write_rosters(deployment)
     write_server(deployment)
-    if docker:
-        write_docker(deployment)
     return deployment
-
-
-def move_port(deployment: Deployment, port: int) -> Deployment:
-    """Move a deployment to another port: files that name the old one are written anew, keys and runs stay."""
-    old, new = f"127.0.0.1:{deployment.port}", f"127.0.0.1:{check_port('--port', port)}"
-    moved = replace(deployment, port=port, public=new if deployment.public == old else deployment.public)
-    moved.save()
-    for name in moved.sites:
-        site = moved.site(name) / "site.toml"
-        site.write_text(site.read_text().replace(f'server = "{deployment.public}"', f'server = "{moved.public}"'))
-        _write_instructions(moved, name)
-    write_server(moved)
-    return moved
 
 
 def write_site(deployment: Deployment, name: str, client: int | None = None, *, keys: bool = True) -> None:
@@ -101,9 +82,12 @@ def write_site(deployment: Deployment, name: str, client: int | None = None, *, 
         make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
     data = filled("data-table.toml") if client is None else filled("data-slice.toml", client=client)
-    text = filled("site.toml", name=name, server=deployment.public).replace("@data@", data.strip())
+    text = filled("site.toml", name=name, server=deployment.public, data=data.strip())
     (folder / "site.toml").write_text(text)
-    _write_instructions(deployment, name)
+    (folder / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
+    words = {"name": name, "root": INSTALLED, "version": VERSION}
+    readme = filled("site-README.md", **words, deployment=deployment.name, public=deployment.public)
+    (folder / "README.md").write_text(readme)
 
 
 def write_rosters(deployment: Deployment) -> None:
@@ -113,14 +97,6 @@ def write_rosters(deployment: Deployment) -> None:
     for name in deployment.sites:
         if deployment.site(name).is_dir():
             (deployment.site(name) / "sites.pub").write_text(text)
-
-
-def _write_instructions(deployment: Deployment, name: str) -> None:
-    """Write a site's systemd unit, and the words for its operator."""
-    words = {"name": name, "root": INSTALLED, "version": VERSION}
-    (deployment.site(name) / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
-    text = filled("site-README.md", **words, deployment=deployment.name, public=deployment.public)
-    (deployment.site(name) / "README.md").write_text(text)
 
 
 def site_unit(name: str, root: Path) -> str:
@@ -140,44 +116,27 @@ def superlink_unit(deployment: Deployment, programs: Path) -> str:
 def write_server(deployment: Deployment) -> None:
     """Write unit, proxy and instructions of the server, for the place where its folder is."""
     programs = Path(sys.executable).parent
-    words = {"host": deployment.host, "port": deployment.port, "listen": deployment.proxy_port}
+    words = {"port": deployment.port, "listen": deployment.proxy_port}
     about = {"name": deployment.name, "folder": deployment.folder, "fedtail": programs / "fedtail"}
     (deployment.server / "fedtail-superlink.service").write_text(superlink_unit(deployment, programs))
-    (deployment.server / "nginx.conf").write_text(filled("nginx.conf", **words))
-    del words["host"]
+    (deployment.server / "nginx.conf").write_text(filled("nginx.conf", **words, host=deployment.host))
     (deployment.folder / "README.md").write_text(filled("server-README.md", **words, **about))
-
-
-def write_docker(deployment: Deployment) -> None:
-    """Write a Dockerfile and compose files, beside the units."""
-    dockerfile = filled("Dockerfile", version=VERSION, torch=version("torch").partition("+")[0])
-    server = filled("server-compose.yaml", version=VERSION, listen=deployment.proxy_port)
-    site = filled("site-compose.yaml", version=VERSION)
-    for folder, compose in [(deployment.folder, server), *((deployment.site(s), site) for s in deployment.sites)]:
-        (folder / "Dockerfile").write_text(dockerfile)
-        (folder / ".dockerignore").write_text("*\n")  # keys and data have no place in an image
-        (folder / "compose.yaml").write_text(compose)
 
 
 def write_config(deployment: Deployment, config: Settings | None = None) -> Path:
     """Write the config of a run, with paths as this machine finds them; by default the deployment's own config."""
-    settled = with_the_sites_data(deployment, config or load_config(deployment.config))
-    path = deployment.server / LAST_CONFIG
-    here = {"run.folder": str(deployment.folder / settled.run.folder)}
-    if "schema" in settled.data.options:
-        here["data.schema"] = str(deployment.folder / settled.data.options["schema"])
-    write_atomically(path, changed(settled, here).to_toml())
-    return path
-
-
-def with_the_sites_data(deployment: Deployment, config: Settings) -> Settings:
-    """Return a run's config with the data that the sites know: overrides of it would reach the server only."""
     theirs = load_config(deployment.config)
-    if config.data != theirs.data:
+    config = config or theirs
+    if config.data != theirs.data:  # overrides of it would reach the server only
         raise FedtailError(f"data.* is set at the sites; change it in {deployment.shown}/config.toml, not for one run")
-    if config.data.name == "sites" or config.data_seed == theirs.data_seed:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"seed": theirs.data_seed})})
+    if config.data.name != "sites" and config.data_seed != theirs.data_seed:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"seed": theirs.data_seed})})
+    here = {"run.folder": str(deployment.folder / config.run.folder)}
+    if "schema" in config.data.options:
+        here["data.schema"] = str(deployment.folder / config.data.options["schema"])
+    path = deployment.server / LAST_CONFIG
+    write_atomically(path, changed(config, here).to_toml())
+    return path
 
 
 def filled(file: str, /, **words: object) -> str:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.deployment import Deployment, check_site_names
 from fedtail.federate.operate.certificates import inspect_certificate, make_server_certificate, make_site_key
-from fedtail.federate.operate.control import Control, is_healthy
+from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import write_rosters, write_site
 from fedtail.federate.protocol.keys import Roster, read_roster
 from fedtail.runs.config import load_config
@@ -85,7 +85,8 @@ def make_missing_keys(deployment: Deployment) -> list[str]:
 
 def remove_site(deployment: Deployment, name: str) -> Deployment:
     """Take a site off the list, and its key out of the SuperLink; its folder is kept under ``server/removed``."""
-    _known(deployment, name)
+    if name not in deployment.sites:
+        raise one_of("site", name, deployment.sites)
     if len(deployment.sites) == 1:
         raise FedtailError(f"{name!r} is the last site of {deployment.shown}; a deployment needs at least one")
     _forget(deployment, name)
@@ -128,23 +129,15 @@ def renew_certificate(deployment: Deployment) -> str:
     return f"{inspect_certificate(server / 'server.crt', server / 'ca.crt').ends:%Y-%m-%d}"
 
 
-def _known(deployment: Deployment, name: str) -> None:
-    if name not in deployment.sites:
-        raise one_of("site", name, deployment.sites)
-
-
 def _forget(deployment: Deployment, name: str) -> None:
     """Take a site's key out of a SuperLink that is up. One that is not would let the site in when it starts."""
-    public = deployment.site(name) / "site.pub"
-    if not public.is_file():
+    if not (deployment.site(name) / "site.pub").is_file():
         return
-    if not is_healthy(deployment):
-        if (deployment.server / "superlink.db").exists():
-            address = f"{deployment.host}:{deployment.port}"
-            raise FedtailError(f"no SuperLink answers at {address}, and it knows the key of {name!r}; start it first")
-        return
-    with Control(deployment) as control:
-        control.unregister(name)
+    if is_healthy(deployment):
+        with Control(deployment) as control:
+            control.unregister(name)
+    elif (deployment.server / "superlink.db").exists():
+        raise FedtailError(f"{no_answer(deployment)}; it knows the key of {name!r}, and must be told")
 
 
 def _free_client(deployment: Deployment) -> int | None:
@@ -154,10 +147,10 @@ def _free_client(deployment: Deployment) -> int | None:
         return None
     files = [deployment.site(site) / "site.toml" for site in deployment.sites]
     taken = [tomllib.loads(f.read_text()).get("data", {}).get("client") for f in files if f.is_file()]
-    free = next((k for k in range(config.data.clients) if k not in taken), None)
-    if free is None:
+    free = [k for k in range(config.data.clients) if k not in taken]
+    if not free:
         raise FedtailError(
             f"this is a rehearsal, and all {config.data.clients} clients of its data set have a site; remove one "
             "first, or begin with a larger --local"
         )
-    return free
+    return free[0]

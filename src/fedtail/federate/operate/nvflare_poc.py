@@ -7,15 +7,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.nvflare.app import make_job
 from fedtail.federate.operate import processes
+from fedtail.federate.operate.commands import PROGRAMS
 from fedtail.federate.operate.create import write_config
 from fedtail.federate.status import follow
 
@@ -28,7 +27,7 @@ def rehearse(
     *,
     resume: bool = False,
     timeout: float = 3600.0,
-    on_change: Callable[[dict[str, Any]], None] | None = None,
+    on_change: Callable[[dict[str, Any]], None] = lambda now: None,
 ) -> dict[str, Any]:
     """Start NVFlare's server and clients, run the deployment's config and end them; returns the run's last status."""
     home = deployment.folder / "nvflare"
@@ -36,22 +35,20 @@ def rehearse(
     home.mkdir()
     status = home / "run.json"
     site_file = str(deployment.folder / "sites" / "{name}" / "site.toml")
-    tell = on_change or (lambda now: None)
     job = make_job("fedtail", write_config(deployment), list(deployment.sites), site_file, status, resume=resume)
     job.export_job(str(home / "jobs"))
     try:
-        tell({"state": f"starting NVFlare's server and {len(deployment.sites)} clients"})
+        on_change({"state": f"starting NVFlare's server and {len(deployment.sites)} clients"})
         nvflare(deployment, "poc", "prepare", "--force", "-c", *deployment.sites)
         nvflare(deployment, "poc", "start", "--timeout", "120")
-        tell({"state": "submitting the job"})
         answer = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
         found = re.search(r"job_id: (\S+)", answer)
         if found is None:
             raise FedtailError(f"NVFlare did not accept the job: {' '.join(answer.split())[-300:]}")
-        tell({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
+        on_change({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
         return follow(
             lambda: json.loads(status.read_text()) if status.is_file() else {},
-            tell,
+            on_change,
             lambda: job_fault(deployment, found[1]),
             silence=20.0,
             timeout=timeout,
@@ -63,40 +60,30 @@ def rehearse(
 def job_fault(deployment: Deployment, job_id: str) -> str:
     """Return why a job does not go on, in one line; empty if NVFlare says that it does."""
     home = deployment.folder / "nvflare"
-    try:
-        listed = nvflare(deployment, "job", "list", "-i", job_id)
-    except FedtailError as error:
-        return f"NVFlare's server does not answer ({error}); see the logs under {home}"
-    row = next((line.split() for line in listed.splitlines() if line.startswith(job_id)), [])
-    state = next((word for word in row if word in GOING_ON or word.startswith("FINISHED:")), "unknown")
+    listed = nvflare(deployment, "job", "list", "-i", job_id)
+    words = next((line.split() for line in listed.splitlines() if line.startswith(job_id)), [])
+    state = next((word for word in words if word in GOING_ON or word.startswith("FINISHED:")), "unknown")
     if state in GOING_ON:
         return ""
-    return f"NVFlare ended the job ({state}): {last_error(home)}; see the logs under {home}"
-
-
-def last_error(home: Path) -> str:
-    """Return the last line of the newest error log, which most likely says what ended the job."""
     logs = sorted((f for f in home.rglob("error_log.txt") if f.stat().st_size), key=lambda f: f.stat().st_mtime)
     lines = logs[-1].read_text(errors="replace").strip().splitlines() if logs else ["no error in its logs"]
-    return lines[-1].strip()[-300:]
+    return f"NVFlare ended the job ({state}): {lines[-1].strip()[-300:]}; see the logs under {home}"
 
 
 def nvflare(deployment: Deployment, *arguments: str) -> str:
     """Run a command of NVFlare, in a home of its own and marked as the deployment's; returns what it printed."""
     home = deployment.folder / "nvflare"
-    program = Path(sys.executable).parent / "nvflare"
     environment = {
         **os.environ,
         "HOME": str(home),
         "NVFLARE_POC_WORKSPACE": str(home / "poc"),
-        "PATH": os.pathsep.join([str(program.parent), os.environ.get("PATH", "/usr/bin:/bin")]),
+        "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", "/usr/bin:/bin")]),
         "OMP_NUM_THREADS": "1",
         processes.MARK: str(deployment.folder),
         processes.ROLE: "nvflare",
     }
-    done = subprocess.run(
-        [str(program), *arguments], env=environment, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    command = [str(PROGRAMS / "nvflare"), *arguments]
+    done = subprocess.run(command, env=environment, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise FedtailError(f"nvflare {' '.join(arguments[:2])} failed: {' '.join(lines[-3:])}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import time
@@ -27,17 +26,12 @@ class Process:
 
     pid: int
     role: str
-    """``superlink``, ``proxy`` or ``site:<name>``; children have the role of their parent."""
+    """``superlink`` or ``site:<name>``; children have the role of their parent."""
     command: str
 
     @property
-    def program(self) -> str:
-        """The program's name, without interpreter and path."""
-        if " ".join(WORKER) in self.command:
-            return "worker"
-        ours = re.search(r"/federate/flower/(superlink|supernode|superexec)\.py", self.command)
-        names = [Path(word).name for word in self.command.split()[:3]]
-        return f"flower-{ours[1]}" if ours else next((n for n in names if not n.startswith(("python", "-"))), "?")
+    def is_worker(self) -> bool:
+        return " ".join(WORKER) in self.command
 
 
 def start(folder: Path, role: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
@@ -56,24 +50,18 @@ def start(folder: Path, role: str, command: Sequence[str], log: Path, environmen
 
 def find(folder: Path, role: str | None = None) -> list[Process]:
     """The running processes of a deployment, oldest first; of one role if given, or of all ``site:`` s."""
-    mark = f"{MARK}={folder.resolve()}".encode()
-    proxy = str(folder.resolve() / "server" / "nginx.conf")
-    out = []
+    mark, out = f"{MARK}={folder.resolve()}", []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
+            environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:  # it ended meanwhile, or is somebody else's
             continue
-        if command.startswith("nginx: master") and proxy in command:
-            out.append(Process(int(entry.name), "proxy", command))  # nginx writes its title over its environment
-            continue
-        if mark not in environment or not command:
-            continue
-        roles = [e.partition(b"=")[2].decode() for e in environment if e.startswith(ROLE.encode() + b"=")]
-        out.append(Process(int(entry.name), roles[0] if roles else "", command))
+        if mark in environment and command:
+            roles = [e.removeprefix(f"{ROLE}=") for e in environment if e.startswith(f"{ROLE}=")]
+            out.append(Process(int(entry.name), roles[0] if roles else "", command))
     return sorted((p for p in out if role in (None, p.role, f"{p.role.partition(':')[0]}:")), key=lambda p: p.pid)
 
 
@@ -81,17 +69,13 @@ def stop(folder: Path, role: str | None = None, grace: float = 5.0) -> int:
     """End all processes of a deployment (of one role, if given): ask first, then force. Returns how many there were."""
     ended: set[int] = set()
     deadline = time.monotonic() + grace
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        asked: set[int] = set()
-        while left := find(folder, role):
-            for process in left:
-                if process.pid not in asked:
-                    asked.add(process.pid)
-                    ended.add(process.pid)
-                    send_signal(process.pid, number)
-            if number == signal.SIGTERM and time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
+    while left := find(folder, role):
+        late = time.monotonic() > deadline
+        for process in left:
+            if late or process.pid not in ended:
+                ended.add(process.pid)
+                send_signal(process.pid, signal.SIGKILL if late else signal.SIGTERM)
+        time.sleep(0.1)
     return len(ended)
 
 

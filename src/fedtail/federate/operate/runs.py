@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.operate.control import Control, is_healthy
+from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import LAST_CONFIG, write_config
 from fedtail.federate.status import RUN_LOCK, follow
 from fedtail.files import is_locked
@@ -22,7 +22,9 @@ OVER = ("finished", "unknown")
 
 def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
     """Start a run over the sites that are online; returns Flower's run id. By default the deployment's own config."""
-    with connect(deployment) as control:
+    if not is_healthy(deployment):
+        raise no_answer(deployment)
+    with Control(deployment) as control:
         _end_previous(deployment, control, resume)
         path = write_config(deployment, config)
         run_id = control.start_run(
@@ -30,22 +32,6 @@ def start(deployment: Deployment, config: Settings | None = None, *, resume: boo
         )
     (deployment.server / "run.id").write_text(f"{run_id}\n")
     return run_id
-
-
-def start_handshake(deployment: Deployment) -> int:
-    """Ask the sites who they are, for ``doctor``; the answer is ``server/doctor.json``."""
-    with connect(deployment) as control:
-        return control.start_run(deployment=str(deployment.folder), sites=len(deployment.sites), mode="doctor")
-
-
-def connect(deployment: Deployment) -> Control:
-    """Connect to the SuperLink; one clear line if none answers."""
-    if not is_healthy(deployment):
-        raise FedtailError(
-            f"no SuperLink answers at {deployment.host}:{deployment.port}; start it with "
-            f"`fedtail deploy up {deployment.shown}`"
-        )
-    return Control(deployment)
 
 
 def stop(deployment: Deployment) -> bool:

@@ -19,9 +19,6 @@ class Identity:
     name: str
     server: str = ""
     """``host:port`` of the federation's server."""
-    nvflare: str = ""
-    """Folder of NVFlare's startup kit, relative to the file: the site takes part through NVFlare's client instead of
-    Flower's."""
 
 
 def read_site_file(file: str | Path) -> dict[str, Any]:

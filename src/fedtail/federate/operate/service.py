@@ -1,0 +1,236 @@
+"""``fedtail site run``: keeps a site's client, Flower's SuperNode, at work, and says how it goes.
+
+It starts the client, and starts it again when it ends, or when it is alive and of no use: without an answer from a
+server that can be reached, or with a message that nothing works on. While the server cannot be reached, nothing is to
+be gained, and it is left alone. It runs for months beside the client, so it imports neither torch nor Flower. What both
+say goes to standard output, which systemd's journal keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from fedtail.errors import FedtailError
+from fedtail.federate.deployment import split_address
+from fedtail.federate.flower import supernode
+from fedtail.federate.flower.guard import APPS
+from fedtail.federate.operate.commands import flower_environment, free_port, supernode_command
+from fedtail.federate.site import worker_client
+from fedtail.federate.site.identity import read_identity
+from fedtail.files import is_locked, write_atomically
+
+STALE_SECONDS = 60.0
+"""Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
+ANSWER_SECONDS = 120.0
+"""For so long a message may have no answer although nothing works on it: it takes a moment to fetch and to send."""
+GRACE_SECONDS = 30.0
+"""For so long a server that can be reached again may be found by the SuperNode itself."""
+PAUSES = (5.0, 5.0, 10.0, 10.0, 15.0, 15.0, 30.0, 60.0)
+"""Seconds before the first, second ... start in a row that came to nothing. Flower refuses a site that was killed until
+its last heartbeat has expired, up to a minute."""
+
+
+@dataclass
+class Health:
+    """``health.json``, written at every look."""
+
+    site: str
+    server: str
+    state: str = "starting"
+    """``connected``, or what it is instead: ``starting``, ``server unreachable``, ``no contact``, ``waiting`` (to start
+    it again), ``stopped``; ``down`` where no service runs."""
+    detail: str = ""
+    pid: int = 0
+    """Of the client."""
+    contact: float = 0.0
+    """When the server last answered; 0 for never."""
+    started: float = 0.0
+    restarts: int = 0
+    time: float = 0.0
+
+
+class SiteService:
+    """The service of the site in ``folder``; ``server`` overrides the address in ``site.toml``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: str = "",
+        *,
+        stale: float = STALE_SECONDS,
+        answer: float = ANSWER_SECONDS,
+        grace: float = GRACE_SECONDS,
+        look: float = 2.0,
+        pauses: tuple[float, ...] = PAUSES,
+    ) -> None:
+        self.folder = folder.resolve()
+        identity = read_identity(self.folder / "site.toml")
+        self.address = server or identity.server
+        if not self.address:
+            file = str(folder / "site.toml")
+            raise FedtailError(f"{file!r}: [site] has no server; add server = 'host:port', or use --server")
+        split_address("server", self.address)
+        self.stale, self.answer, self.grace, self.look, self.pauses = stale, answer, grace, look, pauses
+        self.health = Health(identity.name, self.address)
+        self.stopping = threading.Event()
+        self.contact, self.waiting = self.folder / "contact", self.folder / "waiting"
+        self.busy = 0.0
+        """When the worker was last seen at work on a message."""
+        self.apps = os.environ.get(APPS, "")
+
+    def run(self) -> None:
+        """Keep the client at work until told to stop."""
+        with alone(self.folder):
+            log(f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.address}")
+            idle = 0
+            while not self.stopping.is_set():
+                process = self.start()
+                try:
+                    reason = self.watch(process)
+                finally:
+                    end(process)
+                if self.stopping.is_set():
+                    break
+                idle = 0 if self.health.contact > self.health.started else idle + 1
+                pause = self.pauses[min(idle, len(self.pauses) - 1)]
+                self.health.restarts += 1
+                log(f"{reason}; restarting it in {pause:g} s")
+                self.tell("waiting", reason)
+                self.stopping.wait(pause)
+            log("service stopped")
+            self.tell("stopped")
+
+    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Stop the service; also a handler of signals."""
+        self.stopping.set()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a new client."""
+        self.apps = self.apps or apps_of(self.folder)
+        files = {supernode.CONTACT: str(self.contact), supernode.WAITING: str(self.waiting), APPS: self.apps}
+        process = subprocess.Popen(
+            supernode_command(self.folder, self.address, free_port()),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**flower_environment(self.folder / "flwr"), **files},
+        )
+        self.health.pid, self.health.started = process.pid, time.time()
+        log(f"SuperNode started, process {process.pid}")
+        self.tell("starting")
+        return process
+
+    def watch(self, process: subprocess.Popen[bytes]) -> str:
+        """Watch the client; returns why it must be started again."""
+        reachable = 0.0  # seconds for which the server could be reached and yet did not answer
+        while not self.stopping.wait(self.look):
+            if (code := process.poll()) is not None:
+                return f"the SuperNode exited with code {code}"
+            if (waits := self.unanswered()) > self.answer:
+                return f"a message has had no answer for {waits:.0f} s, and nothing works on it"
+            self.health.contact = changed(self.contact)
+            silent = time.time() - max(self.health.contact, self.health.started)
+            fault = tls_fault(self.address, self.folder / "ca.crt") if silent > self.stale else ""
+            reachable = reachable + self.look if silent > self.stale and not fault else 0.0
+            if reachable > self.grace:
+                return f"the SuperNode has had no answer for {silent:.0f} s, although the server is reachable"
+            known = self.health.contact >= self.health.started
+            state = "connected" if known else "starting"
+            if silent > self.stale:
+                state = "server unreachable" if fault else "no contact"
+            if (state, fault) != (self.health.state, self.health.detail):
+                log(f"{state}{': ' + fault if fault else ''}")
+            self.tell(state, fault)
+        return "stopped"
+
+    def unanswered(self) -> float:
+        """For how many seconds a message has had no answer, although nothing works on it; 0 where there is none."""
+        if is_locked(self.folder / worker_client.ASKING):
+            self.busy = time.time()
+        since = changed(self.waiting)
+        return time.time() - max(since, self.busy) if since else 0.0
+
+    def tell(self, state: str, detail: str = "") -> None:
+        self.health.state, self.health.detail, self.health.time = state, detail, time.time()
+        with contextlib.suppress(OSError):  # a full disk is no reason to end
+            write_atomically(self.folder / "health.json", json.dumps(asdict(self.health)))
+
+
+def log(line: str) -> None:
+    """Say a line with the time; a full disk is no reason to end."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
+
+
+def changed(file: Path) -> float:
+    """Return when a file was last touched; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
+
+
+def apps_of(folder: Path) -> str:
+    """Return ``site_apps``, from a process of its own, which takes torch and Flower away with it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as apart:
+        return apart.submit(_apps_of, folder).result()
+
+
+def _apps_of(folder: Path) -> str:
+    from fedtail.federate.operate.bundle import site_apps
+
+    return site_apps(folder)
+
+
+def tls_fault(address: str, ca: Path, timeout: float = 5.0) -> str:
+    """Return why no TLS connection to the server can be made; empty if one can."""
+    host, port = split_address("server", address)
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+        with socket.create_connection((host, port), timeout) as plain, context.wrap_socket(plain, server_hostname=host):
+            return ""
+    except OSError as error:  # TLS's own errors are of this kind too
+        return f"{address}: {error}"
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
+    """End a client and all it started; asked first, it signs off."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the site's lock: of two clients with one key, each would be refused in turn."""
+    with (folder / "service.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedtailError(f"another service is already running the site in {str(folder)!r}") from None
+        yield
+
+
+def read_health(folder: Path) -> Health:
+    """Return a site's health; ``down`` where no service runs."""
+    identity, file = read_identity(folder / "site.toml"), folder / "health.json"
+    known = Health(**json.loads(file.read_text())) if file.is_file() else Health(identity.name, identity.server)
+    if not is_locked(folder / "service.lock"):
+        known.state, known.detail = "down", f"start it with: fedtail site run {folder}"
+    return known
