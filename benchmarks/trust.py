@@ -1,16 +1,18 @@
 """What it costs not to trust the server: the same run under ``server``, ``blind`` and ``private``.
 
-    python benchmarks/trust.py                      five sites in this process
-    python benchmarks/trust.py --flower             five sites as processes behind a Flower server, with TLS
-    python benchmarks/trust.py --method trees       trees instead of FedCGNM
+    python benchmarks/trust.py                                                 five sites in this process
+    python benchmarks/trust.py --engine flower                                 a process for each, over TLS
+    python benchmarks/trust.py --engine flower --method trees --rounds 20      trees instead of FedCGNM
 
-Printed are medians over the rounds after the first: seconds of a round, megabytes to and from all sites, exchanges; how
-far the models are from the simulator's under the same seed; and the ratio to ``server``.
+Printed are medians over the rounds after the first: seconds of a round, megabytes to and from all sites, exchanges, and
+the ratios to the first row; the seconds, exchanges and megabytes of the whole run; and how far the model is from the
+simulator's under the same seed (0 for trees: the same bits).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.certificates import make_site_key
+from fedtail.federate.operate.commands import free_port
+from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
@@ -39,7 +44,7 @@ def config(args: argparse.Namespace, trust: str, folder: Path) -> Settings:
         {
             "data": {"name": "blobs", "clients": args.sites, "n_max": args.rows, "n_features": 40, "seed": 1},
             "model": {} if trees else {"name": "mlp", "hidden": [args.hidden]},
-            "method": {"name": args.method},
+            "method": {"name": "trees", "site": False} if trees else {"name": args.method},
             "local": {} if trees else {"batch_size": 64},
             "run": {"rounds": args.rounds, "seed": 1, "folder": str(folder / "runs"), "name": trust},
             "server": {"aggregate": "mean"},
@@ -71,16 +76,28 @@ def in_process(settings: Settings, root: Path) -> Path:
 def over_flower(settings: Settings, root: Path) -> Path:
     """The same with a process per site behind a Flower server."""
     from fedtail.federate.operate import local, runs
-    from fedtail.federate.operate.commands import free_port
-    from fedtail.federate.operate.create import create_deployment
 
-    names = tuple(f"site-{k}" for k in range(settings.data.clients))
-    deployment = create_deployment(root / "fed", names, settings, port=free_port())
+    deployment = deployed(settings, root)
     try:
         local.up(deployment)
         return Path(runs.wait(deployment, runs.start(deployment))["folder"])
     finally:
         local.down(deployment)
+
+
+def over_nvflare(settings: Settings, root: Path) -> Path:
+    """The same with a process per site behind a server of NVFlare."""
+    from fedtail.federate.operate.nvflare_poc import rehearse
+
+    return Path(rehearse(deployed(settings, root))["folder"])
+
+
+def deployed(settings: Settings, root: Path) -> Deployment:
+    names = tuple(f"site-{k}" for k in range(settings.data.clients))
+    return create_deployment(root / "fed", names, settings, port=free_port())
+
+
+ENGINES = {"process": in_process, "flower": over_flower, "nvflare": over_nvflare}
 
 
 def measured(folder: Path) -> dict[str, float]:
@@ -89,7 +106,9 @@ def measured(folder: Path) -> dict[str, float]:
     out = {"seconds": float(np.median(read_timings(folder)[1:]))}
     for name, unit in (("down", 1e6), ("up", 1e6), ("exchanges", 1)):
         out[name] = float(np.median([t[name] for t in traffic])) / unit
-    return out
+    whole = {way: sum(r["traffic"][way] for r in read_history(folder)) for way in ("down", "up", "exchanges")}
+    out["all"] = sum(read_timings(folder))
+    return out | {"all_exchanges": whole["exchanges"], "all_bytes": (whole["down"] + whole["up"]) / 1e6}
 
 
 def distance(folder: Path, settings: Settings, root: Path) -> float:
@@ -103,7 +122,7 @@ def distance(folder: Path, settings: Settings, root: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flower", action="store_true")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="process")
     parser.add_argument("--method", default="fedcgnm")
     parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--rows", type=int, default=4000)
@@ -113,16 +132,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     first: dict[str, Any] = {}
-    print("| trust | s/round | MB down | MB up | exchanges | from the simulator |\n|---|---|---|---|---|---|")
+    print(f"{args.sites} sites, {args.method}, {args.rounds} rounds, {args.engine}; load {os.getloadavg()[0]:.1f}")
+    print("| trust | s/round | MB down | MB up | exchanges | whole run: s | exchanges | MB | from the simulator |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for trust in args.trust:
         with tempfile.TemporaryDirectory() as root:
             settings = config(args, trust, Path(root))
-            folder = (over_flower if args.flower else in_process)(settings, Path(root))
+            folder = ENGINES[args.engine](settings, Path(root))
             found = measured(folder)
             first = first or found
             apart = "" if trust == "private" else f"{distance(folder, settings, Path(root) / 's'):.1e}"
             cells = [f"{found[n]:.3f} ({found[n] / first[n]:.2f}x)" for n in ("seconds", "down", "up", "exchanges")]
-            print(f"| {trust} | {' | '.join(cells)} | {apart} |")
+            whole = f"{found['all']:.0f} | {found['all_exchanges']:.0f} | {found['all_bytes']:.1f}"
+            print(f"| {trust} | {' | '.join(cells)} | {whole} | {apart} |", flush=True)
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedtail.runs.config import changed, load_config
 from fedtail.runs.execution import run
+from fedtail.settings import ModelSettings
 from tests.federate.conftest import settings
 
 pytestmark = [
@@ -38,3 +40,30 @@ def test_nvflare_gives_the_same_model_as_the_simulator(tmp_path: Path, rates: st
     assert here is not None
     ours, theirs = load_file(here / "model.safetensors"), load_file(there / "model.safetensors")
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("method", ["fedcgnm", "trees"])
+def test_a_relay_over_nvflare_carries_sums_that_every_site_verifies(tmp_path: Path, method: str) -> None:
+    """Under ``blind`` each site ends with the server's model, bit by bit: that of the simulator under the seed that the
+    sites drew (trees the same bits, a network within the fixed point of sums)."""
+    from fedtail.federate.operate.create import create_deployment
+    from fedtail.federate.operate.nvflare_poc import rehearse
+
+    blind = {"trust": "blind", "timeout": 60.0}
+    named = {"name": "trees", "site": False} if method == "trees" else {"name": method}
+    config = settings(method=named, run={"name": "there", "rounds": 2}, deploy=blind)
+    if method == "trees":
+        config = config.model_copy(update={"model": ModelSettings()})
+    deployment = create_deployment(tmp_path / "fed", ("north", "east", "south"), config)
+    there = Path(rehearse(deployment, timeout=400)["folder"])
+    ours = load_file(there / "model.safetensors")
+    for site in deployment.sites:
+        (file,) = (deployment.site(site) / "agreements").glob("*/run/model.safetensors")
+        assert all(torch.equal(ours[name], found) for name, found in load_file(file).items()), site
+    seed = load_config(there / "config.toml").run.seed
+    assert seed != config.run.seed, "the sites drew it"
+    same = {"run.seed": seed, "run.folder": str(tmp_path), "run.name": "here", "engine.path": "reference"}
+    here = run(changed(config, same)).folder
+    assert here is not None
+    for name, value in load_file(here / "model.safetensors").items():
+        assert torch.equal(value, ours[name]) if method == "trees" else torch.allclose(value, ours[name], atol=1e-5)
