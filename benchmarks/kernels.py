@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtail.data.images.augment import apply_augment
 from fedtail.methods import METHODS
-from fedtail.methods.base import cross_entropy
-from fedtail.simulate.graph import convolution, fused, grouped, groupnorm, momentum, network, pixels, samples, step
+from fedtail.simulate.graph import convolution, fused, grouped, groupnorm, momentum, pixels, step
 from fedtail.simulate.graph.convolution import Plan, Shape
 from fedtail.simulate.graph.pixels import Tile
 from gpu import federation, simulated
@@ -193,36 +191,6 @@ def momentum_steps(blocks: list[tuple[int, int]]) -> dict[str, Make]:
     return {"compiled": lambda: make(None)} | {str(b): lambda b=b: make(b) for b in blocks}  # type: ignore[misc]
 
 
-def ends(which: str) -> dict[str, Make]:
-    """The two ends of a pass: reading images, or cross-entropy with its gradient."""
-
-    def make(kernel: bool) -> Callable[[], Tensor]:
-        torch.manual_seed(0)
-        n, rows = sum(SIZES), torch.randint(0, 2000, (sum(SIZES),), device=DEVICE)
-        y, real = torch.randint(0, 10, (2000,), device=DEVICE), torch.ones(n, device=DEVICE)
-        if which == "entropy":
-            logits = torch.randn(n, 10, device=DEVICE)
-
-            def entropy() -> Tensor:
-                leaf = logits.detach().requires_grad_()
-                out = samples.Entropy.apply(leaf, y[:n], real) if kernel else cross_entropy(leaf, y[:n])
-                return torch.autograd.grad(out, leaf, real)[0]
-
-            return entropy
-        pool = torch.randint(0, 256, (2000, 3, 32, 32), dtype=torch.uint8, device=DEVICE)
-        draws = torch.randint(0, 9, (n, 3), device=DEVICE)
-        draws[:, 2] %= 2
-        look = samples.Look(1 / 255, torch.full((3,), 0.45, device=DEVICE), torch.full((3,), 0.25, device=DEVICE))
-
-        def plain() -> Tensor:
-            x = (pool[rows].float() * look.scale - look.mean.view(3, 1, 1)) / look.std.view(3, 1, 1)
-            return grouped._whole_eights(apply_augment(x, draws).to(DTYPE))
-
-        return (lambda: samples.read_images(pool, y, rows, draws, look, DTYPE).x) if kernel else plain
-
-    return {"plain": lambda: make(False), "kernel": lambda: make(True)}
-
-
 def cases() -> Iterator[tuple[str, str, dict[str, Make]]]:
     """Kind, title, and ways to do it, the library's or plain one first."""
     for (inputs, outputs, width), plan in convolution.PLANS.items():
@@ -244,8 +212,6 @@ def cases() -> Iterator[tuple[str, str, dict[str, Make]]]:
             blocks = [(16, 1024), (16, 2048), (32, 2048)]
             yield "norm", f"GroupNorm {channels} {'backward' if back else 'forward'}", norms(channels, back, blocks)
     yield "step", "FedCGNM's step", momentum_steps([(8192, 2048), (4096, 1024), (16384, 2048)])
-    yield "ends", "images", ends("images")
-    yield "ends", "cross-entropy", ends("entropy")
 
 
 def microseconds(make: Make) -> tuple[float, float]:
@@ -286,7 +252,6 @@ def without(kind: str) -> Iterator[None]:
         "halved": lambda: mock.patch.dict(pixels.HALVED, clear=True),
         "same": lambda: mock.patch.dict(pixels.SAME, clear=True),
         "second readers": lambda: mock.patch.object(fused, "_second_readers", lambda *_: {}),
-        "ends": lambda: mock.patch.object(network, "reads_images", lambda _: False),
         "step": lambda: mock.patch.object(step, "has_kernel", lambda *_: False),
         "products": lambda: mock.patch.object(grouped, "_is_product", lambda *_: False),
     }
@@ -294,7 +259,7 @@ def without(kind: str) -> Iterator[None]:
         yield
 
 
-KINDS = ("weight gradients", "halved", "same", "second readers", "ends", "step", "products")
+KINDS = ("weight gradients", "halved", "same", "second readers", "step", "products")
 
 
 def rounds(batch: int, shrink: int, width: int) -> dict[str, float]:
@@ -320,7 +285,7 @@ def rounds(batch: int, shrink: int, width: int) -> dict[str, float]:
 def main() -> None:
     global DEVICE, DTYPE, SIZES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="kinds: wgrad, halved, same, norm, step, ends")
+    parser.add_argument("--only", nargs="*", help="kinds: wgrad, halved, same, norm, step")
     parser.add_argument("--rounds", action="store_true")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--shrink", type=int, default=4, help="divide the data of the rounds")

@@ -29,7 +29,7 @@ def test_a_containers_limit_is_found_where_it_is_set(tmp_path: Path) -> None:
     assert cgroup_limit(root, table) == 6.0
 
 
-def test_auto_has_the_containers_cores_less_those_of_runs_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_has_the_containers_cores_at_most_those_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "cgroup_limit", lambda: 6.9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(module, "_granted", float("inf"))
@@ -37,9 +37,6 @@ def test_auto_has_the_containers_cores_less_those_of_runs_beside(monkeypatch: py
     with monkeypatch.context() as roomy:
         roomy.setattr(module, "cgroup_limit", lambda: 2.0 * MOST)
         assert Workers("auto").n == MOST
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert usable_cores() == 3
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
     grant_cores(2)
     assert usable_cores() == Workers("auto").n == 2
 

@@ -22,7 +22,6 @@ from fedtail.report.watch import Watch
 from fedtail.rounds.history import plain
 from fedtail.runs.execution import run
 from fedtail.runs.result import Result
-from fedtail.simulate.sharded import rank
 from fedtail.words import fixed
 
 DIGITS = 6
@@ -49,9 +48,8 @@ def run_command(
     and changes one value; `fedtail run --method fedavg --rates 0.4` uses flags.
     """
     config = run_config(arguments, flags, resume=resume)
-    quiet = quiet or rank() > 0
     with ExitStack() as stack:
-        live = stack.enter_context(Watch()) if watch and not rank() else None
+        live = stack.enter_context(Watch()) if watch else None
         if live is not None:
             console.print(f"watch the run at {live.url}", soft_wrap=True)
         title = config.method.name
@@ -64,7 +62,7 @@ def run_command(
             if live is not None:
                 live.folder = folder
             about = json.loads((folder / "clients.json").read_text())
-            for note in [] if rank() else [*about["notes"], *ignored_clients(flags, len(about["sites"]))]:
+            for note in [*about["notes"], *ignored_clients(flags, len(about["sites"]))]:
                 console.print(f"note: {note}", style="dim", soft_wrap=True)
 
         result = run(
@@ -77,8 +75,6 @@ def run_command(
         )
         if live is not None:
             live.finish()
-    if rank():  # the first process of several speaks for all
-        return
     folder = result.folder or Path()
     page, record = write_run_report(folder), load_run(folder)
     if as_json:

@@ -26,7 +26,7 @@ from fedtail.rounds.search import begin_search
 from fedtail.rounds.selection import exhausted
 from fedtail.rounds.state import State
 from fedtail.runs.build import Run, build, build_federation, load_pooled
-from fedtail.runs.config import changed, result_keys, suggestions
+from fedtail.runs.config import result_keys, suggestions
 from fedtail.runs.decide import check_decision
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
 from fedtail.runs.result import Result, conclude, titles_of
@@ -40,7 +40,6 @@ from fedtail.settings import (
     Settings,
     check_effects,
 )
-from fedtail.simulate.sharded import rank
 
 ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
 """Settings of a run that is written as it goes."""
@@ -218,8 +217,6 @@ def run(
         load: reads the data set.
     """
     check_trackers(settings.run.trackers)
-    if rank():  # every process runs the whole loop; the first one's folder is the result
-        settings = changed(settings, {"run.folder": f"{settings.run.folder}/.rank{rank()}", "run.trackers": []})
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(settings, resume)
     made = build(settings, build_federation(settings, load(settings)), progress=on_encode)

@@ -2,16 +2,7 @@
 
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.graph.simulator import GraphSimulator
-from fedtail.simulate.graph.stacked import StackedSimulator
 from fedtail.simulate.paths import simulator
 from fedtail.simulate.reference import ReferenceSimulator
-from fedtail.simulate.sharded import ShardedSimulator
 
-__all__ = [
-    "BatchedSimulator",
-    "GraphSimulator",
-    "ReferenceSimulator",
-    "ShardedSimulator",
-    "StackedSimulator",
-    "simulator",
-]
+__all__ = ["BatchedSimulator", "GraphSimulator", "ReferenceSimulator", "simulator"]

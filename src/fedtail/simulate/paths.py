@@ -15,15 +15,12 @@ from fedtail.models.flat import FlatModel, copy_module
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.engine import Engine
 from fedtail.settings import Settings
-from fedtail.simulate.batched.choice import choose_cpu_kernel, choose_kernel, operations_that_pay
+from fedtail.simulate.batched.choice import choose_cpu_kernel, operations_that_pay
 from fedtail.simulate.batched.chunks import ChunkedKernel
-from fedtail.simulate.batched.network import recognise
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.graph.simulator import GraphSimulator
-from fedtail.simulate.graph.stacked import StackedSimulator
 from fedtail.simulate.proof import Build, disagreement, opaque
 from fedtail.simulate.reference import ReferenceSimulator
-from fedtail.simulate.sharded import ShardedSimulator, join_ranks, world_size
 from fedtail.simulate.workers import forward_flops
 
 log = logging.getLogger("fedtail")
@@ -38,17 +35,10 @@ Candidate = tuple[Build, Build]
 
 def simulator(federation: Federation, module: nn.Module, method: Method, settings: Settings) -> Engine:
     """Return the simulator on the path that ``engine.path`` names; ``auto`` is the fastest one that pays and that does
-    on a few samples what the reference path does. Under ``torchrun`` clients are spread over the processes.
+    on a few samples what the reference path does.
     """
     check_device("engine.device", settings.engine.device)
     module.float()  # in which models train on every path
-    if world_size() == 1:
-        return _on_one_device(federation, module, method, settings)
-    engine = settings.engine.model_copy(update={"device": join_ranks(settings.engine.device)})
-    return ShardedSimulator(_on_one_device(federation, module, method, settings.model_copy(update={"engine": engine})))
-
-
-def _on_one_device(federation: Federation, module: nn.Module, method: Method, settings: Settings) -> Engine:
     engine, reason, stepped_aside = settings.engine, "asked for", False
     if engine.path != "reference":
         candidates, reason = fast_paths(federation, module, method, settings)
@@ -71,18 +61,13 @@ def fast_paths(
 ) -> tuple[list[Candidate], str]:
     """Return the fast paths that may take the run, the fastest first, and why there is none."""
     engine = settings.engine
-    cuda = engine.device.startswith("cuda")
     if reason := opaque(module):
         return [], reason
-    if engine.path == "graph" or (engine.path == "auto" and cuda and heavy(module, federation.input_shape)):
+    if engine.path == "graph" or (engine.path == "auto" and engine.device.startswith("cuda")):
         builds = [partial(GraphSimulator, fused=True), partial(GraphSimulator, fused=False)]
         return [(partial(b, grain=TRIED_GRAIN), b) for b in builds], ""
-    if cuda:
-        kernel, reason = choose_kernel(FlatModel(copy_module(module)), federation, method)
-        stacked = partial(StackedSimulator, kernel=kernel, reason=reason)
-        return ([] if kernel is None else [(stacked, stacked)]), reason
     if engine.device != "cpu":
-        return [], f"the batched path runs on the CPU and on CUDA, not on {engine.device}"
+        return [], f"the batched path runs on the CPU, not on {engine.device}"
     known, reason = choose_cpu_kernel(FlatModel(copy_module(module)), federation, method)
     if known is None:
         return [], reason
@@ -94,10 +79,3 @@ def fast_paths(
     tried = ChunkedKernel(module, federation.input_shape, TRIED_CHUNK) if isinstance(known, ChunkedKernel) else known
     build = partial(BatchedSimulator, reason=reason)
     return [(partial(build, kernel=tried), partial(build, kernel=known))], ""
-
-
-def heavy(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
-    """Whether a model convolves or is recurrent, and is not of known layers: such models lose by being batched over
-    clients on a GPU."""
-    kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
-    return any(isinstance(m, kinds) for m in module.modules()) and recognise(module, input_shape) is None

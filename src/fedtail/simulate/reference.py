@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
-from fedtail.core.evidence import confusion_matrix
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import Refusal, Task, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, copy_module
 from fedtail.rounds.batches import batch_of
-from fedtail.rounds.evaluation import Logits, Split, count_candidates, federation_split, model_logits
+from fedtail.rounds.evaluation import Logits, Split, count_candidates, model_logits
 from fedtail.rounds.local import DivergedError, measure_client, train_client
 from fedtail.settings import Settings
-from fedtail.simulate.client_states import ClientStates
-from fedtail.simulate.scoring import Scoring
+from fedtail.simulate.base import Outcome, Simulator
 from fedtail.simulate.workers import Workers, by_caller, forward_flops
 
 T = TypeVar("T")
@@ -33,7 +31,7 @@ STEP_PAYS = 4e7
 time (measured: two workers are 1.3 times one at as many, 1.6 at three times, 1.9 at fifteen times as many)."""
 
 
-class ReferenceSimulator(ClientStates, Scoring):
+class ReferenceSimulator(Simulator):
     """Every client in this process, one after another or, on a CPU's cores, some at once, each on a model of its own;
     since every draw is keyed by client and round, the result does not depend on it."""
 
@@ -48,12 +46,9 @@ class ReferenceSimulator(ClientStates, Scoring):
         *,
         reason: str = "asked for",
     ) -> None:
-        super().__init__()
-        self.federation, self.method, self.settings = federation, method, settings
-        self.device, self.reason = torch.device(settings.engine.device), reason
+        super().__init__(federation, method, settings, reason)
         self.models = [FlatModel(module.to(self.device))]
         """One for each worker that has been at work."""
-        self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.sample_flops = forward_flops(module, federation.input_shape)
         """Operations of the forward pass of one sample."""
         self.pool = self._workers(module)
@@ -72,7 +67,7 @@ class ReferenceSimulator(ClientStates, Scoring):
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         all_samples, advance = max(sum(int(self.sizes[k]) for k in task.clients), 1), by_caller(task.advance)
 
-        def one(model: FlatModel, row: int) -> tuple[Update, list[Tensors]] | Refusal:
+        def one(model: FlatModel, row: int) -> Outcome:
             k = task.clients[row]
             mine = replace(task, advance=lambda part: advance(part * self.sizes[k] / all_samples))
             client, before = self.federation.client(k), self.client_states.get(k, {})
@@ -86,30 +81,13 @@ class ReferenceSimulator(ClientStates, Scoring):
         outcomes = dict(zip(order, self._map(one, order), strict=True))
         return self._settle([outcomes[row] for row in range(len(task.clients))])
 
-    def _settle(self, outcomes: Sequence[tuple[Update, list[Tensors]] | Refusal]) -> tuple[list[Update], list[Refusal]]:
-        """Updates and refusals, with the states that clients would keep held for ``commit``."""
-        updates, refusals = [], []
-        for outcome in outcomes:
-            if isinstance(outcome, Refusal):
-                refusals.append(outcome)
-            else:
-                update, states = outcome
-                updates.append(update)
-                self._pending[update.client] = states
-        return updates, refusals
-
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        split = Split.of(self.federation, np.concatenate([self.federation.validation[k] for k in clients]))
+        split = self._held(clients)
         operations = float(len(candidates) * len(split) * self.sample_flops)
         n = self.pool.used(len(split.parts()), operations)
         # each worker walks all candidates over its share of the batches: counts add up, whoever counted
         counts = self._map(lambda m, w: count_candidates(m, candidates, split.share(w, n)), range(n), operations)
         return np.sum(counts, axis=0)
-
-    def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        samples = federation_split(self.federation, split)
-        guess = [z.argmax(-1).cpu().numpy() for z, _ in self._logits(x, samples)]
-        return confusion_matrix(samples.labels, np.concatenate([samples.labels[:0], *guess]), samples.n_classes)
 
     def _logits(self, x: Tensor, split: Split) -> Logits:
         def one(model: FlatModel, part: slice) -> tuple[Tensor, Tensor]:

@@ -13,12 +13,11 @@ from fedtail.boosting.grower import Ask, Site, asking
 from fedtail.boosting.model import TreesModel, with_site
 from fedtail.boosting.predictor import Forest
 from fedtail.core.candidates import Candidates
-from fedtail.core.evidence import confusion_matrix
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.totals import LocalTotals
 from fedtail.data.federation import Federation
-from fedtail.rounds.evaluation import Logits, Split, federation_split
-from fedtail.simulate.scoring import Scoring
+from fedtail.rounds.evaluation import Logits, Split
+from fedtail.simulate.base import Scoring
 
 NETWORKS = "trees are grown from sums; there is no local training of a network"
 
@@ -70,11 +69,6 @@ class TreeSimulator(Scoring):
             scores = forest.scores(bins)
         self._known[key] = (forest, bins, scores)
         return forest.logits(scores)
-
-    def confusion(self, x: Tensor, split: str) -> np.ndarray:
-        samples = federation_split(self.federation, split)
-        guess = np.concatenate([z.argmax(-1).numpy() for z, _ in self._logits(x, samples)])
-        return confusion_matrix(samples.labels, guess, samples.n_classes)
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         raise NotImplementedError(NETWORKS)

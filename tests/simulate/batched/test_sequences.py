@@ -11,11 +11,9 @@ from torch import nn
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.settings import Settings
-from fedtail.simulate import StackedSimulator, simulator
+from fedtail.simulate import simulator
 from fedtail.simulate.batched.layers import Window
 from fedtail.simulate.batched.network import recognise
-from fedtail.simulate.graph import stacked
-from fedtail.simulate.paths import heavy
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.simulate.graph.test_simulator import assert_same_round, round_task, sequences
 
@@ -47,32 +45,18 @@ def test_group_gradients_of_many_models_equal_autograd(
             torch.testing.assert_close(into[k, h], 1.0 + torch.cat([g.flatten() for g in grads]))
 
 
-@pytest.mark.parametrize("path", ["batched", "stacked"])
 @pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "focal"])
-def test_rounds_of_a_cnn_lstm_equal_the_reference(path: str, name: str) -> None:
+def test_rounds_of_a_cnn_lstm_equal_the_reference(name: str) -> None:
     method, federation = METHODS.build(name), sequences()
     module = build_model("cnn_lstm", (16,), 3, channels=(4, 8), hidden=5)
-    settings = Settings.of(batch_size=8, path="auto" if path == "batched" else "batched")
+    settings = Settings.of(batch_size=8)
     reference = ReferenceSimulator(federation, copy.deepcopy(module), method, settings)
-    build = StackedSimulator if path == "stacked" else simulator
-    fast = build(federation, copy.deepcopy(module), method, settings)
-    assert fast.info()["path"] == "batched" and not heavy(module, (16,))
+    fast = simulator(federation, copy.deepcopy(module), method, settings)
+    assert fast.info()["path"] == "batched"
     task, _ = round_task(method, reference.model.vector.clone(), reference)
     for _ in range(2):
         assert_same_round(reference, fast, task)
     assert not fast.info().get("fallbacks")
-
-
-def test_a_stack_too_large_for_memory_is_divided_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, federation = METHODS.build("fedavg"), sequences()
-    module = build_model("cnn_lstm", (16,), 3, channels=(4,), hidden=3)
-    settings = Settings.of(batch_size=8, path="batched")
-    reference = ReferenceSimulator(federation, copy.deepcopy(module), method, settings)
-    fast = StackedSimulator(federation, copy.deepcopy(module), method, settings)
-    monkeypatch.setattr(stacked, "MOST_VALUES", 3 * 8 * fast.kernel.values)
-    task, _ = round_task(method, reference.model.vector.clone(), reference)
-    assert_same_round(reference, fast, task)
-    assert {runs for _, runs in fast._stacks} == {2}
 
 
 def test_other_layers_along_sequences_are_not_taken_for_known_ones() -> None:

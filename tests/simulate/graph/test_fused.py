@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
-from fedtail.simulate.graph import groupnorm
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.fused import Unsupported, fused_network
 
@@ -108,32 +107,3 @@ def test_networks_that_cannot_be_taken_apart_are_refused() -> None:
     ):
         with pytest.raises(Unsupported):
             fused_network(module)
-
-
-def test_groupnorm_kernels_that_fail_or_are_wrong_are_left_to_plain_operations(monkeypatch) -> None:
-    plain, cpu = groupnorm.norm_forward, torch.device("cpu")
-
-    def broken(*args, kernel, **options):
-        if kernel:
-            raise RuntimeError("out of resource: shared memory")
-        return plain(*args, kernel=False, **options)
-
-    def wrong(*args, kernel, **options):
-        saved, half = plain(*args, kernel=False, **options)
-        return (saved._replace(y=2 * saved.y) if kernel else saved), half
-
-    def fine(*args, kernel, **options):
-        return plain(*args, kernel=False, **options)
-
-    backward, gradients = groupnorm.norm_backward, groupnorm.norm_gradients
-    monkeypatch.setattr(groupnorm, "norm_backward", lambda *a, kernel, **k: backward(*a, kernel=False, **k))
-    monkeypatch.setattr(groupnorm, "norm_gradients", lambda *a: gradients(*a[:3], False))
-    for forward, word in ((broken, "shared memory"), (wrong, "differ")):
-        monkeypatch.setattr(groupnorm, "norm_forward", forward)
-        groupnorm.works.cache_clear()
-        with pytest.warns(UserWarning, match=word):
-            assert not groupnorm.works(cpu)
-    monkeypatch.setattr(groupnorm, "norm_forward", fine)
-    groupnorm.works.cache_clear()
-    assert groupnorm.works(cpu)
-    groupnorm.works.cache_clear()

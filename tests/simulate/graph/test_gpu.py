@@ -13,7 +13,6 @@ from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
-from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.simulate.graph.test_simulator import (
@@ -24,7 +23,6 @@ from tests.simulate.graph.test_simulator import (
     sequences,
     small_cnn,
 )
-from tests.simulate.graph.test_stacked import engines, mlp, table
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,22 +66,6 @@ def test_recorded_dropout_masks_follow_from_seed_client_and_step(fused: bool, ke
     assert_masks_follow_from_round_client_and_step(engine)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcgnm", "fedprox", "climb"])
-def test_small_models_in_one_recorded_stack_equal_the_reference(name: str) -> None:
-    reference, _ = engines(name, table(), mlp)
-    _, fast = engines(name, table(), mlp, device="cuda")
-    task, _ = round_task(reference.method, reference.model.vector.clone(), reference)
-    for _ in range(2):
-        expected, got = reference.train(task)[0], fast.train(task)[0]
-        for a, b in zip(expected, got, strict=True):
-            scale = max(float(a.delta.abs().max()), 0.01)
-            assert float((a.delta - b.delta.cpu()).abs().max()) <= 1e-3 * scale
-            np.testing.assert_allclose(a.loss, b.loss, rtol=1e-4)
-        for engine in (reference, fast):
-            engine.commit({u.client: 1 for u in expected})
-    assert fast.info()["recorded_passes"] > 0
-
-
 def test_recorded_lstm_layers_equal_the_reference() -> None:
     method, federation = METHODS.build("fedcgnm"), sequences()
     on_gpu = Settings.of(batch_size=8, device="cuda", precision="fp32")
@@ -93,18 +75,6 @@ def test_recorded_lstm_layers_equal_the_reference() -> None:
     task = Task(0, reference.model.vector.clone(), (0, 1), {"rate": np.full((2, 1), 0.5)}, 0.1)
     for a, b in zip(reference.train(task)[0], fast.train(task)[0], strict=True):
         assert float((a.delta - b.delta).abs().max()) <= 1e-3 * float(a.delta.abs().max())
-
-
-def test_a_cnn_lstm_in_one_recorded_stack_equals_the_reference() -> None:
-    method, federation = METHODS.build("fedcgnm"), sequences()
-    on_gpu = Settings.of(batch_size=8, device="cuda", precision="fp32")
-    one, two = (build_model("cnn_lstm", (16,), 3, channels=(4, 8), hidden=16) for _ in range(2))
-    reference = ReferenceSimulator(federation, one, method, Settings.of(batch_size=8))
-    fast = simulator(federation, two, method, on_gpu)
-    assert fast.info()["path"] == "batched"
-    task = Task(0, reference.model.vector.clone(), (0, 1), {"rate": np.full((2, 1), 0.5)}, 0.1)
-    for a, b in zip(reference.train(task)[0], fast.train(task)[0], strict=True):
-        assert float((a.delta - b.delta.cpu()).abs().max()) <= 1e-3 * float(a.delta.abs().max())
 
 
 def test_rounds_by_our_kernels_are_those_of_the_libraries() -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedtail.core.momentum import cgnm_direction
-from fedtail.data.images.augment import apply_augment, draw_augment
 from fedtail.methods import METHODS
-from fedtail.methods.base import cross_entropy
 from fedtail.methods.optimizers import with_optimizer
+from fedtail.settings import Settings
 from fedtail.simulate.graph import convolution, fused, grouped, momentum, step
 from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
 from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.numerics import Layout, Numerics
 from fedtail.simulate.graph.pixels import Tile, halved_inputs, has_halved, same_size
-from fedtail.simulate.graph.samples import Entropy, Look, read_images, takes_images
-from fedtail.simulate.graph.step import Local, agree
+from fedtail.simulate.graph.simulator import GraphSimulator
+from fedtail.simulate.graph.step import agree
+from tests.simulate.graph.test_simulator import images, small_cnn
 
 interpreted = pytest.mark.skipif(
     convolution.triton is None or os.environ.get("TRITON_INTERPRET") != "1",
@@ -55,34 +55,6 @@ def test_weight_gradients_of_every_group_go_where_they_are_wanted(
         expected = nn.grad.conv2d_weight(x_h, w.shape, dy_h, stride, pad) if len(x_h) else w
         torch.testing.assert_close(place, expected, rtol=1e-4, atol=1e-4)
     assert (flat[:, :3] == 9).all() and (flat[:, 3 + size :] == 9).all()
-
-
-@interpreted
-@pytest.mark.parametrize("drawn", [False, True])
-def test_images_are_read_as_the_transform_and_the_augmentation_make_them(drawn: bool) -> None:
-    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
-    pool = torch.randint(0, 256, (7, 3, 10, 12), dtype=torch.uint8, generator=generator)
-    labels, rows = torch.arange(7), torch.tensor([3, 0, ~0, 6, ~5])
-    draws = torch.as_tensor(draw_augment("crop-flip", 5, rng)) if drawn else None
-    look = Look(1 / 255, torch.tensor([0.4, 0.5, 0.6]), torch.tensor([0.2, 0.3, 0.25]))
-    assert takes_images(pool, draws) and not takes_images(pool, torch.zeros(5, 12))
-    x, y, real = read_images(pool, labels, rows, draws, look, torch.float32)
-    index = torch.where(rows >= 0, rows, ~rows)
-    expected = (pool[index] / 255 - look.mean.view(3, 1, 1)) / look.std.view(3, 1, 1)
-    torch.testing.assert_close(x[:, :3], expected if draws is None else apply_augment(expected, draws))
-    assert (x[:, 3:] == 0).all() and torch.equal(y, index) and torch.equal(real, (rows >= 0).float())
-
-
-@interpreted
-def test_cross_entropy_and_its_gradient_leave_out_filling() -> None:
-    torch.manual_seed(0)
-    logits, real = (5 * torch.randn(6, 10)).requires_grad_(), torch.tensor([1.0, 1, 0, 1, 0, 1])
-    y, scales = torch.randint(0, 10, (6,)), torch.rand(6)
-    expected = cross_entropy(logits, y) * real
-    out = Entropy.apply(logits, y, real)
-    torch.testing.assert_close(out, expected)
-    mine, theirs = (torch.autograd.grad(v, logits, scales)[0] for v in (out, expected))
-    torch.testing.assert_close(mine, theirs)
 
 
 @interpreted
@@ -163,37 +135,32 @@ def test_a_network_takes_its_weight_gradients_from_the_kernel_in_their_place(mon
 
 
 def test_kernels_that_fail_or_are_wrong_are_left_to_the_libraries() -> None:
-    def gradients(aside: Aside, wrong: float | None):
-        def run() -> torch.Tensor:
-            if aside.kernels and wrong is None:
+    def step(wrong: float | None) -> Callable[[bool], torch.Tensor]:
+        def run(kernels: bool) -> torch.Tensor:
+            if kernels and wrong is None:
                 raise RuntimeError("out of resource: shared memory")
-            return torch.ones(2, 3) * (1 + (wrong or 0.0) * aside.kernels)
+            return torch.ones(2, 3) * (1 + (wrong or 0.0) * kernels)
 
         return run
 
-    def trying() -> Aside:
-        aside = Aside()
-        aside.kernels = True
-        return aside
-
-    assert agree(gradients(aside := trying(), 0.01), aside)
+    assert agree(step(0.01))
     for wrong, said in ((None, "shared memory"), (0.5, "differ by"), (float("nan"), "differ by")):
         with pytest.warns(UserWarning, match=said):
-            assert not agree(gradients(aside := trying(), wrong), aside)
+            assert not agree(step(wrong))
 
 
-def test_momentum_kernels_that_are_wrong_are_left_to_the_compiler(monkeypatch) -> None:
-    hyper = {k: torch.tensor(v) for k, v in {"beta": 0.5, "delta": 0.1, "lr": 0.3, "weight_decay": 0.0}.items()}
-    grads, x = torch.randn(2, 9), torch.randn(9)
-    local = Local(
-        params=x.clone(), rest=x[:0], shadow=None, groups=x[:0].long(), const={}, hyper=hyper,
-        state={"momentum": torch.zeros(2, 9)},
-    )  # fmt: skip
+def test_the_step_that_kernels_are_tried_with_moves_and_knows_a_wrong_one(monkeypatch) -> None:
+    """Without a GPU both ways are the library's, until one is broken."""
+    engine = GraphSimulator(images(), small_cnn(), METHODS.build("fedcgnm"), Settings.of(batch_size=8))
+    rows = engine._trial_step(False)
+    assert rows.shape[0] == 5 and bool((rows.norm(dim=1) > 0).all())
+    assert agree(engine._trial_step)
     monkeypatch.setattr(step, "has_kernel", lambda *_: True)
     monkeypatch.setattr(step, "momentum_step", lambda params, *_: params.zero_())
-    update = step.update_function.__wrapped__(METHODS.build("fedcgnm"), False, kernels=True)
-    with pytest.warns(UserWarning, match="left to the compiler"):
-        update(local, x, grads)
-    direction, momentum_after = cgnm_direction(torch.zeros(2, 9), grads, 0.5, 0.1)
-    torch.testing.assert_close(local.params, x - 0.3 * direction)
-    torch.testing.assert_close(local.state["momentum"], momentum_after)
+    with pytest.warns(UserWarning, match="left to the libraries"):
+        assert not agree(engine._trial_step)
+
+
+def test_momentum_of_natural_length_has_no_kernel() -> None:
+    assert step.normalizes_momentum(METHODS.build("fedcgnm"))
+    assert not step.normalizes_momentum(METHODS.build("fedcgnm", length="natural"))

@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.rounds.plan import LocalPlan
-from fedtail.simulate.graph.passes import MODES, assign, build_schedule, default_grain, padded
+from fedtail.simulate.graph.passes import assign, build_schedule, default_grain, padded
 
 
-@given(
-    st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 5), st.sampled_from(MODES),
-)  # fmt: skip
+@given(st.integers(0, 10_000), st.integers(1, 2), st.integers(1, 5), st.booleans())
 def test_passes_hold_every_sample_once_and_filling_has_no_weight(
-    seed: int, n_groups: int, grain: int, mode: str
+    seed: int, n_groups: int, grain: int, apart: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 6, size=50)
@@ -22,35 +20,26 @@ def test_passes_hold_every_sample_once_and_filling_has_no_weight(
     batches = [rng.choice(50, size=n) for n in (9, 9, 4)]
     draws = [rng.integers(0, 9, size=(len(b), 3)) for b in batches]
     counts = np.bincount(labels, minlength=6)
-    sizes = np.array([len(b) for b in batches])
-    joined = None if draws is None else np.concatenate(draws)
-    plan = LocalPlan(np.concatenate(batches), sizes, joined, counts, counts)
-    schedule = build_schedule(plan, labels, groups, n_groups, mode=mode, grain=grain)
-    cursor = counter = 0
-    for i, (step, batch) in enumerate(zip(schedule.steps, batches, strict=True)):
+    plan = LocalPlan(
+        np.concatenate(batches), np.array([len(b) for b in batches]), np.concatenate(draws), counts, counts
+    )
+    schedule = build_schedule(plan, labels, groups, n_groups, apart=apart, grain=grain)
+    cursor = 0
+    for passes, batch, drawn in zip(schedule.passes, batches, draws, strict=True):
+        assert len(passes) == (n_groups if apart else 1)
         seen = []
-        counts = np.bincount(groups[labels[batch]], minlength=n_groups)
-        for sizes in step.passes:
-            assert schedule.at[counter] == i
-            for h, size in enumerate(sizes):
-                here = slice(cursor, cursor + size)
-                cursor += size
-                rows, real = schedule.rows[here], schedule.rows[here] >= 0
-                assert size % grain == 0 and size - real.sum() < grain
-                assert set(~rows[~real]) <= set(rows[real])
-                assert not schedule.scales[here][~real].any() and not schedule.shares[here][~real].any()
-                np.testing.assert_allclose(schedule.shares[here][real], 1 / len(batch), rtol=1e-6)
-                member = groups[labels[rows[real]]]
-                size_of = np.full(n_groups, len(batch))
-                np.testing.assert_allclose(schedule.scales[here][real], 1 / size_of[member], rtol=1e-6)
-                if mode != "masked":
-                    assert (member == (h if mode == "joint" else schedule.groups[counter])).all()
-                seen += [(int(r), *map(int, d)) for r, d in zip(rows[real], schedule.draws[here][real], strict=True)]
-            counter += 1
-        assert sorted(seen) == sorted((int(r), *map(int, d)) for r, d in zip(batch, draws[i], strict=True))
-        if mode == "single":
-            assert step.absent == tuple(np.flatnonzero(counts == 0))
-    assert cursor == len(schedule.rows) and counter == len(schedule.at)
+        for h, size in enumerate(passes):
+            here = slice(cursor, cursor + size)
+            cursor += size
+            rows, real = schedule.rows[here], schedule.rows[here] >= 0
+            assert size % grain == 0 and size - real.sum() < grain
+            assert set(~rows[~real]) <= set(rows[real])
+            assert not schedule.scales[here][~real].any()
+            np.testing.assert_allclose(schedule.scales[here][real], 1 / len(batch), rtol=1e-6)
+            assert not apart or (groups[labels[rows[real]]] == h).all()
+            seen += [(int(r), *map(int, d)) for r, d in zip(rows[real], schedule.draws[here][real], strict=True)]
+        assert sorted(seen) == sorted((int(r), *map(int, d)) for r, d in zip(batch, drawn, strict=True))
+    assert cursor == len(schedule.rows)
 
 
 @given(st.integers(1, 500), st.sampled_from([16, 32, 64, 128, 256]))

@@ -247,14 +247,6 @@ def test_recurrent_models_equal_the_reference() -> None:
     assert_same_round(reference, fast, task)
 
 
-@pytest.mark.slow
-def test_a_compiled_network_of_symbolic_batch_size_equals_the_reference() -> None:
-    method = METHODS.build("fedcgnm")
-    reference, fast = both(method, Settings.of(batch_size=8), fused=False, compile=True)
-    task, _ = round_task(method, reference.model.vector.clone(), reference)
-    assert_same_round(reference, fast, task)
-
-
 def test_a_client_without_validation_samples_reports_none_as_on_the_reference_path() -> None:
     method = METHODS.build("fedavg")
     reference, fast = both(method, Settings.of(batch_size=8))

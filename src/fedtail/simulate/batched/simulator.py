@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.evidence import class_counts
-from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
-from fedtail.data.federation import Client, Federation, Transform
+from fedtail.core.records import Refusal, Task, Update
+from fedtail.data.federation import Federation, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split, judged, run_reports
-from fedtail.rounds.local import client_update, diverged, unmoved
-from fedtail.rounds.plan import PreparedRun, draw_width, prepare_runs
+from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split
+from fedtail.rounds.plan import PreparedRun, draw_width
 from fedtail.settings import Settings
+from fedtail.simulate.base import End, Outcome
 from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.network import Network
@@ -41,7 +41,7 @@ from fedtail.simulate.batched.shards import (
     short_batches_pay,
 )
 from fedtail.simulate.batched.step import AnyKernel
-from fedtail.simulate.batched.training import End, alike, train_shard
+from fedtail.simulate.batched.training import alike, train_shard
 from fedtail.simulate.reference import ReferenceSimulator
 from fedtail.simulate.workers import Workers, by_caller, one_thread
 
@@ -145,13 +145,9 @@ class BatchedSimulator(ReferenceSimulator):
 
     def _runs(self, task: Task, operations: float) -> list[PreparedRun]:
         """All local runs of the task, longest first."""
-
-        def one(worker: int, row: int) -> list[PreparedRun]:
-            client = self.federation.client(task.clients[row])
-            before = self.client_states.get(client.index, {})
-            return prepare_runs(self.model, client, self.method, task, row, before, self.settings)
-
-        runs = self._work(one, range(len(task.clients)), operations)
+        runs = self._work(
+            lambda worker, row: self._prepared(self.model, task, row), range(len(task.clients)), operations
+        )
         return sorted((run for mine in runs for run in mine), key=lambda r: -r.local.steps)
 
     def _collect(
@@ -159,49 +155,25 @@ class BatchedSimulator(ReferenceSimulator):
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
 
-        def one(worker: int, row: int) -> tuple[Update, list[Tensors]] | Refusal:
-            k, mine = task.clients[row], [place[row, p] for p in range(task.n_probes)]
-            delta = ends[mine[0]].delta.unsqueeze(0) if len(mine) == 1 else torch.stack([ends[i].delta for i in mine])
-            reason, failed = diverged([ends[i].loss for i in mine], task, delta)
-            if reason is not None:
-                return Refusal(k, task.round, reason, DIVERGED)
-            client, before = self.federation.client(k), self.client_states.get(k, {})
-            kept, extras = zip(
-                *(
-                    self.method.finish(runs[i].local, delta[p], ends[i].const, ends[i].state, before)
-                    for p, i in enumerate(mine)
-                ),
-                strict=True,
-            )
-            if failed:
-                delta[failed] = 0.0
-            losses = [ends[i].loss for i in mine]
-            steps = [len(loss) for loss in losses]
-            means = [float(loss.sum(dtype=np.float64)) / len(loss) if len(loss) else math.nan for loss in losses]
-            reports = self._reports(task, client, delta, failed) if task.reports else {}
-            return client_update(client, delta, steps, means, reports, unmoved(extras, failed)), list(kept)
+        def one(worker: int, row: int) -> Outcome:
+            mine = [place[row, p] for p in range(task.n_probes)]
+            return self._outcome(task, row, [runs[i] for i in mine], [ends[i] for i in mine])
 
         return self._settle(self._work(one, range(len(task.clients)), operations))
-
-    def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
-        trained, held = Split.of(client, client.train), Split.of(client, client.validation)
-        return run_reports(
-            task,
-            delta,
-            judged(self.settings.run.metric, client.n_classes, client.background),
-            lambda models: self.pooled.losses(models, trained).mean(1).numpy().astype(np.float64),
-            lambda models: self.pooled.logits_each(models, held),
-            failed,
-        )
 
     # -- evaluation -----------------------------------------------------------------------------------
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
-        rows = np.concatenate([self.federation.validation[k] for k in clients])
-        return class_counts(self.pooled.candidate_confusions(candidates, Split.of(self.federation, rows)))
+        return class_counts(self.pooled.candidate_confusions(candidates, self._held(clients)))
 
     def _logits(self, x: Tensor, split: Split) -> Logits:
-        return self.pooled.logits_each(x.unsqueeze(0), split)[0]
+        return self._logits_each(x.unsqueeze(0), split)[0]
+
+    def _logits_each(self, models: Tensor, split: Split) -> Sequence[Logits]:
+        return self.pooled.logits_each(models, split)
+
+    def _losses(self, models: Tensor, split: Split) -> Tensor:
+        return self.pooled.losses(models, split)
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         if split not in self._splits:
@@ -213,7 +185,7 @@ class BatchedSimulator(ReferenceSimulator):
         if what not in LOSSES:
             return super().measure(x, what)
         rows = np.concatenate(f.train)
-        each = self.pooled.losses(x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
+        each = self._losses(x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
         owner = np.repeat(np.arange(self.n_clients), self.sizes)
         if what == "train_loss":
             means = np.bincount(owner, each, minlength=self.n_clients) / self.sizes

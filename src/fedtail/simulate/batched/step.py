@@ -233,23 +233,23 @@ def _by_chunks(
 def logit_gradient(
     method: Method, logits: Tensor, batch: Batch, const: Tensors, state: Tensors, share: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensors]:
-    """(n, B) losses, their gradient (n, C, B) at the logits (n, C, B), weighted by ``share`` if given; new state.
+    """(..., B) losses, their gradient (..., C, B) at the logits (..., C, B), weighted by ``share`` if given; new state.
 
     A loss of a sample depends on its own logits only (and perhaps on the batch's labels), so this is all that differs
     between methods' losses.
     """
     if not method.traits.own_loss:  # plain cross-entropy: softmax minus one-hot
-        log_p = torch.log_softmax(logits, 1)
-        y = batch.y.unsqueeze(1)
-        losses = -log_p.gather(1, y).squeeze(1)
-        d = log_p.exp().scatter_add_(1, y, torch.full_like(y, -1, dtype=log_p.dtype))
-        return losses, d if share is None else d.mul_(share.unsqueeze(1)), state
+        log_p = torch.log_softmax(logits, -2)
+        y = batch.y.unsqueeze(-2)
+        losses = -log_p.gather(-2, y).squeeze(-2)
+        d = log_p.exp().scatter_add_(-2, y, torch.full_like(y, -1, dtype=log_p.dtype))
+        return losses, d if share is None else d.mul_(share.unsqueeze(-2)), state
     with torch.enable_grad():
-        z = logits.transpose(1, 2).contiguous().detach().requires_grad_()
+        z = logits.transpose(-2, -1).contiguous().detach().requires_grad_()
         losses, state = method.loss(z, batch, const, state)
         weights = torch.ones_like(losses) if share is None else share
         (d,) = torch.autograd.grad(losses, z, weights)
-    return losses.detach(), d.transpose(1, 2).contiguous(), {k: v.detach() for k, v in state.items()}
+    return losses.detach(), d.transpose(-2, -1).contiguous(), {k: v.detach() for k, v in state.items()}
 
 
 def group_masks(member: Tensor, share: Tensor, n_groups: int) -> Tensor:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fedtail.core.records import Task, Tensors
 from fedtail.data.federation import Federation
 from fedtail.data.images.augment import apply_augment
 from fedtail.rounds.plan import PreparedRun
+from fedtail.simulate.base import End
 from fedtail.simulate.batched.cohort import Cohort
 from fedtail.simulate.batched.programs import Programs, Runner
 from fedtail.simulate.batched.script import Feed
 from fedtail.simulate.batched.shards import Shard, ladder, stretches
-
-
-@dataclass(frozen=True)
-class End:
-    """What a run ends with."""
-
-    delta: Tensor
-    loss: np.ndarray
-    """Step by step."""
-    const: Tensors
-    state: Tensors
 
 
 def train_shard(programs: Programs, federation: Federation, worker: int, shard: Shard, task: Task) -> list[End]:

@@ -31,8 +31,6 @@ class Aside:
         """What the work reads: memory must not go to others before it is done."""
         self.kernels = False
         """Whether our own kernels may take the place of libraries."""
-        self.checked = False
-        """Whether that is known; see ``step.agree``."""
         self.places: list[dict[str, Tensor]] = []
         """Where weight gradients of each group are wanted, by name; empty if anywhere."""
 

@@ -93,7 +93,8 @@ class Evaluator:
         return out
 
     def _call(self, rows: Tensor) -> Tensor:
-        return self.network([self.params], self.rest, self.model.inputs(self.resident.x, rows), (rows.shape[0],))
+        x = self.model.inputs(self.resident.x, rows)
+        return self.network([self.layout.named(self.params)], self.rest, x, (len(rows),))
 
     def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         self.model.numerics.apply()

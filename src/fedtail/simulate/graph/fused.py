@@ -143,18 +143,6 @@ def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
     return run
 
 
-def reads_images(module: nn.Module) -> bool:
-    """Whether the only reader of the input is a convolution of images, which takes them with channels filled up."""
-    try:
-        graph = _Tracer().trace(module)
-    except Exception:
-        return False
-    layers = dict(module.named_modules())
-    readers = [user for node in graph.nodes if node.op == "placeholder" for user in node.users]
-    first = layers.get(str(readers[0].target)) if len(readers) == 1 and readers[0].op == "call_module" else None
-    return isinstance(first, nn.Conv2d) and first.groups == 1
-
-
 def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
     """``Unsupported`` unless every parameter belongs to one layer of a known kind."""
     for name, layer in layers.items():

@@ -35,8 +35,6 @@ class GroupedConv(torch.autograd.Function):
             x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x
         if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
             x, w = _whole_eights(x), _whole_eights(w)
-        elif w.shape[1] * layer.groups != x.shape[1]:  # images that come filled up
-            w = _whole_eights(w)
         ctx.save_for_backward(x, w)
         ctx.plain = aside.kernels and _is_product(layer, x)
         same = same_tile("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
@@ -157,7 +155,7 @@ class GroupedNorm(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
         w, b = weights[0], weights[len(sizes)]
-        kernel = x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
+        kernel = aside.kernels and x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
         if kernel:
             x = x.contiguous(memory_format=torch.channels_last)
             residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)

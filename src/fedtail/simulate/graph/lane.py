@@ -19,9 +19,9 @@ from fedtail.core.records import Tensors
 from fedtail.data.images.augment import PAD
 from fedtail.rounds.plan import PreparedRun
 from fedtail.simulate.graph.numerics import Layout
-from fedtail.simulate.graph.passes import Schedule, Step
+from fedtail.simulate.graph.passes import Schedule
 from fedtail.simulate.graph.recorder import Recorder
-from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident
+from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident, Sizes, Update
 
 LANE_PRIORITY = -1
 """A lane's kernels go before those of work aside, whose priority is 0: others wait for them."""
@@ -41,7 +41,7 @@ class Slot:
     seeds: list[int] | None = None
     """One for each step, where the model takes random numbers (dropout)."""
     losses: Tensor | None = None
-    """(L,) share of each pass in its step's mean loss; filled by the run."""
+    """(E,) mean loss of each step's batch; filled by the run."""
     final: Tensors = field(default_factory=dict)
     """Step state after the last step, where the method wants it."""
 
@@ -63,17 +63,15 @@ class Shared:
     layout: Layout
     dtype: torch.dtype
     """The type of the weights that passes read."""
-    n_groups: int
-    mode: str
     gradients: Gradients
-    update: Callable[..., None]
+    update: Update
     capacity: tuple[int, int]
-    """Rows and passes of the longest run that fits."""
+    """Rows and steps of the longest run that fits."""
     draws: int
     """Numbers that an augmentation is drawn as; 0 for none."""
     random: bool
     """Whether the model itself takes random numbers."""
-    warm: set[Any]
+    warm: set[Sizes]
     """Shapes that have run once outside a recording: libraries have made their plans for them."""
 
     @property
@@ -91,7 +89,7 @@ class Lane:
     def __init__(self, shared: Shared, example: Slot) -> None:
         self.shared = s = shared
         device, d = s.device, s.layout.n_params
-        rows, passes = s.capacity
+        rows, steps = s.capacity
         self.vector = s.start.clone()
         params = self.vector[:d]
         self.local = Local(
@@ -103,68 +101,53 @@ class Lane:
             state={k: v.clone() for k, v in example.state.items()},
             hyper={k: torch.zeros((), device=device) for k in example.run.hyper},
         )
-        self.grads = torch.zeros(s.n_groups, d, device=device, dtype=s.dtype) if s.mode == "single" else None
-
         self.plan = {
             "rows": torch.zeros(rows, dtype=torch.int64, device=device),
             "scales": torch.zeros(rows, device=device),
-            "shares": torch.zeros(rows, device=device),
-            "groups": torch.zeros(passes, dtype=torch.int64, device=device),
         }
         if s.draws:
             self.plan["draws"] = torch.zeros(rows, s.draws, dtype=torch.int64, device=device)
             self.plan["draws"][:, :2] = PAD
-        self.losses = torch.zeros(passes, device=device)
+        self.losses = torch.zeros(steps, device=device)
         self.offsets = torch.arange(rows, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
 
         self.recorder = Recorder(device, LANE_PRIORITY, draws=s.random)
-        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[Sizes, torch.cuda.CUDAGraph] = {}
 
     # -- device work: static buffers only, so that it can be recorded ---------------------------------
 
-    def run_pass(self, sizes: tuple[int, ...]) -> None:
-        """Gradients over the next rows; except in ``single`` mode also the update."""
-        s = self.shared
-        n = sum(sizes)
+    def step(self, sizes: Sizes) -> None:
+        """One step on the next rows."""
+        s, n = self.shared, sum(sizes)
         here = self.cursor + self.offsets[:n]
-        given = PassInput(**{k: v.index_select(0, here) for k, v in self.plan.items() if k != "groups"})
-        flats, share, state = s.gradients(s.resident, self.local, given, sizes)
+        given = PassInput(**{k: v.index_select(0, here) for k, v in self.plan.items()})
+        grads, loss, state = s.gradients(s.resident, self.local, given, sizes)
         with torch.no_grad():
             for name, value in state.items():
                 if value is not self.local.state[name]:
                     self.local.state[name].copy_(value)
-            self.losses.index_copy_(0, self.counter, share.reshape(1))
-            if self.grads is not None:
-                self.grads.index_copy_(0, self.plan["groups"].index_select(0, self.counter), flats[0].unsqueeze(0))
-            else:
-                self.run_update(flats)
+            self.losses.index_copy_(0, self.counter, loss.reshape(1))
+            s.update(self.local, s.start[: s.layout.n_params], grads)
             self.cursor.add_(n)
             self.counter.add_(1)
 
-    @torch.no_grad()
-    def run_update(self, grads: Any = None) -> None:
-        s = self.shared
-        s.update(self.local, s.start[: s.layout.n_params], self.grads if grads is None else grads)
-
     # -- recording ------------------------------------------------------------------------------------
 
-    def record(self, shapes: set[tuple[int, ...]]) -> int:
-        """Record the passes that are missing, largest first; returns how many were."""
+    def record(self, shapes: set[Sizes]) -> int:
+        """Record the steps that are missing, largest first; returns how many were."""
         if self.shared.device.type != "cuda":
             return 0
         missing = sorted(shapes - self.graphs.keys(), key=lambda v: (-sum(v), v))
         for shape in missing:
-            self.graphs[shape] = self._record(partial(self.run_pass, shape), shape)
-        if self.shared.mode == "single" and "update" not in self.graphs:
-            self.graphs["update"] = self._record(self.run_update, "update")
+            self.graphs[shape] = self._record(partial(self.step, shape), shape)
         return len(missing)
 
-    def _record(self, work: Callable[[], None], key: Any) -> torch.cuda.CUDAGraph:
+    def _record(self, work: Callable[[], None], shape: Sizes) -> torch.cuda.CUDAGraph:
         warm = self.shared.warm
-        graph = self.recorder.record(work, self._rewind, 0 if key in warm else 2)
-        warm.add(key)
+        graph = self.recorder.record(work, self._rewind, 0 if shape in warm else 2)
+        warm.add(shape)
         return graph
 
     def _rewind(self) -> None:
@@ -196,31 +179,19 @@ class Lane:
         for slot in slots:
             with self.recorder.on():
                 self.load(slot)
-            for i, step in enumerate(slot.schedule.steps):
+            for i, sizes in enumerate(slot.schedule.passes):
                 with self.recorder.on():
                     if slot.seeds is not None:
                         self.recorder.seed(slot.seeds[i])
-                    self._step(step)
+                    if self.graphs:
+                        self.graphs[sizes].replay()
+                    else:
+                        self.step(sizes)
                 yield
             with self.recorder.on(), torch.no_grad():
                 delta, target = self.vector - self.shared.start, out[slot.run.row, slot.run.probe]
                 target[: layout.n_params].copy_(layout.outward(delta[: layout.n_params]))
                 target[layout.n_params :].copy_(delta[layout.n_params :])
-                slot.losses = self.losses[: len(slot.schedule.at)].clone()
+                slot.losses = self.losses[: len(slot.schedule.passes)].clone()
                 if keep_state:
                     slot.final = {k: layout.outward(v).clone() for k, v in self.local.state.items()}
-
-    def _step(self, step: Step) -> None:
-        for h in step.absent:
-            assert self.grads is not None
-            self.grads[h].zero_()
-        if self.shared.device.type == "cuda":
-            for sizes in step.passes:
-                self.graphs[sizes].replay()
-            if self.grads is not None:
-                self.graphs["update"].replay()
-            return
-        for sizes in step.passes:
-            self.run_pass(sizes)
-        if self.grads is not None:
-            self.run_update()

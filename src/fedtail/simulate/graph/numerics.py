@@ -23,7 +23,7 @@ class Numerics:
     products with and without TF32."""
     fused: bool
     compile: bool
-    """Compile the update and, unless ``fused``, the network."""
+    """Compile the update."""
 
     @classmethod
     def choose(

@@ -6,32 +6,28 @@ Both are functions of few records of tensors, so that a lane can record them wit
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.methods.base import Batch, LocalStep, Method
-from fedtail.models.flat import has_batchnorm
-from fedtail.simulate.graph.aside import Aside
+from fedtail.simulate.batched.step import logit_gradient
 from fedtail.simulate.graph.momentum import has_kernel, momentum_step
-from fedtail.simulate.graph.network import DeviceModel, Weights
-from fedtail.simulate.graph.samples import Entropy, read_images, takes_images
+from fedtail.simulate.graph.network import DeviceModel
 
 AGREES = 0.05
 """Relative difference of gradients in bfloat16 that is rounding; a kernel that is wrong is off by 1."""
-COMPILER: dict[str, Any] = {"force_layout_optimization": True, "shape_padding": False}
-"""Keep channels-last with a symbolic batch size, and do not tie the code to ranges of it."""
 
 
 class Resident(NamedTuple):
     """What all local runs read."""
 
     x: Tensor
-    """Samples of the pool and, behind them, of the test set."""
+    """Samples of the pool and, behind them, of the test set, as ``DeviceModel.stored`` makes them."""
     y: Tensor
     start: Tensor
     """(n,) the round's global model, in the device's layout."""
@@ -59,186 +55,82 @@ class Local(NamedTuple):
 
 
 class PassInput(NamedTuple):
-    """The samples of a pass, one entry each, in the order of the groups; see ``passes.Schedule``."""
+    """The samples of a pass, one entry each; see ``passes.Schedule``."""
 
     rows: Tensor
     scales: Tensor
-    shares: Tensor
     draws: Tensor | None = None
-
-    def part(self, begin: int, size: int) -> PassInput:
-        """Some of them, as tensors of their own."""
-        return PassInput(**{k: t[begin : begin + size].clone() for k, t in self._asdict().items() if t is not None})
 
 
 Sizes = tuple[int, ...]
-"""Rows of each group in a pass."""
-Gradients = Callable[[Resident, Local, PassInput, Sizes], tuple[Sequence[Tensor] | Tensor, Tensor, Tensors]]
-"""A pass: flat gradients (H, d) of its groups, its share of the step's loss, and the step state."""
-Losses = Callable[[Sequence[Weights], Resident, Local, PassInput, Sizes], tuple[Tensor, Tensor, Tensors]]
-"""Weights of each group and the samples -> loss of each, 0 for filling, its label, and the step state."""
+"""Rows of each group in a pass, or of all of them."""
+Gradients = Callable[[Resident, Local, PassInput, Sizes], tuple[Tensor, Tensor, Tensors]]
+"""A pass: flat gradients (H, d) of the groups, the mean loss of its batch, and the step state."""
 
 
-def choose_mode(module: nn.Module, method: Method, n_groups: int) -> str:
-    """How a step of this method on this model gets its gradients; see ``passes.MODES``."""
-    if n_groups > 1 and (method.traits.stateful_loss or method.traits.whole_batch or has_batchnorm(module)):
-        return "masked"
-    return "joint" if n_groups <= 2 else "single"
-
-
-def gradient_function(model: DeviceModel, method: Method, mode: str, n_groups: int) -> Gradients:
-    """The pass of a method: one backward pass for all groups where the network is fused and samples do not influence
-    each other, otherwise one for each."""
-    losses, numerics = sample_losses(model, method), model.numerics
-    if numerics.fused and mode != "masked":
-        return fused_gradients(model, losses)
-    recurrent = any(isinstance(m, nn.RNNBase) for m in model.module.modules())
-    compiled = numerics.compile and not recurrent and not numerics.fused  # the compiler leaves recurrent layers out
-    return plain_gradients(losses, n_groups if mode == "masked" else 1, compiled)
-
-
-def sample_losses(model: DeviceModel, method: Method) -> Losses:
+def gradient_function(model: DeviceModel, method: Method, n_groups: int) -> Gradients:
+    """The pass of a method: one forward pass, and one backward pass for all groups where rows are sorted by group and
+    the network keeps groups apart, otherwise one for each."""
     student = model.network(training=True)
     teacher = model.network(training=False) if method.traits.needs_teacher else None
-    d, dtype = model.layout.n_params, model.numerics.weights
-    plain = type(method).loss is Method.loss  # cross-entropy
-
-    def losses(
-        weights: Sequence[Weights], resident: Resident, local: Local, given: PassInput, sizes: Sizes
-    ) -> tuple[Tensor, Tensor, Tensors]:
-        kernels = model.aside.kernels and model.look is not None
-        if model.look is not None and kernels and takes_images(resident.x, given.draws):
-            x, y, weight = read_images(resident.x, resident.y, given.rows, given.draws, model.look, dtype)
-        else:
-            real = given.rows >= 0
-            index = torch.where(real, given.rows, -given.rows - 1)
-            x, y, weight = model.inputs(resident.x, index, given.draws), resident.y[index], real.to(torch.float32)
-        guide = None
-        if teacher is not None:
-            with torch.no_grad():
-                start = resident.start
-                guide = teacher([start[:d].to(dtype)] * len(sizes), start[d:], x, sizes)
-        logits = student(weights, local.rest, x, sizes)
-        if kernels and plain:
-            return Entropy.apply(logits, y, weight), y, {}
-        state = local.state if method.traits.stateful_loss else {}
-        out, state = method.loss(logits, Batch(y, weight, guide), local.const, state)
-        return torch.where(weight > 0, out, 0.0), y, state
-
-    return losses
-
-
-def fused_gradients(model: DeviceModel, losses: Losses) -> Gradients:
-    named, aside = model.layout.named, model.aside
+    named, aside, dtype = model.layout.named, model.aside, model.numerics.weights
+    d = model.layout.n_params
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
-        if local.params.is_cuda and not aside.checked:
-
-            def attempt() -> Tensor:
-                with torch.random.fork_rng(devices=[local.params.device]):  # both attempts draw the same masks
-                    return once(resident, local, given, sizes)[0].float()
-
-            aside.kernels = agree(attempt, aside)
-            aside.checked = True
-        return once(resident, local, given, sizes)
-
-    def once(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
-        own = local.weights
+        own, at_once = local.weights, len(sizes) == n_groups
+        real = given.rows >= 0
+        index = torch.where(real, given.rows, -given.rows - 1)
+        x, y = model.inputs(resident.x, index, given.draws), resident.y[index]
         weights = [{n: w.detach().requires_grad_() for n, w in named(own).items()} for _ in sizes]
-        flat = torch.empty(len(sizes), own.numel(), dtype=own.dtype, device=own.device)
+        flat = torch.empty(n_groups, own.numel(), dtype=own.dtype, device=own.device)
         places = [named(row) for row in flat]
-        aside.places = places if len(sizes) <= 2 else []
-        out, _, state = losses(weights, resident, local, given, sizes)
-        leaves = [w for group in weights for w in group.values()]
-        grads = torch.autograd.grad(out, leaves, given.scales)
-        aside.join()
-        pairs = zip([place for group in places for place in group.values()], grads, strict=True)
-        left = [(place, grad) for place, grad in pairs if place.data_ptr() != grad.data_ptr()]
-        # one balanced kernel; concatenation is bound by the largest of the many pieces
-        torch._foreach_copy_([place for place, _ in left], [grad for _, grad in left])
-        return flat, (out.detach() * given.shares).sum(), state
+        aside.places = places if at_once and len(sizes) <= 2 else []
+        logits, guide = student(weights, local.rest, x, sizes), None
+        if teacher is not None:
+            with torch.no_grad():
+                guide = teacher([named(resident.start[:d].to(dtype))] * len(sizes), resident.start[d:], x, sizes)
+        state = local.state if method.traits.stateful_loss else {}
+        batch = Batch(y, real.to(torch.float32), guide)
+        losses, signal, state = logit_gradient(method, logits.detach().T, batch, local.const, state, given.scales)
+        signals, leaves = [signal.T], [w for group in weights for w in group.values()]
+        if not at_once:
+            member = local.groups[y].unsqueeze(1)
+            signals = [torch.where(member == h, signal.T, 0.0) for h in range(n_groups)]
+        for h, part in enumerate(signals):
+            more = h < len(signals) - 1
+            grads = torch.autograd.grad(logits, leaves, part, retain_graph=more, allow_unused=True)
+            aside.join()
+            wanted = [place for group in (places if at_once else [places[h]]) for place in group.values()]
+            _settle(wanted, grads)
+        return flat, (losses * given.scales).sum(), state
 
     return gradients
 
 
-def agree(gradients: Callable[[], Tensor], aside: Aside) -> bool:
-    """Whether our kernels run on this GPU and give the library's gradients (H, d): tried once, on the first pass."""
-    try:
-        mine = gradients()
-        float(mine[0, 0])  # waits
-    except Exception as error:  # too little shared memory, a compiler that does not know the GPU ...
-        aside.join()
-        warnings.warn(f"kernels are left to the libraries: {type(error).__name__}: {error}", stacklevel=2)
-        return False
-    aside.kernels = False
-    theirs = gradients()
-    apart = (mine - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-30)
-    if bool((apart <= AGREES).all()):
-        return True
-    warnings.warn(f"kernels are left to the libraries: gradients differ by {apart.tolist()}", stacklevel=2)
-    return False
+def _settle(places: list[Tensor], grads: tuple[Tensor | None, ...]) -> None:
+    """Gradients go where they are wanted, unless they are there."""
+    pairs = list(zip(places, grads, strict=True))
+    for place in (p for p, grad in pairs if grad is None):
+        place.zero_()
+    left = [(p, g) for p, g in pairs if g is not None and p.data_ptr() != g.data_ptr()]
+    if left:  # one balanced kernel; concatenation is bound by the largest of the many pieces
+        torch._foreach_copy_([p for p, _ in left], [g for _, g in left])
 
 
-def plain_gradients(losses: Losses, width: int, compiled: bool) -> Gradients:
-    """Group after group; with ``width`` > 1 all samples at once, and that many masked sums of their losses."""
-
-    def sums(leaf: Tensor, resident: Resident, local: Local, given: PassInput) -> tuple[Tensor, Tensor, Tensors]:
-        out, y, state = losses([leaf], resident, local, given, (given.rows.shape[0],))
-        share = (out.detach() * given.shares).sum()
-        if width == 1:
-            return (out * given.scales).sum().reshape(1), share, state
-        member = local.groups[y]
-        parts = [torch.where(member == h, out * given.scales, 0.0).sum() for h in range(width)]
-        return torch.stack(parts), share, state
-
-    forward: Callable[..., Any] = torch.compile(sums, options=COMPILER) if compiled else sums
-
-    def gradients(
-        resident: Resident, local: Local, given: PassInput, sizes: Sizes
-    ) -> tuple[list[Tensor], Tensor, Tensors]:
-        own = local.weights
-        flats: list[Tensor] = []
-        total = torch.zeros((), device=own.device)
-        state: Tensors = {}
-        begin = 0
-        for size in sizes:
-            if size == 0:
-                flats.append(torch.zeros_like(own))
-                continue
-            part = given.part(begin, size)
-            begin += size
-            if compiled:
-                symbolic_rows(part)
-            leaf = own.detach().requires_grad_()
-            values, share, state = forward(leaf, resident, local, part)
-            for h, value in enumerate(values.unbind()):
-                flats += torch.autograd.grad(value, leaf, retain_graph=h < width - 1)
-            total = total + share
-        return flats, total, state
-
-    return gradients
-
-
-def symbolic_rows(given: PassInput) -> None:
-    """Tell the compiler that the number of samples varies, so that no pass size costs a compile of its own."""
-    for t in given:
-        if t is not None:
-            torch._dynamo.maybe_mark_dynamic(t, 0)
+Update = Callable[[Local, Tensor, Tensor], None]
+"""Takes the step from the group gradients (H, d), in place."""
 
 
 @lru_cache(maxsize=64)
-def update_function(
-    method: Method, compile: bool, kernels: bool = False
-) -> Callable[[Local, Tensor, Sequence[Tensor] | Tensor], None]:
+def update_function(method: Method, compile: bool, kernels: bool = False) -> Update:
     """x <- x - lr (direction + weight_decay x), in place, with the step state and the compute copy of x.
 
     The same function for the same method, so that many runs in one process compile it once.
     """
 
-    def update(local: Local, start: Tensor, grads: Sequence[Tensor] | Tensor) -> None:
+    def update(local: Local, start: Tensor, grads: Tensor) -> None:
         params, state, hyper = local.params, local.state, local.hyper
-        g = grads.float() if isinstance(grads, Tensor) else torch.stack([v.float() for v in grads])
-        step, new = method.direction(LocalStep(g, params, start, local.const, state, hyper))
+        step, new = method.direction(LocalStep(grads.float(), params, start, local.const, state, hyper))
         params.sub_(hyper["lr"] * (step + hyper["weight_decay"] * params))
         for name, value in new.items():
             if value is not state[name]:
@@ -252,44 +144,32 @@ def update_function(
             setattr(torch._dynamo.config, limit, max(getattr(torch._dynamo.config, limit), 1024))
     plain = torch.compile(update, dynamic=False) if compile else update
 
-    if not method.traits.group_momentum or not kernels:
-        return plain
-    trusted: list[bool] = []
-
-    def by_kernel(local: Local, start: Tensor, grads: Sequence[Tensor] | Tensor) -> None:
-        if not isinstance(grads, Tensor) or not has_kernel(local.params, grads) or trusted == [False]:
+    def by_kernel(local: Local, start: Tensor, grads: Tensor) -> None:
+        if has_kernel(local.params, grads):
+            momentum_step(local.params, local.shadow, local.state["momentum"], grads, local.hyper)
+        else:
             plain(local, start, grads)
-            return
-        if not trusted:
-            trusted.append(same_step(local, grads, lambda other: plain(other, start, grads)))
-            by_kernel(local, start, grads)
-            return
-        momentum_step(local.params, local.shadow, local.state["momentum"], grads, local.hyper)
 
-    return by_kernel
+    return by_kernel if kernels and normalizes_momentum(method) else plain
 
 
-def same_step(local: Local, grads: Tensor, plain: Callable[[Local], None]) -> bool:
-    """Whether the kernels of a momentum step run on this GPU and do what ``plain`` does: tried once, on copies."""
-    mine, theirs = (
-        local._replace(
-            params=local.params.clone(),
-            shadow=None if local.shadow is None else local.shadow.clone(),
-            state={k: v.clone() for k, v in local.state.items()},
-        )
-        for _ in range(2)
-    )
+def normalizes_momentum(method: Method) -> bool:
+    """Whether a method's steps are those of the kernels: every group's momentum is brought to length 1."""
+    return method.traits.group_momentum and getattr(method, "length", "unit") == "unit"
+
+
+def agree(step: Callable[[bool], Tensor]) -> bool:
+    """Whether our kernels run on this GPU and do what the library does: ``step`` gives what a step comes to, row by
+    row, with kernels or without."""
     try:
-        momentum_step(mine.params, mine.shadow, mine.state["momentum"], grads, mine.hyper)
-        float(mine.params[0])  # waits
-    except Exception as error:  # a compiler that does not know the GPU, say
-        warnings.warn(f"steps are left to the compiler: {type(error).__name__}: {error}", stacklevel=2)
+        mine = step(True)
+        float(mine[0, 0])  # waits
+    except Exception as error:  # too little shared memory, a compiler that does not know the GPU ...
+        warnings.warn(f"kernels are left to the libraries: {type(error).__name__}: {error}", stacklevel=2)
         return False
-    plain(theirs)
-    moved = (theirs.params - local.params).norm().clamp_min(1e-30)
-    apart = float((mine.params - theirs.params).norm() / moved)
-    kept = float((mine.state["momentum"] - theirs.state["momentum"]).abs().max())
-    if apart <= 1e-3 and kept <= 1e-3 * float(theirs.state["momentum"].abs().max() + 1e-30):
+    theirs = step(False)
+    apart = (mine - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-30)
+    if bool((apart <= AGREES).all()):
         return True
-    warnings.warn(f"steps are left to the compiler: they differ by {apart:.1e} and {kept:.1e}", stacklevel=2)
+    warnings.warn(f"kernels are left to the libraries: steps differ by {apart.tolist()}", stacklevel=2)
     return False

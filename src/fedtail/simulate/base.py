@@ -1,0 +1,192 @@
+"""What all paths of the simulator have in common: clients' states, what a client sends, and evaluation by logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtail.core.candidates import Candidates
+from fedtail.core.decisions import Decision, Decisions, SiteGoal
+from fedtail.core.evidence import confusion_matrix
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
+from fedtail.core.scores import Scores
+from fedtail.data.federation import Client, Federation
+from fedtail.methods.base import Method, cross_entropy
+from fedtail.models.flat import FlatModel
+from fedtail.rounds.evaluation import (
+    Logits,
+    Split,
+    client_confusions,
+    client_splits,
+    federation_split,
+    judged,
+    probabilities_of,
+    run_reports,
+    scores_on,
+)
+from fedtail.rounds.local import client_update, diverged, unmoved
+from fedtail.rounds.plan import PreparedRun, prepare_runs
+from fedtail.settings import Settings
+
+T = TypeVar("T")
+P = TypeVar("P")
+Outcome = tuple[Update, list[Tensors]] | Refusal
+"""What a client sends, and the state that it would keep of each probe; or why it sends nothing."""
+
+
+class End(NamedTuple):
+    """What a local run ends with."""
+
+    delta: Tensor
+    loss: np.ndarray
+    """Step by step."""
+    const: Tensors
+    state: Tensors
+
+
+class Scoring(ABC):
+    """Evaluation, from the logits that a path computes."""
+
+    tells_scores = True
+    federation: Federation
+
+    @abstractmethod
+    def _logits(self, x: Tensor, split: Split) -> Logits:
+        """Return the logits of the model ``x`` on a split, and the labels."""
+
+    def _guess(self, x: Tensor, split: Split) -> np.ndarray:
+        parts = [z.argmax(-1) for z, _ in self._logits(x, split)]
+        return torch.cat(parts).cpu().numpy() if parts else np.empty(0, dtype=np.int64)
+
+    def confusion(self, x: Tensor, split: str) -> np.ndarray:
+        samples = federation_split(self.federation, split)
+        return confusion_matrix(samples.labels, self._guess(x, samples), samples.n_classes)
+
+    def confusions(self, x: Tensor) -> dict[int, np.ndarray]:
+        return client_confusions(self.federation, self._guess(x, federation_split(self.federation, "validation")))
+
+    def _each(self, work: Callable[[P], T], pieces: Sequence[P], samples: int) -> list[T]:
+        """``work`` of every piece, of so many samples in all, in order; a path may spread it over its workers."""
+        return [work(piece) for piece in pieces]
+
+    def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
+        def one(owned: tuple[int, Split]) -> tuple[int, Scores]:
+            k, part = owned
+            rule = None if decisions is None else decisions.at(k)
+            return k, scores_on(self._logits(x, part), part.n_classes, rule)
+
+        yield from self._clients(one, split)
+
+    def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
+        def one(owned: tuple[int, Split]) -> tuple[int, Decision]:
+            k, part = owned
+            p, y = probabilities_of(self._logits(x, part), part.n_classes)
+            return k, goal.decide(p, y, self.federation.client(k).counts)
+
+        return dict(self._clients(one, "validation"))
+
+    def _clients(self, work: Callable[[tuple[int, Split]], T], split: str) -> list[T]:
+        owned = list(client_splits(self.federation, split))
+        return self._each(work, owned, sum(len(part) for _, part in owned))
+
+    def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
+        split = self._held(clients)
+        for s, vector in candidates.walk():
+            yield s, scores_on(self._logits(vector, split), split.n_classes, tempered=False)
+
+    def _held(self, clients: Sequence[int]) -> Split:
+        """The private splits of some clients together."""
+        return Split.of(self.federation, np.concatenate([self.federation.validation[k] for k in clients]))
+
+
+class Simulator(Scoring):
+    """Clients of a method in this process; a round offers a state of each probe, of which ``commit`` takes one."""
+
+    path = ""
+    takes_rivals = True
+
+    def __init__(self, federation: Federation, method: Method, settings: Settings, reason: str) -> None:
+        self.federation, self.method, self.settings, self.reason = federation, method, settings, reason
+        self.device = torch.device(settings.engine.device)
+        self.n_clients, self.sizes = federation.n_clients, federation.sizes
+        self.client_states: dict[int, Tensors] = {}
+        self._pending: dict[int, list[Tensors]] = {}
+
+    def commit(self, choice: dict[int, int]) -> None:
+        for k, probe in choice.items():
+            if k in self._pending and self._pending[k][probe]:
+                self.client_states[k] = self._pending[k][probe]
+        self._pending.clear()
+
+    def state(self) -> dict[int, Tensors]:
+        return self.client_states
+
+    def load_state(self, state: dict[int, Tensors]) -> None:
+        self.client_states = {k: {n: t.to(self.device) for n, t in v.items()} for k, v in state.items()}
+
+    def _prepared(self, model: FlatModel, task: Task, row: int) -> list[PreparedRun]:
+        """A client's local runs before their first step."""
+        client = self.federation.client(task.clients[row])
+        before = self.client_states.get(client.index, {})
+        return prepare_runs(model, client, self.method, task, row, before, self.settings)
+
+    def _outcome(self, task: Task, row: int, runs: Sequence[PreparedRun], ends: Sequence[End]) -> Outcome:
+        """What a client sends after its local runs, one of each probe."""
+        k, losses = task.clients[row], [end.loss for end in ends]
+        delta = ends[0].delta.unsqueeze(0) if len(ends) == 1 else torch.stack([end.delta for end in ends])
+        reason, failed = diverged(losses, task, delta)
+        if reason is not None:
+            return Refusal(k, task.round, reason, DIVERGED)
+        client, before = self.federation.client(k), self.client_states.get(k, {})
+        kept, extras = zip(
+            *(
+                self.method.finish(run.local, delta[p, : run.local.n_params], end.const, end.state, before)
+                for p, (run, end) in enumerate(zip(runs, ends, strict=True))
+            ),
+            strict=True,
+        )
+        if failed:
+            delta[failed] = 0.0
+        means = [float(loss.sum(dtype=np.float64)) / len(loss) if len(loss) else float("nan") for loss in losses]
+        reports = self._reports(task, client, delta, failed) if task.reports else {}
+        steps = [len(loss) for loss in losses]
+        return client_update(client, delta.to(task.x.device), steps, means, reports, unmoved(extras, failed)), list(
+            kept
+        )
+
+    def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
+        trained, held = Split.of(client, client.train), Split.of(client, client.validation)
+        return run_reports(
+            task,
+            delta,
+            judged(self.settings.run.metric, client.n_classes, client.background),
+            lambda models: self._losses(models, trained).mean(1).cpu().numpy().astype(np.float64),
+            lambda models: self._logits_each(models, held),
+            failed,
+        )
+
+    def _logits_each(self, models: Tensor, split: Split) -> Sequence[Logits]:
+        """``_logits`` of several models (m, n)."""
+        return [self._logits(x, split) for x in models]
+
+    def _losses(self, models: Tensor, split: Split) -> Tensor:
+        """(m, len(split)) unweighted cross-entropy of each sample under models (m, n)."""
+        each = [[cross_entropy(z, y) for z, y in logits] for logits in self._logits_each(models, split)]
+        return torch.stack([torch.cat(parts) if parts else torch.empty(0) for parts in each])
+
+    def _settle(self, outcomes: Sequence[Outcome]) -> tuple[list[Update], list[Refusal]]:
+        """Updates and refusals, with the states that clients would keep held for ``commit``."""
+        updates, refusals = [], []
+        for outcome in outcomes:
+            if isinstance(outcome, Refusal):
+                refusals.append(outcome)
+            else:
+                update, states = outcome
+                updates.append(update)
+                self._pending[update.client] = states
+        return updates, refusals
