@@ -13,9 +13,15 @@ if TYPE_CHECKING:
     from fedtail.data import Federation, partition
     from fedtail.report import write_run_report
     from fedtail.runs.classifier import FederatedClassifier
+    from fedtail.runs.evaluate import evaluate
     from fedtail.runs.execution import fit
+    from fedtail.runs.explain import importance
+    from fedtail.runs.judged import judge
+    from fedtail.runs.monitor import Watch
+    from fedtail.runs.recalibrate import recalibrate
     from fedtail.runs.result import Result
     from fedtail.runs.saved import SavedModel, load_model
+    from fedtail.study.plan import plan
 
 __version__ = VERSION
 
@@ -24,10 +30,16 @@ _HOMES = {
     "Federation": "fedtail.data",
     "Result": "fedtail.runs.result",
     "SavedModel": "fedtail.runs.saved",
+    "Watch": "fedtail.runs.monitor",
+    "evaluate": "fedtail.runs.evaluate",
     "fit": "fedtail.runs.execution",
     "group_classes": "fedtail.core.grouping",
+    "importance": "fedtail.runs.explain",
+    "judge": "fedtail.runs.judged",
     "load_model": "fedtail.runs.saved",
     "partition": "fedtail.data",
+    "plan": "fedtail.study.plan",
+    "recalibrate": "fedtail.runs.recalibrate",
     "resampled_counts": "fedtail.core.resampling",
     "write_run_report": "fedtail.report",
 }
@@ -56,15 +68,21 @@ __all__ = [
     "FedtailError",
     "Result",
     "SavedModel",
+    "Watch",
     "data",
     "datasets",
+    "evaluate",
     "fit",
     "group_classes",
+    "importance",
+    "judge",
     "load_model",
     "methods",
     "optim",
     "partition",
+    "plan",
     "rates",
+    "recalibrate",
     "resampled_counts",
     "write_run_report",
 ]

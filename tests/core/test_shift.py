@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binom, fisher_exact
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, fisher_exact, hypergeom
 
-from fedtail.core.shift import class_mix, drift_p, evidence_of_loss, mix_step, prior_weights, spent
+from fedtail.core.shift import cell_density, class_mix, drift_p, evidence_of_loss, prior_weights, spent, tail
 
 
 def test_all_looks_together_spend_at_most_alpha():
@@ -15,7 +17,16 @@ def test_all_looks_together_spend_at_most_alpha():
 def test_two_bins_are_fishers_exact_test():
     a, b = np.array([40, 10]), np.array([12, 12])
     one_sided = fisher_exact([a, b], alternative="greater").pvalue
-    assert drift_p(a, b) == pytest.approx(2 * one_sided)
+    assert 1.0 <= drift_p(a, b) / (2 * one_sided) < 1.3
+    a, b = np.array([400, 100]), np.array([30, 40])
+    assert 1.0 <= drift_p(a, b) / (2 * fisher_exact([a, b], alternative="greater").pvalue) < 1.06
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 60), st.integers(1, 60))
+def test_a_tail_is_never_below_that_of_fishers_test_and_close_where_it_is_small(a: int, b: int, c: int, d: int):
+    exact = hypergeom.sf(d - 1, a + b + c + d, b + d, c + d)
+    p = float(tail(np.array(b), np.array(d), np.array(a + b), np.array(c + d)))
+    assert p >= exact * (1 - 1e-9) and (exact > 0.001 or p <= 1.12 * exact)
 
 
 def test_without_a_change_p_is_small_no_more_often_than_it_says():
@@ -32,21 +43,40 @@ def test_a_shift_of_the_middle_is_seen_in_order_and_a_new_level_among_the_unorde
     assert drift_p(np.array([5, 5]), np.zeros(2)) == 1.0 and drift_p(np.array([5, 0]), np.array([9, 0])) == 1.0
 
 
+def counted(p: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(C, M) rows by class and cell, (M, C) probabilities summed over cells; a cell is the likeliest class and how
+    likely it is."""
+    c = p.shape[1]
+    cell = p.argmax(1) * 20 + (p.max(1) * 20).clip(max=19).astype(int)
+    mass = np.zeros((20 * c, c))
+    np.add.at(mass, cell, p)
+    return np.bincount(y * 20 * c + cell, minlength=20 * c * c).reshape(c, -1), mass
+
+
 def test_the_class_mix_is_found_without_labels():
     rng = np.random.default_rng(1)
     means, old, new = np.array([-1.0, 0.5, 2.0]), np.array([0.7, 0.25, 0.05]), np.array([0.4, 0.3, 0.3])
-    y = rng.choice(3, 8000, p=new)
-    x = rng.normal(means[y])
-    density = np.exp(-0.5 * (x[:, None] - means) ** 2) * old
-    p = density / density.sum(1, keepdims=True)
-    assert class_mix(p, old) == pytest.approx(new, abs=0.03)
+
+    def rows(shares: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.choice(3, n, p=shares)
+        density = np.exp(-0.5 * (rng.normal(means[y])[:, None] - means) ** 2) * old
+        return density / density.sum(1, keepdims=True), y
+
+    truth, mass = counted(*rows(old, 3000))
+    cells = counted(*rows(new, 8000))[0].sum(0)
+    assert class_mix(cells, cell_density(truth, mass), old) == pytest.approx(new, abs=0.04)
+    p, y = rows(old, 8000)
     resampled = p * np.array([1.0, 2.0, 5.0])
-    resampled /= resampled.sum(1, keepdims=True)
-    weights = prior_weights(resampled, p.mean(0))
-    corrected = resampled * weights
-    assert (corrected / corrected.sum(1, keepdims=True)).mean(0) == pytest.approx(p.mean(0), abs=1e-4)
-    halves = sum(mix_step(part, old, new) for part in np.array_split(p, 2))
-    assert halves == pytest.approx(mix_step(p, old, new))
+    truth, mass = counted(resampled / resampled.sum(1, keepdims=True), y)
+    weights = prior_weights(mass, truth.sum(0), p.mean(0))
+    assert weights == pytest.approx([1.0, 0.5, 0.2], rel=0.15)
+
+
+def test_a_class_without_reference_rows_lies_where_the_model_expects_it():
+    truth, mass = np.array([[90, 10], [0, 0]]), np.array([[80.0, 10.0], [2.0, 8.0]])
+    density = cell_density(truth, mass)
+    assert density[1] == pytest.approx([10 / 18, 8 / 18]) and density.sum(1) == pytest.approx(1.0)
+    assert class_mix(np.zeros(2), density, np.array([0.9, 0.1])) == pytest.approx([0.9, 0.1])
 
 
 def test_a_kept_promise_is_doubted_at_some_time_in_at_most_one_life_of_twenty():

@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 
 import fedtail as ft
+from fedtail.core.counts import total
 from fedtail.core.decisions import COVERAGES, Decision
-from fedtail.core.scores import CELLS
 from fedtail.core.shift import drift_p, evidence_of_loss, spent
 from fedtail.errors import FedtailError
-from fedtail.runs.evaluate import evaluate_rows
+from fedtail.runs.evaluate import evaluate, evaluation
 from fedtail.runs.explain import importance, parts_of, reasons, sentence
 from fedtail.runs.judged import Judged, judge
-from fedtail.runs.monitor import ALPHA, SPANS, Watch, begin
+from fedtail.runs.monitor import ALPHA, GRADES, Look, Seen, Watch, count
 from fedtail.runs.recalibrate import keep, recalibrate
 from fedtail.runs.saved import SavedModel, load_model
 
@@ -60,7 +60,7 @@ def test_a_trained_model_carries_a_promise_and_sets(model: SavedModel, tmp_path:
 
 
 def test_the_promise_is_kept_on_new_rows_and_evaluated_with_intervals(model: SavedModel) -> None:
-    found = evaluate_rows(judge(model, rows(4000, 1)))
+    found = evaluate(judge(model, rows(4000, 1)))
     rare, usual = found["classes"]
     assert (rare["class"], usual["class"]) == ("rare", "usual")
     assert rare["recall"]["value"] >= 0.8 and rare["found"] + rare["missed"] == rare["cases"]
@@ -76,7 +76,7 @@ def test_evaluation_agrees_with_scikit_learn(model: SavedModel) -> None:
 
     frame = rows(1500, 2)
     judged = judge(model, frame)
-    found, answers = evaluate_rows(judged), model.answers(judged.p)
+    found, answers = evaluate(judged), model.answers(judged.p)
     assert found["metrics"]["macro_f1"]["value"] == pytest.approx(f1_score(frame["y"], answers, average="macro"))
     exact = average_precision_score(frame["y"] == "rare", judged.p[:, 0])
     assert found["classes"][0]["pr_auc"] == pytest.approx(exact, abs=0.015)  # rows with equal scores count as mixed
@@ -101,7 +101,7 @@ def test_a_scikit_learn_model_and_an_onnx_file_are_judged_alike(
 
     frame = rows(300, 4)
     file = export_onnx(model, tmp_path / "m.onnx")
-    ours, theirs = evaluate_rows(judge(model, frame)), evaluate_rows(judge(file, frame))
+    ours, theirs = evaluate(judge(model, frame)), evaluate(judge(file, frame))
     assert theirs["confusion"] == ours["confusion"]
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
@@ -114,7 +114,7 @@ def test_a_scikit_learn_model_and_an_onnx_file_are_judged_alike(
         "model = Model()\n"
     )
     monkeypatch.chdir(tmp_path)
-    found = evaluate_rows(judge("mine.py:model", frame, label="y", site="site"))
+    found = evaluate(judge("mine.py:model", frame, label="y", site="site"))
     assert found["rows"] == 300 and 0.5 < found["metrics"]["roc_auc"]["value"] < 1
     with pytest.raises(FedtailError, match="--label"):
         judge("mine.py:model", frame)
@@ -122,79 +122,121 @@ def test_a_scikit_learn_model_and_an_onnx_file_are_judged_alike(
 
 def test_rows_without_labels_cannot_be_evaluated(model: SavedModel) -> None:
     with pytest.raises(FedtailError, match="have no labels"):
-        evaluate_rows(judge(model, rows(50, 5).drop(columns="y")))
+        evaluate(judge(model, rows(50, 5).drop(columns="y")))
 
 
 def test_months_without_a_change_are_quiet_and_a_change_is_noticed(model: SavedModel, tmp_path: Path) -> None:
-    watch = begin(judge(model, rows(2000, 6)), model.preprocessing, "rare", 0.8)
+    watch = Watch.begin(judge(model, rows(2000, 6)))
     for month in range(12):
         record = watch.look(judge(model, rows(400, 10 + month)), str(month))
-        assert record["changed"] == [], record["drift"]
-        assert record["mix"]["rare"] == pytest.approx(0.1, abs=0.08)
+        assert record.changed == [], record.drift
+        assert record.mix["rare"] == pytest.approx(0.1, abs=0.08)
     watch.save(tmp_path / "monitor.json")
     watch = Watch.load(tmp_path / "monitor.json")
     assert len(watch.looks) == 12
     record = watch.look(judge(model, rows(400, 30, shift=1.0)), "13")
-    assert any(what == "input a" for what in record["changed"]) and "changed: " in watch.sentence()
+    assert any(what == "input a" for what in record.changed) and "changed: " in record.sentence()
 
 
 def test_values_never_seen_are_strange(model: SavedModel) -> None:
-    watch = begin(judge(model, rows(2000, 6)), model.preprocessing)
+    watch = Watch.begin(judge(model, rows(2000, 6)))
     far = rows(400, 31)
     far.loc[:39, "a"] = 60.0
     record = watch.look(judge(model, far), "1")
-    assert 40 <= record["strange"]["rows"] < 80 and "strange rows" in record["changed"]
+    assert 40 <= record.seen.strange < 80 and "strange rows" in record.changed
 
 
 def test_a_life_without_drift_ends_without_an_alarm_in_nineteen_of_twenty_cases() -> None:
     alarms = 0
     for life in range(60):
         rng = np.random.default_rng(life)
-        watch = begin(simulated(500, rng), {}, "yes", 0.3)
+        watch = Watch.begin(simulated(500, rng), ("yes", 0.3))
         for month in range(12):
-            if watch.look(simulated(60, rng), str(month))["changed"]:
+            if watch.look(simulated(60, rng), str(month)).changed:
                 alarms += 1
                 break
     assert alarms <= 3
 
 
+def cells(found: int, missed: int, wrong: int = 0, right: int = 0) -> Seen:
+    """Labelled rows of "yes", found or missed, and of "no", answered right or wrong, all as sure."""
+    seen = Seen.none(2, 0)
+    seen.truth[1, :, 5] = missed, found
+    seen.truth[0, :, 5] = right, wrong
+    return replace(seen, cells=seen.truth.sum(0))
+
+
 def test_a_look_may_spend_its_share_of_half_the_error_and_no_more() -> None:
-    watch = begin(simulated(200, np.random.default_rng(0)), {})
-    watch.looks = [{}] * 3
-    for p, named in ((0.99, ["x"]), (1.01, [])):
-        assert watch._named([{"what": "x", "p": p * spent(ALPHA / 2, 3)}]) == named
+    close = 0
+    for more in range(60, 400):
+        watch = Watch(("no", "yes"), (), cells(100, 0, 0, 900))
+        watch.looks = [Look(str(i), Seen.none(2, 0), {}) for i in range(2)]
+        look = watch.look(replace(cells(more, 0, 0, 1000 - more), truth=0 * watch.reference.truth))
+        p = {row["what"]: row["p"] for row in look.drift}
+        limit = spent(ALPHA / 2, 3)
+        assert look.changed == [what for what, value in p.items() if value <= limit]
+        close += limit < p["answers"] < 2 * limit
+        single = drift_p(np.array([900, 100]), np.array([1000 - more, more]), ordered=False)
+        assert p["answers"] == pytest.approx(min(1.0, 4 * single))  # two tests of each of two spans
+    assert close  # where the share decides
 
 
 def test_a_promise_is_given_up_at_four_times_the_odds_of_the_shared_error() -> None:
-    watch = begin(simulated(200, np.random.default_rng(0)), {}, "yes", 0.9)
-    right = np.zeros((2, CELLS), dtype=int).tolist()
     for missed in range(10, 40):
-        watch.looks = [{"labels": {"rows": 100, "right": right, "found": 100 - missed, "cases": 100}}]
-        assert bool(watch._broken()) == (evidence_of_loss(100 - missed, missed, 0.9) >= np.log(4 / ALPHA))
+        watch = Watch(("no", "yes"), (), cells(900, 100), "yes", 0.9)
+        broken = any(what.startswith("recall") for what in watch.look(cells(100 - missed, missed)).changed)
+        assert broken == (evidence_of_loss(100 - missed, missed, 0.9) >= np.log(4 / ALPHA))
 
 
 def test_calibration_is_corrected_for_every_cell_and_span_that_is_tested() -> None:
-    watch, close = begin(simulated(200, np.random.default_rng(0)), {}), 0
-    watch.right = np.zeros((2, CELLS), dtype=int)
-    watch.right[:, 5] = 100, 900
-    limit = spent(ALPHA / 4, 1)
+    close, limit = 0, spent(ALPHA / 4, 1)
     for wrong in range(10, 40):
-        now = np.zeros((2, CELLS), dtype=int)
-        now[:, 5] = wrong, 100 - wrong
-        watch.looks = [{"labels": {"rows": 100, "right": now.tolist()}}]
-        p = drift_p(watch.right[:, 5], now[:, 5])
-        assert bool(watch._broken()) == (p * CELLS * len(SPANS) <= limit)
-        close += p <= limit < p * CELLS * len(SPANS)
+        watch = Watch(("no", "yes"), (), cells(0, 0, 100, 900))
+        look = watch.look(cells(0, 0, wrong, 100 - wrong))
+        p = drift_p(np.array([100, 900]), np.array([wrong, 100 - wrong]))
+        assert ("calibration" in look.changed) == (p * GRADES <= limit)
+        close += p <= limit < p * GRADES
     assert close  # where the correction decides
+
+
+def test_labels_of_an_earlier_look_are_taken_once_and_rows_are_not_counted_twice() -> None:
+    rng = np.random.default_rng(0)
+    watch = Watch.begin(simulated(2000, rng), ("yes", 0.9))
+    rows = simulated(500, rng)
+    first = watch.look(replace(rows, y=None), "May")
+    assert first.changed == [] and not first.seen.truth.any()
+    again = watch.look(rows, "May")
+    assert again is first and len(watch.looks) == 1 and again.seen.n == again.seen.truth.sum() == 500
+    assert [what.split(" (")[0] for what in again.changed] == ["recall of yes"]
+    for repeated in (rows, replace(rows, y=None)):
+        with pytest.raises(FedtailError, match="look 'May' already"):
+            watch.look(repeated, "May")
+
+
+def test_counts_of_sites_give_what_their_rows_together_give(model: SavedModel) -> None:
+    held, new = judge(model, rows(1500, 6)), judge(model, rows(400, 10))
+    whole = Watch.begin(held)
+    parts, later = list(held.by_site().values()), list(new.by_site().values())
+    known = total(count(part) for part in parts).inputs
+    reference = total(count(part, known, among=True) for part in parts)
+    assert all(np.array_equal(v, vars(whole.reference)[name]) for name, v in vars(reference).items())
+    watch = Watch.of(reference, held.classes, held.preprocessing, ("rare", 0.8))
+    seen = total(count(part, known) for part in later)
+    seen = Seen.none(2, len(watch.inputs)).like(seen.flat())
+    assert watch.look(seen, "1").to_json() == whole.look(new, "1").to_json()
+    scores = total(part.scores for part in later)
+    assert evaluation(scores, new.classes)["classes"] == evaluate(new)["classes"]
+    ours, theirs = evaluation(scores, new.classes)["metrics"], evaluate(new)["metrics"]
+    assert ours == {name: theirs[name] for name in ours} and {"log_loss", "brier", "pr_auc"} < set(ours)
 
 
 def test_labels_that_come_late_show_a_broken_promise_and_boasting_probabilities() -> None:
     rng = np.random.default_rng(0)
-    watch = begin(simulated(2000, rng), {}, "yes", 0.9)  # about half is found at 0.5
+    watch = Watch.begin(simulated(2000, rng), ("yes", 0.9))  # about half is found at 0.5
     for month in range(4):
         record = watch.look(simulated(300, rng, honest=False), str(month))
-    assert any(what.startswith("recall of yes") for what in record["changed"])
-    assert "calibration" in record["changed"]
+    assert any(what.startswith("recall of yes") for what in record.changed)
+    assert "calibration" in record.changed
 
 
 def test_recalibration_restores_honest_probabilities_and_the_promise(model: SavedModel, tmp_path: Path) -> None:
@@ -205,7 +247,7 @@ def test_recalibration_restores_honest_probabilities_and_the_promise(model: Save
     fresh = recalibrate(judge(model, rows(3000, 7)))
     assert fresh.decision.promise is not None and fresh.decision.promise.positives > 200
     folder = model.save(tmp_path / "m")
-    before = keep(model, folder, fresh)
+    before = keep(folder, fresh)
     assert load_model(folder).decision == fresh.decision
     assert Decision.from_json(pd.read_json(before, typ="series").to_dict()).temperature == model.decision.temperature
 
@@ -213,7 +255,7 @@ def test_recalibration_restores_honest_probabilities_and_the_promise(model: Save
 def test_a_new_class_mix_is_found_without_labels_and_probabilities_follow(model: SavedModel) -> None:
     many = rows(3000, 8, rare=0.4)
     plain = replace(judge(model, many), decision=Decision())
-    watch = begin(replace(judge(model, rows(2000, 6)), decision=Decision()), model.preprocessing)
+    watch = Watch.begin(replace(judge(model, rows(2000, 6)), decision=Decision()))
     found = recalibrate(replace(plain, y=None), watch)
     assert found.mix["rare"] == pytest.approx(0.4, abs=0.12)
     after = replace(plain, decision=found.decision)

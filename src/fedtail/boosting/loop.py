@@ -11,8 +11,8 @@ from fedtail.boosting.grower import LOSS_BITS, Ask, best_round, boost, lowest_ro
 from fedtail.boosting.model import TreesModel
 from fedtail.boosting.predictor import Forest
 from fedtail.boosting.start import Plan
+from fedtail.core.counts import total
 from fedtail.core.metrics import METRICS
-from fedtail.core.scores import total
 from fedtail.methods.trees import Trees
 from fedtail.rounds.loop import RoundHook, train_rounds
 from fedtail.rounds.progress import Pace, ProgressHook

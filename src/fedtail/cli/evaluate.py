@@ -16,7 +16,7 @@ from fedtail.cli.progress import console, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
-from fedtail.runs.evaluate import evaluate_rows
+from fedtail.runs.evaluate import evaluate as evaluation_of
 from fedtail.runs.explain import importance
 from fedtail.runs.judged import Judged, judge
 from fedtail.runs.saved import load_model
@@ -51,7 +51,7 @@ def evaluate(
     Example: `fedtail evaluate new.csv --run runs/x`.
     """
     judged = judged_by(model, data, label, site, allow_code)
-    found = evaluate_rows(judged)
+    found = evaluation_of(judged)
     for note in judged.notes:
         console.print(f"note: {note}", style="dim", soft_wrap=True)
     print_evaluation(found)

@@ -16,7 +16,7 @@ from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
 from fedtail.runs.judged import judge
-from fedtail.runs.monitor import Watch, begin
+from fedtail.runs.monitor import Watch
 from fedtail.runs.recalibrate import keep, recalibrate
 from fedtail.runs.saved import load_model
 from fedtail.words import fixed, percent
@@ -50,16 +50,10 @@ def monitor(
     """
     judged = judged_by(model, data, label, site, allow_code)
     path = state or (Path(model) / STATE if Path(model).is_dir() else Path(STATE))
+    for note in judged.notes:
+        console.print(f"note: {note}", style="dim", soft_wrap=True)
     if reference:
-        found = load_model(model, allow_code=allow_code) if Path(model).is_dir() else None
-        target, promise = judged.decision.target, judged.decision.promise
-        promised = target is not None and promise is not None and promise.kept
-        watch = begin(
-            judged,
-            found.preprocessing if found is not None else {},
-            judged.classes[target] if promised and target is not None else None,
-            promise.recall if promised and promise is not None else 0.0,
-        )
+        watch = Watch.begin(judged)
         watch.save(path)
         terminal().print(f"monitoring begins with {watch.reference.n:,} reference rows -> {path}", soft_wrap=True)
         return
@@ -68,14 +62,12 @@ def monitor(
             f"there is no {str(path)!r}; begin with labelled rows that were not trained on and --reference"
         )
     watch = Watch.load(path)
-    record = watch.look(judged, name or str(len(watch.looks) + 1))
+    look = watch.look(judged, name)
     watch.save(path)
-    for note in judged.notes:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
-    terminal().print(watch.sentence(), soft_wrap=True)
+    terminal().print(look.sentence(), soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps({key: value for key, value in record.items() if key != "counts"}))
-    if record["changed"]:
+        typer.echo(json.dumps(look.to_json()))
+    if look.changed:
         raise typer.Exit(CHANGED)
 
 
@@ -105,8 +97,6 @@ def recalibrate_command(
     if promise is not None:
         terminal().print(promise.sentence(model.classes[found.decision.target or 0]), soft_wrap=True)
     if keep_it:
-        terminal().print(
-            f"the model has the new decision; the one before is in {keep(model, run, found)}", soft_wrap=True
-        )
+        terminal().print(f"the model has the new decision; the one before is in {keep(run, found)}", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps({"before": found.before, "after": found.after, "mix": found.mix, "kept": keep_it}))

@@ -7,11 +7,12 @@ the crowded ends near 0 and 1, where rare classes live, are as finely cut as the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import digamma
+
+from fedtail.core.counts import Counts
 
 BINS, LARGEST = 4096, 18.0
 """Bins per class, over log-odds from -LARGEST to LARGEST."""
@@ -24,8 +25,8 @@ TEMPERATURES = 2.0 ** np.linspace(-2, 3, 41)
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Counts of one model on some samples; ``a + b`` are those on both."""
+class Scores(Counts):
+    """Counts of one model on some samples."""
 
     confusion: np.ndarray
     """(C, C) row = true class."""
@@ -73,20 +74,9 @@ class Scores:
             mass=np.rint(p.sum(0) * ONE).astype(np.int64),
         )
 
-    def __add__(self, other: Scores) -> Scores:
-        return Scores(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
     @property
     def n(self) -> int:
         return int(self.cells[0].sum())
-
-
-def total(parts: Iterable[Scores]) -> Scores | None:
-    """Of all together, one after another in memory; None where nobody told."""
-    whole: Scores | None = None
-    for part in parts:
-        whole = part if whole is None else whole + part
-    return whole
 
 
 def _tempered(p: np.ndarray, y: np.ndarray) -> np.ndarray:

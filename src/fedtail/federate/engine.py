@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from fedtail.core.candidates import Candidates
+from fedtail.core.counts import total
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
-from fedtail.core.scores import ONE, Scores, total
+from fedtail.core.scores import ONE, Scores
 from fedtail.data.federation import Samples
 from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
 from fedtail.federate.protocol.transport import Phase

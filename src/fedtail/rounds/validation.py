@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedtail.core.counts import total
 from fedtail.core.evidence import Evidence, class_counts
 from fedtail.core.metrics import METRICS
-from fedtail.core.scores import total
 from fedtail.rounds.state import Problem
 
 SITE_METRIC = "macro_f1"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedtail.core.counts import total
 from fedtail.core.decisions import (
     EQUAL,
     POWERS,
@@ -21,7 +22,7 @@ from fedtail.core.decisions import (
     share_weights,
 )
 from fedtail.core.promise import promise_recall
-from fedtail.core.scores import Scores, total
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.rounds.state import Problem
 from fedtail.settings import DecisionSettings

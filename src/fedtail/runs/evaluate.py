@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedtail.core.evidence import per_class, wilson
 from fedtail.core.metrics import METRICS, majority_floor, summarize
@@ -21,30 +22,40 @@ RESAMPLES = 400
 LEVEL = 0.95
 
 
-def evaluate_rows(judged: Judged) -> dict[str, Any]:
+class Evaluation(dict[str, Any]):
+    """How good a model is: ``metrics`` with intervals, ``classes`` in order of rarity, ``sites``, ``confusion``."""
+
+    def _repr_html_(self) -> str:
+        metrics = {METRICS[k].title: v for k, v in self["metrics"].items() if METRICS[k].headline}
+        classes = [{k: v["value"] if isinstance(v, dict) else v for k, v in row.items()} for row in self["classes"]]
+        tables = pd.DataFrame.from_dict(metrics, orient="index"), pd.DataFrame(classes)
+        return "".join(table.to_html(float_format="{:.3f}".format, na_rep="") for table in tables)
+
+
+def evaluate(judged: Judged) -> Evaluation:
     """Judge labelled rows, and each site's by themselves where the rows name sites."""
     rows = judged.labelled
     return evaluation(rows.scores, rows.classes, {name: part.scores for name, part in rows.by_site().items()})
 
 
-def evaluation(scores: Scores, classes: Sequence[str], sites: Mapping[str, Scores] | None = None) -> dict[str, Any]:
-    """Compute all metrics from counts: ``metrics`` with intervals, ``classes`` in order of rarity, ``sites``."""
+def evaluation(scores: Scores, classes: Sequence[str], sites: Mapping[str, Scores] | None = None) -> Evaluation:
+    """Compute everything from counts: those of all rows, and of each site where sites tell theirs."""
     sites = sites or {}
     each = [float(summarize(s.confusion)["macro_f1"]) for s in sites.values()]
     metrics = summarize(scores.confusion, scores=scores, sites=each or None)
     intervals = _intervals(scores)
-    return {
-        "rows": scores.n,
-        "metrics": {
+    return Evaluation(
+        rows=scores.n,
+        metrics={
             name: {"value": _plain(value), **({"interval": intervals[name]} if name in intervals else {})}
             for name, value in metrics.items()
             if name in METRICS
         },
-        "floor": {name: _plain(v) for name, v in majority_floor(scores.confusion.sum(1)).items()},
-        "classes": _classes(scores, classes),
-        "sites": {name: _site(part, classes) for name, part in sites.items()},
-        "confusion": scores.confusion.tolist(),
-    }
+        floor={name: _plain(v) for name, v in majority_floor(scores.confusion.sum(1)).items()},
+        classes=_classes(scores, classes),
+        sites={name: _site(part, classes) for name, part in sites.items()},
+        confusion=scores.confusion.tolist(),
+    )
 
 
 def _classes(scores: Scores, classes: Sequence[str]) -> list[dict[str, Any]]:

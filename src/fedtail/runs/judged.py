@@ -6,7 +6,7 @@ The model may be a run folder's, an ONNX file that ``fedtail export`` wrote, or 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedtail.core.counts import total
 from fedtail.core.decisions import Decision
 from fedtail.core.scores import Scores
 from fedtail.data.inputs import image_files, prepare_inputs, read_for
@@ -24,7 +25,7 @@ from fedtail.data.tables.pooled import is_table
 from fedtail.data.tables.read import Table, from_frame, read_table
 from fedtail.errors import FedtailError
 from fedtail.registry import in_user_code, load_object
-from fedtail.runs.saved import SavedModel
+from fedtail.runs.saved import SavedModel, load_model
 from fedtail.words import listing, plural
 
 
@@ -45,6 +46,8 @@ class Judged:
     identity: dict[str, Any] = field(default_factory=dict)
     """Columns that identify each row."""
     notes: tuple[str, ...] = ()
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    """The model's, which names the inputs."""
 
     @property
     def p(self) -> np.ndarray:
@@ -71,9 +74,12 @@ class Judged:
 
     @property
     def scores(self) -> Scores:
-        """Counts of the labelled rows, which sites can add up."""
+        """Counts of these rows, all of them labelled: the sum over sites of what each of them counts."""
         assert self.y is not None
-        return Scores.of(self.p, self.y, self.decision.answers(self.p))
+        parts = self.by_site().values() or [self]
+        found = total(Scores.of(part.p, part.y, part.decision.answers(part.p)) for part in parts if part.y is not None)
+        assert found is not None
+        return found
 
     def by_site(self) -> dict[str, Judged]:
         """The rows of each site, in the order of names; empty where the rows do not say."""
@@ -93,18 +99,19 @@ def judge(
     """Read rows and predict them.
 
     Args:
-        model: a loaded model, an ``.onnx`` file, or ``file.py:name`` of something with ``predict_proba`` and
-            ``classes_`` (scikit-learn's or your own), which gets the table as a DataFrame without label and site.
+        model: a loaded model, a run folder, an ``.onnx`` file, or ``file.py:name`` of something with ``predict_proba``
+            and ``classes_`` (scikit-learn's or your own), which gets the table as a DataFrame without label and site.
         data: a table or its file, a ``.npy`` file, an image or a folder of images (``site/class/*`` or ``class/*``,
             where folder names are classes).
         label: the label column; default: the one trained on. site: the column that names the site, likewise.
         keep: columns of the table that identify rows.
     """
+    if not isinstance(model, SavedModel) and Path(model).is_dir():
+        model = load_model(model)
     if isinstance(model, SavedModel):
         rows = _read(data, model.preprocessing, model.classes, label, site, keep)
-        raw = replace(model, decision=Decision())
         x = model.inputs(rows.input, rows.notes)
-        return rows.judged(raw.probabilities(x), model.decision, x)
+        return rows.judged(replace(model, decision=Decision()).probabilities, model.decision, x)
     if str(model).endswith(".onnx"):
         return _onnx(Path(model), data, label, site, keep)
     return _estimator(str(model), data, label, site, keep)
@@ -115,13 +122,30 @@ class _Rows:
     input: Any
     classes: tuple[str, ...]
     notes: list[str]
+    preprocessing: dict[str, Any]
     y: np.ndarray | None = None
     sites: np.ndarray | None = None
     identity: dict[str, Any] = field(default_factory=dict)
 
-    def judged(self, raw: np.ndarray, decision: Decision, x: Tensor | None = None) -> Judged:
-        first = self.identity or {"row": np.arange(1, len(raw) + 1)}
-        return Judged(self.classes, raw, decision, self.y, self.sites, x, first, tuple(self.notes))
+    def judged(self, probabilities: Callable[[Any], np.ndarray], decision: Decision, x: Any) -> Judged:
+        """Predict site by site, as sites would: rows that go through a network together can change its last bits."""
+        n = len(x)
+        raw = np.empty((n, len(self.classes)), dtype=np.float32)
+        sites = np.zeros(n, dtype=np.int64) if self.sites is None else np.unique(self.sites, return_inverse=True)[1]
+        for k in range(int(sites.max(initial=-1)) + 1):
+            kept = np.flatnonzero(sites == k)
+            raw[kept] = probabilities(x[torch.from_numpy(kept)] if isinstance(x, Tensor) else x.iloc[kept])
+        return Judged(
+            classes=self.classes,
+            raw=raw,
+            decision=decision,
+            y=self.y,
+            sites=self.sites,
+            x=x if isinstance(x, Tensor) else None,
+            identity=self.identity or {"row": np.arange(1, n + 1)},
+            notes=tuple(self.notes),
+            preprocessing=self.preprocessing,
+        )
 
 
 def _read(
@@ -147,6 +171,7 @@ def _read(
             table,
             classes,
             notes,
+            preprocessing,
             y=_codes(frame[label], classes, notes) if label in columns else None,
             sites=frame[site].astype(str).to_numpy() if site in columns else None,
             identity={name: frame[name].to_numpy() for name in keep},
@@ -156,7 +181,7 @@ def _read(
             raise FedtailError(f"{flag} {name!r} names a column, but {str(data)!r} is not a table")
     if not data.is_dir():
         one = data.suffix != ".npy"
-        return _Rows(data, classes, notes, identity={"file": [str(data)]} if one else {})
+        return _Rows(data, classes, notes, preprocessing, identity={"file": [str(data)]} if one else {})
     files = image_files(data)
     places = np.array(class_places([path.parent.name for path in files], classes))
     sites = np.array([path.parent.parent.name for path in files])
@@ -165,6 +190,7 @@ def _read(
         list(files),
         classes,
         notes,
+        preprocessing,
         y=places if (places >= 0).any() else None,
         sites=sites if deep and (places >= 0).any() else None,
         identity={"file": [str(path) for path in files]},
@@ -211,9 +237,14 @@ def _onnx(path: Path, data: Path | pd.DataFrame, label: str | None, site: str | 
     rows = _read(data, about["preprocessing"], classes, label, site, keep)
     x = prepare_inputs(rows.input, about["preprocessing"], shape, rows.notes)
     name = session.get_inputs()[0].name
-    parts = [session.run(["probabilities"], {name: part.float().numpy()})[0] for part in x.split(1024)]
-    given = replace(decision, temperature=1.0, bias=())  # the graph has calibrated already
-    return rows.judged(np.concatenate(parts), given, x)
+
+    def probabilities(x: Tensor) -> np.ndarray:
+        return np.concatenate(
+            [session.run(["probabilities"], {name: part.float().numpy()})[0] for part in x.split(1024)]
+        )
+
+    # the graph has calibrated already
+    return rows.judged(probabilities, replace(decision, temperature=1.0, bias=()), x)
 
 
 def _estimator(
@@ -229,10 +260,14 @@ def _estimator(
     if not isinstance(rows.input, Table):
         raise FedtailError(f"model {name!r} takes tables; {str(data)!r} is not one")
     frame = rows.input.frame.drop(columns=[c for c in (label, site) if c is not None])
-    try:
-        raw = np.asarray(found.predict_proba(frame), dtype=np.float64)
-    except Exception as error:
-        raise in_user_code("model", name, error) from error
-    if raw.shape != (len(frame), len(classes)):
-        raise FedtailError(f"model {name!r}: predict_proba gave {raw.shape}, not ({len(frame)}, {len(classes)})")
-    return rows.judged(raw, Decision())
+
+    def probabilities(part: pd.DataFrame) -> np.ndarray:
+        try:
+            raw = np.asarray(found.predict_proba(part), dtype=np.float64)
+        except Exception as error:
+            raise in_user_code("model", name, error) from error
+        if raw.shape != (len(part), len(classes)):
+            raise FedtailError(f"model {name!r}: predict_proba gave {raw.shape}, not ({len(part)}, {len(classes)})")
+        return raw
+
+    return rows.judged(probabilities, Decision(), frame)

@@ -9,24 +9,21 @@ life share one error of ``ALPHA``, so that a scheduler may look every day. Every
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedtail.core.counts import Counts
+from fedtail.core.decisions import Decision
 from fedtail.core.evidence import wilson
-from fedtail.core.scores import CELLS
-from fedtail.core.shift import (
-    class_mix,
-    drift_p,
-    evidence_of_loss,
-    prior_weights,
-    spent,
-)
+from fedtail.core.scores import ONE
+from fedtail.core.shift import cell_density, class_mix, drift_p, evidence_of_loss, prior_weights, spent
 from fedtail.data.inputs import saved_schema
 from fedtail.errors import FedtailError, writing
+from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
 from fedtail.words import percent
 
@@ -38,194 +35,238 @@ SPANS = (1, 3, 12)
 EDGES = np.array([-8.0, -4.0, -2.5, -1.5, -1.0, -0.5, -1e-6, 1e-6, 0.5, 1.0, 1.5, 2.5, 4.0, 8.0])
 """Cuts of an input, standardized as the model takes it; zero, where most of an encoded category lies, is a bin of its
 own."""
+SURE = np.array([-6.0, -4.5, -3.0, -2.0, -1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0])
+"""Cuts of the log-odds of an answer's probability."""
+GRADES = 6
+"""Neighbouring cells that make so many are joined to test whether answers as sure are right as often."""
 MOST_INPUTS = 1000
 """A model with more inputs, such as pixels, is watched by its answers alone."""
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Rows in bins; sites add theirs up."""
+class Seen(Counts):
+    """What rows are like: all that a monitor learns of them. A cell is an answer and how probable it was."""
 
-    answers: np.ndarray
-    """(C,) rows by answer."""
-    sure: np.ndarray
-    """(CELLS,) rows by the largest probability."""
+    cells: np.ndarray
+    """(C, len(SURE) + 1) rows by answer and its probability."""
+    truth: np.ndarray
+    """(C, C, len(SURE) + 1) labelled rows by class and cell."""
+    mass: np.ndarray
+    """(C, len(SURE) + 1, C) the rows' probabilities of each class, summed in fixed point."""
     inputs: np.ndarray
-    """(D, BINS) rows by the value of each input; D is 0 where inputs are not watched."""
-    strange: int = 0
-    """Rows with a value in a bin that no other reference row is in."""
+    """(D, len(EDGES) + 1) rows by the value of each input; D is 0 where inputs are not watched."""
+    strange: np.ndarray
+    """() rows with a value in a bin that no reference row is in."""
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+    @classmethod
+    def none(cls, n_classes: int, n_inputs: int) -> Seen:
+        """Return the counts of no rows."""
+        c, cells = n_classes, len(SURE) + 1
+        shapes = ((c, cells), (c, c, cells), (c, cells, c), (n_inputs, len(EDGES) + 1), ())
+        return cls(*(np.zeros(shape, dtype=np.int64) for shape in shapes))
 
     @property
     def n(self) -> int:
-        return int(self.sure.sum())
+        """How many rows there are."""
+        return int(self.cells.sum())
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain lists."""
-        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+    @property
+    def right(self) -> np.ndarray:
+        """(GRADES, 2) wrong and right answers of labelled rows, by their probability."""
+        right = np.trace(self.truth).reshape(GRADES, -1).sum(1)
+        return np.stack([self.truth.sum((0, 1)).reshape(GRADES, -1).sum(1) - right, right], 1)
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Counts:
-        """Read what ``to_json`` wrote."""
-        inputs = np.asarray(fields["inputs"], dtype=np.int64).reshape(-1, len(EDGES) + 1)
-        return cls(np.asarray(fields["answers"]), np.asarray(fields["sure"]), inputs, int(fields["strange"]))
+    def found(self, target: int) -> tuple[int, int]:
+        """Return how many labelled rows of a class were found, and how many there are."""
+        return int(self.truth[target, target].sum()), int(self.truth[target].sum())
 
 
-def places_of(judged: Judged) -> np.ndarray:
-    """(N, D) the bin of every input; D is 0 where inputs are not watched."""
+def watched_inputs(judged: Judged) -> int:
+    """Return how many inputs of a model are watched: all of a table, none of images."""
     x = judged.x
-    if x is None or x[:1].numel() > MOST_INPUTS or x.dim() != 2:
-        return np.empty((len(judged.raw), 0), dtype=np.int64)
-    return np.searchsorted(EDGES, x.double().numpy())
+    return 0 if x is None or x.dim() != 2 or x.shape[1] > MOST_INPUTS else x.shape[1]
 
 
-def right_by_cell(judged: Judged) -> np.ndarray:
-    """(2, CELLS) wrong and right likeliest classes of labelled rows, by their probability."""
-    assert judged.y is not None
-    p = judged.p
-    cell = np.minimum((p.max(1) * CELLS).astype(int), CELLS - 1)
-    return np.bincount((p.argmax(1) == judged.y) * CELLS + cell, minlength=2 * CELLS).reshape(2, CELLS)
+def count(judged: Judged, known: np.ndarray | None = None, *, among: bool = False) -> Seen:
+    """Count rows of one site, or of all.
 
-
-def count(judged: Judged, known: np.ndarray | None = None) -> Counts:
-    """Count rows.
-
-    known: (D, BINS) counts of the reference rows; None if these are the reference rows themselves.
+    known: (D, BINS) inputs of all reference rows, by which strange rows are counted; none are without. among: these
+    rows are among the reference rows, and each is compared with the others.
     """
-    places, p = places_of(judged), judged.p
-    d, bins = places.shape[1], len(EDGES) + 1
-    flat = places + np.arange(d) * bins
-    inputs = np.bincount(flat.ravel(), minlength=d * bins).reshape(d, bins)
-    others = inputs.ravel()[flat] - 1 if known is None else known.ravel()[flat]
-    return Counts(
-        answers=np.bincount(judged.decision.answers(p), minlength=len(judged.classes)),
-        sure=np.bincount(np.minimum((p.max(1) * CELLS).astype(int), CELLS - 1), minlength=CELLS),
-        inputs=inputs,
-        strange=int((others <= 0).any(1).sum()) if d else 0,
+    n, c, d = len(judged.raw), len(judged.classes), watched_inputs(judged)
+    p = judged.p.astype(np.float64)
+    answers = judged.decision.answers(judged.p)
+    own = np.clip(p[np.arange(n), answers], 1e-9, 1 - 1e-9)
+    none = Seen.none(c, d)
+    cell = answers * (len(SURE) + 1) + np.searchsorted(SURE, np.log(own) - np.log1p(-own))
+    mass = np.zeros((none.cells.size, c), dtype=np.int64)
+    np.add.at(mass, cell, np.rint(p * ONE).astype(np.int64))
+    y = np.full(n, -1) if judged.y is None else judged.y
+    truth = np.bincount((y * none.cells.size + cell)[y >= 0], minlength=none.truth.size)
+    x = judged.x
+    places = np.searchsorted(EDGES, x.double().numpy()) if d and x is not None else np.empty((n, 0), dtype=np.int64)
+    flat = places + np.arange(d) * (len(EDGES) + 1)
+    strange = 0 if known is None or not d else (known.ravel()[flat] <= among).any(1).sum()
+    return Seen(
+        cells=np.bincount(cell, minlength=none.cells.size).reshape(none.cells.shape),
+        truth=truth.reshape(none.truth.shape),
+        mass=mass.reshape(none.mass.shape),
+        inputs=np.bincount(flat.ravel(), minlength=none.inputs.size).reshape(none.inputs.shape),
+        strange=np.array(strange, dtype=np.int64),
     )
 
 
 @dataclass
+class Look:
+    """New rows, what they are like, and what has changed."""
+
+    name: str
+    seen: Seen
+    mix: dict[str, float]
+    """Class shares, found without labels."""
+    drift: list[dict[str, Any]] = field(default_factory=list)
+    """The smallest p-values of what was tested without labels, corrected for all tests of this look."""
+    changed: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the counts, for people and programs."""
+        n, strange = self.seen.n, int(self.seen.strange)
+        out = {name: value for name, value in vars(self).items() if name != "seen"}
+        labels = int(self.seen.truth.sum())
+        more = {"rows": n, "labels": labels, "strange": strange, "interval": list(wilson(strange / max(n, 1), n))}
+        return {**out, **more}
+
+    def sentence(self) -> str:
+        """Say in one line, for a scheduler, what this look found."""
+        head = f"{self.name}: {self.seen.n:,} rows, "
+        if self.changed:
+            return head + "changed: " + ", ".join(self.changed)
+        return head + f"nothing has changed ({percent(int(self.seen.strange) / max(self.seen.n, 1))} strange rows)"
+
+
+@dataclass
 class Watch:
-    """The life of a model after training: its reference, and one record per look."""
+    """The life of a model after training: its reference, and the looks at what came later."""
 
     classes: tuple[str, ...]
     inputs: tuple[str, ...]
-    """Names of the inputs."""
-    reference: Counts
-    right: np.ndarray
-    """(2, CELLS) wrong and right answers among the reference rows, by the largest probability."""
-    shares: tuple[float, ...]
-    """Class shares among the reference rows."""
-    weights: tuple[float, ...]
-    """Factors after which the model's probabilities stand for these shares."""
+    """Names of the inputs that are watched."""
+    reference: Seen
     find: str | None = None
     """The class whose recall is promised."""
     recall: float = 0.0
-    looks: list[dict[str, Any]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
 
-    def look(self, judged: Judged, name: str) -> dict[str, Any]:
-        """Take note of new rows and return the record: what they are like, and what has changed."""
-        now = count(judged, self.reference.inputs)
-        self._check(now)
-        record: dict[str, Any] = {
-            "look": name,
-            "rows": now.n,
-            "counts": now.to_json(),
-            "mix": dict(zip(self.classes, self.mix(judged).round(6).tolist(), strict=True)),
-            "strange": {"rows": now.strange, "interval": list(wilson(now.strange / max(now.n, 1), now.n))},
-        }
-        if judged.y is not None and (judged.y >= 0).any():
-            record["labels"] = self._labels(judged.labelled)
-        self.looks.append(record)
-        record["drift"] = self._drift()
-        record["changed"] = [*self._named(record["drift"]), *self._broken()]
-        return record
+    @classmethod
+    def begin(cls, judged: Judged, promised: tuple[str, float] | None = None) -> Watch:
+        """Begin to monitor a model from labelled reference rows, which it must not have been trained on.
 
-    def mix(self, judged: Judged) -> np.ndarray:
+        promised: a class and its recall; by default what the model's decision promises.
+        """
+        rows = judged.labelled
+        seen = count(rows, count(rows).inputs, among=True)
+        return cls.of(seen, rows.classes, rows.preprocessing, promised or promised_recall(rows.decision, rows.classes))
+
+    @classmethod
+    def of(
+        cls,
+        reference: Seen,
+        classes: tuple[str, ...],
+        preprocessing: Mapping[str, Any],
+        promised: tuple[str, float] | None = None,
+    ) -> Watch:
+        """Begin from counts of reference rows, such as sums over sites."""
+        find, recall = promised or (None, 0.0)
+        if find is not None and find not in classes:
+            raise FedtailError(f"there is no class {find!r}; the model has {', '.join(classes)}")
+        schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
+        names = schema.features() if schema is not None and schema.width == d else [str(i + 1) for i in range(d)]
+        return cls(classes, tuple(names), reference, find, recall)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """(C,) class shares among the reference rows."""
+        counts = np.maximum(self.reference.truth.sum((1, 2)), 0.5)
+        return np.asarray(counts / counts.sum())
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(C,) factors after which the model's probabilities stand for these shares."""
+        mass = self.reference.mass.reshape(-1, len(self.classes))
+        return prior_weights(mass, self.reference.cells.ravel(), self.shares)
+
+    def mix(self, seen: Seen) -> np.ndarray:
         """(C,) class shares among new rows, found without their labels."""
-        p = judged.p * np.asarray(self.weights)
-        return class_mix(p / p.sum(1, keepdims=True), self.shares)
+        c = len(self.classes)
+        density = cell_density(self.reference.truth.reshape(c, -1), self.reference.mass.reshape(-1, c))
+        return class_mix(seen.cells.ravel(), density, self.shares)
 
-    def _labels(self, judged: Judged) -> dict[str, Any]:
-        p, y = judged.p, judged.y
-        assert y is not None
-        answers = judged.decision.answers(p)
-        out: dict[str, Any] = {"rows": len(y), "right": right_by_cell(judged).tolist()}
-        if self.find is not None:
-            own = y == self.classes.index(self.find)
-            out |= {"found": int((answers == y)[own].sum()), "cases": int(own.sum())}
-        return out
+    def look(self, rows: Judged | Seen, name: str = "") -> Look:
+        """Take note of new rows, or of labels that came late for those of an earlier look, and say what has changed.
+
+        name: of the look, such as 2026-11, by default its number. Rows with the name of an earlier look are that look's
+        rows, now with labels.
+        """
+        seen = count(rows, self.reference.inputs) if isinstance(rows, Judged) else rows
+        if seen.cells.shape != self.reference.cells.shape or seen.inputs.shape != self.reference.inputs.shape:
+            raise FedtailError("these rows were judged by another model than the one that is monitored")
+        name = name or str(len(self.looks) + 1)
+        look = next((look for look in self.looks if look.name == name), None)
+        if look is None:
+            look = Look(name, seen, dict(zip(self.classes, self.mix(seen).round(6).tolist(), strict=True)))
+            self.looks.append(look)
+            look.drift = self._drift()
+            limit = spent(ALPHA / 2, len(self.looks))
+            look.changed = [row["what"] for row in look.drift if row["p"] <= limit]
+        elif look.seen.truth.any() or not seen.truth.any():
+            raise FedtailError(f"there is a look {name!r} already; name this one otherwise, or give its labels, once")
+        else:
+            look.seen = replace(look.seen, truth=seen.truth)
+        if seen.truth.any():
+            look.changed += self._broken()
+        return look
 
     def _drift(self) -> list[dict[str, Any]]:
         """The smallest p-value of each kind over all spans, corrected for every test of this look."""
-        found: dict[str, dict[str, Any]] = {}
-        tests = 0
-        for span in SPANS[: 1 + sum(len(self.looks) >= s for s in SPANS[1:])]:
-            parts = [Counts.from_json(look["counts"]) for look in self.looks[-span:]]
-            now = sum(parts[1:], parts[0])
-            for what, p in self._tests(now):
-                tests += 1
-                if what not in found or p < found[what]["p"]:
-                    found[what] = {"what": what, "p": p, "looks": span}
-        corrected = [{**row, "p": min(1.0, row["p"] * tests)} for row in found.values()]
-        return sorted(corrected, key=lambda row: float(row["p"]))[:10]
-
-    def _tests(self, now: Counts) -> list[tuple[str, float]]:
-        was = self.reference
-        out = [
-            ("answers", drift_p(was.answers, now.answers, ordered=False)),
-            ("probabilities", drift_p(was.sure, now.sure)),
-        ]
-        if len(self.inputs):
-            out.append(("strange rows", drift_p(*(np.array([c.n - c.strange, c.strange]) for c in (was, now)))))
-        out += [
-            (f"input {name}", drift_p(a, b))
-            for name, a, b in zip(self.inputs, was.inputs, now.inputs, strict=True)
-            if np.count_nonzero(a + b) > 1
-        ]
-        return out
-
-    def _named(self, drift: Sequence[Mapping[str, Any]]) -> list[str]:
-        limit = spent(ALPHA / 2, len(self.looks))
-        return [str(row["what"]) for row in drift if row["p"] <= limit]
+        was, names = self.reference, ["answers", "probabilities"]
+        spans = spans_of(len(self.looks))
+        p = []
+        for span in spans:
+            now = _sum([look.seen for look in self.looks[-span:]])
+            p.append(drift_p(was.cells.sum(1), now.cells.sum(1), ordered=False))
+            p.append(drift_p(was.cells.sum(0), now.cells.sum(0)))
+            if self.inputs:
+                p.append(drift_p(*(np.array([c.n - c.strange, c.strange]) for c in (was, now))))
+                p.extend(drift_p(was.inputs, now.inputs))
+        if self.inputs:
+            names += ["strange rows", *(f"input {name}" for name in self.inputs)]
+        table = np.minimum(1.0, np.reshape(p, (len(spans), -1)) * len(p))
+        best, least = table.argmin(0), table.min(0)
+        order = np.argsort(least, kind="stable")[:10].tolist()
+        return [{"what": names[i], "p": float(least[i]), "looks": spans[best[i]]} for i in order]
 
     def _broken(self) -> list[str]:
         """What labels say, over the whole life."""
-        told = [look["labels"] for look in self.looks if "labels" in look]
-        out, limit = [], np.log(4 / ALPHA)
-        if self.find is not None and told:
-            found, cases = (sum(row[key] for row in told) for key in ("found", "cases"))
-            if cases and evidence_of_loss(found, cases - found, self.recall) >= limit:
+        told = [look.seen for look in self.looks if look.seen.truth.any()]
+        out = []
+        if self.find is not None:
+            found, cases = np.sum([seen.found(self.classes.index(self.find)) for seen in told], 0).tolist()
+            if cases and evidence_of_loss(found, cases - found, self.recall) >= np.log(4 / ALPHA):
                 out.append(f"recall of {self.find} ({percent(found / cases)}, promised {percent(self.recall)})")
-        looks = np.array([row["right"] for row in told])
-        spans = [looks[-span:].sum(0) for span in SPANS if told]
-        p = [drift_p(was, now) for span in spans for was, now in zip(self.right.T, span.T, strict=True)]
-        if p and min(p) * len(p) <= spent(ALPHA / 4, len(looks)):
+        p = [
+            drift_p(self.reference.right, np.sum([seen.right for seen in told[-span:]], 0))
+            for span in spans_of(len(told))
+        ]
+        if np.min(p) * np.size(p) <= spent(ALPHA / 4, len(told)):
             out.append("calibration")
         return out
 
-    def _check(self, now: Counts) -> None:
-        if now.answers.shape != self.reference.answers.shape or now.inputs.shape != self.reference.inputs.shape:
-            raise FedtailError("these rows were judged by another model than the one that is monitored")
-
-    def sentence(self) -> str:
-        """Say in one line, for a scheduler, what the last look found."""
-        last = self.looks[-1]
-        head = f"{last['look']}: {last['rows']:,} rows, "
-        if last["changed"]:
-            return head + "changed: " + ", ".join(last["changed"])
-        return head + f"nothing has changed ({percent(last['strange']['rows'] / max(last['rows'], 1))} strange rows)"
-
     def save(self, path: Path) -> None:
         """Write the life as JSON, whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial")
-        content = {**asdict(self), "reference": self.reference.to_json(), "right": self.right.tolist(), "alpha": ALPHA}
+        looks = [{**vars(look), "seen": look.seen.to_json()} for look in self.looks]
+        content = {**vars(self), "reference": self.reference.to_json(), "looks": looks, "alpha": ALPHA}
         with writing(path):
-            partial.write_text(json.dumps(content), encoding="utf-8")
-            partial.replace(path)
+            write_atomically(path, json.dumps(content))
 
     @classmethod
     def load(cls, path: Path) -> Watch:
@@ -235,40 +276,28 @@ class Watch:
             return cls(
                 classes=tuple(fields["classes"]),
                 inputs=tuple(fields["inputs"]),
-                reference=Counts.from_json(fields["reference"]),
-                right=np.asarray(fields["right"]),
-                shares=tuple(fields["shares"]),
-                weights=tuple(fields["weights"]),
+                reference=Seen.from_json(fields["reference"]),
                 find=fields["find"],
                 recall=fields["recall"],
-                looks=fields["looks"],
+                looks=[Look(**{**look, "seen": Seen.from_json(look["seen"])}) for look in fields["looks"]],
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise FedtailError(
                 f"{str(path)!r} cannot be read as the state of a monitor ({error}); restore it, or begin anew with "
                 "--reference"
             ) from None
 
 
-def begin(judged: Judged, preprocessing: Mapping[str, Any], find: str | None = None, recall: float = 0.0) -> Watch:
-    """Begin to monitor a model from labelled reference rows, which it must not have been trained on."""
-    rows = judged.labelled
-    assert rows.y is not None
-    reference = count(rows)
-    if find is not None and find not in rows.classes:
-        raise FedtailError(f"there is no class {find!r}; the model has {', '.join(rows.classes)}")
-    schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
-    names = schema.features() if schema is not None and schema.width == d else [str(i + 1) for i in range(d)]
-    counts = np.maximum(np.bincount(rows.y, minlength=len(rows.classes)), 0.5)
-    shares = counts / counts.sum()
-    weights = prior_weights(rows.p, shares)
-    return Watch(
-        classes=rows.classes,
-        inputs=tuple(names),
-        reference=reference,
-        right=right_by_cell(rows),
-        shares=tuple(shares.tolist()),
-        weights=tuple(weights.tolist()),
-        find=find,
-        recall=recall,
-    )
+def promised_recall(decision: Decision, classes: tuple[str, ...]) -> tuple[str, float] | None:
+    """Return the class and the recall that a decision promises, if it does."""
+    target, promise = decision.target, decision.promise
+    return None if target is None or promise is None or not promise.kept else (classes[target], promise.recall)
+
+
+def spans_of(looks: int) -> tuple[int, ...]:
+    """Return the spans that so many looks fill."""
+    return SPANS[: 1 + sum(looks >= span for span in SPANS[1:])]
+
+
+def _sum(seen: list[Seen]) -> Seen:
+    return sum(seen[1:], seen[0])

@@ -6,6 +6,7 @@ The model's weights stay as they are; the decision it had is kept beside the new
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import numpy as np
 from fedtail.core.decisions import POWERS, Decision, best_temperature, class_shares, share_weights
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, writing
+from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
-from fedtail.runs.monitor import Watch
-from fedtail.runs.saved import SavedModel
+from fedtail.runs.monitor import Seen, Watch, count
 
 BEFORE = "decision-before.json"
 
@@ -35,61 +37,61 @@ class Recalibrated:
 
 
 def recalibrate(judged: Judged, watch: Watch | None = None) -> Recalibrated:
-    """Refit a model's decision to new rows.
+    """Refit a model's decision to new rows: with labels all of it, without them the class mix.
 
-    With labels: the temperature, then the threshold that keeps the decision's promise, or its weights for macro F1,
-    and the sets. Without labels: the class mix, by which probabilities are corrected; ``watch`` knows from reference
-    rows which mix they stand for.
+    watch: knows from reference rows which class mix the model's probabilities stand for.
     """
-    old = judged.decision
-    if judged.y is None or not (judged.y >= 0).any():
-        if watch is None:
-            raise FedtailError(
-                "these rows have no labels; name the label column, or begin with labelled reference rows "
-                "(fedtail monitor --reference), by which a new class mix can be found without"
-            )
-        mix = watch.mix(judged)
-        moved = np.log(np.maximum(mix, 1e-6) / np.asarray(watch.shares)) + np.log(watch.weights)
-        bias = moved + (np.asarray(old.bias) if old.bias else 0.0)
-        new = replace(old, bias=tuple(bias.tolist()), weights=(), promise=None, sets=())
-        return Recalibrated(new, {}, {}, _named(judged, mix))
-    rows = judged.labelled
-    assert rows.y is not None
-    scores = rows.scores
-    factor = best_temperature(scores)
-    new = replace(
-        old, temperature=old.temperature * factor, bias=tuple(b / factor for b in old.bias), promise=None, sets=()
-    )
-    scores = replace(rows, decision=new).scores
-    target = old.target
-    if target is not None and old.promise is not None:
-        promise = promise_recall(scores.bins[target], old.promise.wanted, old.promise.confidence)
-        new = new.with_promise(target, promise, len(rows.classes))
+    if judged.y is not None and (judged.y >= 0).any():
+        rows = judged.labelled
+        return refit(judged.decision, judged.classes, lambda decision: replace(rows, decision=decision).scores)
+    if watch is None:
+        raise FedtailError(
+            "these rows have no labels; name the label column, or begin with labelled reference rows "
+            "(fedtail monitor --reference), by which a new class mix can be found without"
+        )
+    return move_mix(judged.decision, watch, count(judged, watch.reference.inputs))
+
+
+def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Scores]) -> Recalibrated:
+    """Refit the temperature, then the threshold that keeps the promise, or the weights for macro F1, and the sets.
+
+    ask: returns the counts of all labelled rows under a decision, such as sums over sites.
+    """
+    before = ask(old)
+    factor = best_temperature(before)
+    bias = tuple(b / factor for b in old.bias)
+    new = replace(old, temperature=old.temperature * factor, bias=bias, promise=None, sets=())
+    scores = ask(new)
+    if old.target is not None and old.promise is not None:
+        promise = promise_recall(scores.bins[old.target], old.promise.wanted, old.promise.confidence)
+        new = new.with_promise(old.target, promise, len(classes))
     elif old.weights:
         tried = [replace(new, weights=share_weights(class_shares(scores), power)) for power in POWERS]
-        new = max(tried, key=lambda one: summarize(replace(rows, decision=one).scores.confusion)["macro_f1"])
+        new = max(tried, key=lambda one: summarize(ask(one).confusion)["macro_f1"])
     new = new.with_sets(scores)
-    worth = (_worth(replace(rows, decision=decision)) for decision in (old, new))
-    return Recalibrated(new, next(worth), next(worth), _named(rows, class_shares(scores)))
+    mix = dict(zip(classes, class_shares(scores).tolist(), strict=True))
+    return Recalibrated(new, _worth(before), _worth(ask(new)), mix)
 
 
-def keep(model: SavedModel, folder: Path, found: Recalibrated) -> Path:
+def move_mix(old: Decision, watch: Watch, seen: Seen) -> Recalibrated:
+    """Correct probabilities for the class mix of new rows, which have no labels."""
+    mix = watch.mix(seen)
+    moved = np.log(np.maximum(mix, 1e-6) / watch.shares) + np.log(watch.weights)
+    bias = moved + (np.asarray(old.bias) if old.bias else 0.0)
+    new = replace(old, bias=tuple(bias.tolist()), weights=(), promise=None, sets=())
+    return Recalibrated(new, {}, {}, dict(zip(watch.classes, mix.tolist(), strict=True)))
+
+
+def keep(folder: Path, found: Recalibrated) -> Path:
     """Write the new decision into the model's folder, and the one it had beside it."""
     path = folder / "model.json"
     about = json.loads(path.read_text(encoding="utf-8"))
-    partial = folder / ".model.json.partial"
     with writing(path):
-        (folder / BEFORE).write_text(json.dumps(model.decision.to_json(), indent=1), encoding="utf-8")
-        partial.write_text(json.dumps({**about, "decision": found.decision.to_json()}, indent=1), encoding="utf-8")
-        partial.replace(path)
+        write_atomically(folder / BEFORE, json.dumps(about.get("decision", {}), indent=1))
+        write_atomically(path, json.dumps({**about, "decision": found.decision.to_json()}, indent=1))
     return folder / BEFORE
 
 
-def _worth(judged: Judged) -> dict[str, float]:
-    scores = judged.scores
-    told: dict[str, Any] = summarize(scores.confusion, scores=scores)
-    return {name: float(told[name]) for name in ("accuracy", "macro_f1", "log_loss", "calibration_error")}
-
-
-def _named(judged: Judged, mix: np.ndarray) -> dict[str, float]:
-    return dict(zip(judged.classes, mix.tolist(), strict=True))
+def _worth(scores: Scores) -> dict[str, float]:
+    metrics: dict[str, Any] = summarize(scores.confusion, scores=scores)
+    return {name: float(metrics[name]) for name in ("accuracy", "macro_f1", "log_loss", "calibration_error")}

@@ -94,6 +94,9 @@ class Plan:
             ]
         return "\n".join(lines) + "\n"
 
+    def _repr_markdown_(self) -> str:
+        return self.markdown()
+
     def sentences(self) -> list[str]:
         """Say what matters in a few lines."""
         short = [c for c in self.classes if c.held < c.needed]
@@ -141,8 +144,16 @@ def plan_counts(federation: Federation, recall: float, confidence: float) -> tup
     return tuple(out)
 
 
-def plan(federation: Federation, settings: Settings, recall: float, confidence: float, *, trials: bool = True) -> Plan:
+def plan(
+    federation: Federation,
+    settings: Settings | None = None,
+    recall: float = 0.95,
+    confidence: float = 0.9,
+    *,
+    trials: bool = True,
+) -> Plan:
     """Plan a federation; with ``trials`` also train it in the simulator: together, each site alone, without each."""
+    settings = settings or Settings()
     classes = plan_counts(federation, recall, confidence)
     if not trials or federation.n_clients < 2:
         return Plan(recall, confidence, classes)
