@@ -22,12 +22,13 @@ from fedtail.data.tables import load_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.journal import Journal
 from fedtail.federate.protocol.agreement import LEAST, AgreementError
-from fedtail.federate.protocol.job import job_of, method_of
+from fedtail.federate.protocol.job import Job, job_of, method_of
 from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.prepared import SiteData, prepare
 from fedtail.federate.statistics import common_preprocessing
 from fedtail.federate.summed import SummedEngine, check_sums_only, groups_of
 from fedtail.methods.trees import Trees
+from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES, RateStrategy, Uniform
 from fedtail.rounds.batches import batch_notes, batch_of, settled
@@ -191,16 +192,14 @@ def run_document(
         name=engine,
         decision_file=folder.parent / "decision.json" if data else None,
     )
+    found, notes = settled_by_sizes(asked, mean, job.encoding)
     problem = Problem(
         engine=summed,
         method=method,
         rates=racing(rates, settings),
         n_classes=job.n_classes,
         background=schema.get("background"),
-        found={
-            **({"batch_size": batch_of(settings.local)} if asked.local.batch_size == "auto" else {}),
-            **({FOUND: follow_sites(mean)} if settings.server.optimizer == "auto" else {}),
-        },
+        found=found,
     )
     prepared = totals.number if hasattr(totals, "number") else 0
 
@@ -223,23 +222,8 @@ def run_document(
         journal.forget("sum", [n for n in last if prepared < n < record["exchange"]])
         return None if hooks.on_round is None else hooks.on_round(state, record, seconds)
 
-    about = About(
-        name=schema["name"],
-        sites=tuple(names),
-        classes=job.classes,
-        input_shape=tuple(schema["input_shape"]),
-        sizes=mean.astype(np.int64),
-        validation_sizes=[0] * len(names),
-        transform=job.transform,
-        preprocessing=job.preprocessing,
-        encoder=job.encoder,
-        notes=(
-            "sites have told sums only; the sizes shown are means over sites",
-            *encoder_notes(job.encoding, settings.model, images=False),
-            *batch_notes(asked.local, batch_of(settings.local), mean),
-            *server_notes(settings.server, follow_sites(mean), mean),
-        ),
-    )
+    sums_only = "sites have told sums only; the sizes shown are means over sites"
+    about = about_of(schema, job, names, mean.astype(np.int64), (sums_only, *notes))
     folder.mkdir(parents=True, exist_ok=True)
     result = play(
         Run(problem, asked, about, architecture),
@@ -258,6 +242,39 @@ def group_sizes(totals: Totals, own: Mapping[int, int], noise: float) -> np.ndar
     if not noise and not found.all():
         raise FedtailError("a group of sites has no training samples")
     return np.maximum(found, 1).astype(np.float64)
+
+
+def settled_by_sizes(
+    config: Settings, sizes: Sequence[int] | np.ndarray, encoding: Encoding | None
+) -> tuple[dict[str, float | str], tuple[str, ...]]:
+    """(settings that were ``auto`` and follow from the sizes of sites, notes on what was chosen)."""
+    batch, optimizer = batch_of(settled(config, sizes).local), follow_sites(sizes)
+    found: dict[str, float | str] = {"batch_size": batch} if config.local.batch_size == "auto" else {}
+    if config.server.optimizer == "auto":
+        found[FOUND] = optimizer
+    return found, (
+        *encoder_notes(encoding, config.model, images=False),
+        *batch_notes(config.local, batch, sizes),
+        *server_notes(config.server, optimizer, sizes),
+    )
+
+
+def about_of(
+    schema: Mapping[str, Any], job: Job, names: Sequence[str], sizes: np.ndarray, notes: tuple[str, ...]
+) -> About:
+    """What the run folder may say of data that are at sites."""
+    return About(
+        name=schema["name"],
+        sites=tuple(names),
+        classes=job.classes,
+        input_shape=tuple(schema["input_shape"]),
+        sizes=sizes,
+        validation_sizes=[0] * len(names),
+        transform=job.transform,
+        preprocessing=job.preprocessing,
+        encoder=job.encoder,
+        notes=notes,
+    )
 
 
 def table_schema(schema: Any) -> dict[str, Any]:

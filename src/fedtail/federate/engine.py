@@ -6,7 +6,7 @@ than a fair share of the samples that it claims.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from fedtail.data.federation import Samples
 from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
-from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update, refused
+from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update
 from fedtail.federate.sites import Sites
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.batches import batch_of
@@ -42,8 +42,6 @@ class RemoteEngine:
     sites: Sites
     test: Samples | None = None
     """The server's own test set; without one, tests are pooled over the sites' test splits."""
-    meet: Callable[[list[int]], tuple[dict[int, int], dict[int, str]]] | None = None
-    """Clients -> training samples of those that can join now, and why the others cannot."""
     validation_sizes: Sequence[int] | None = None
     """(K,) validation samples per client, from the handshake; None if not known."""
     real: bool = False
@@ -65,10 +63,7 @@ class RemoteEngine:
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         self.sites.round = task.round
         parcels = {}
-        late = self._meet_absent(task)
         for row, client in enumerate(task.clients):
-            if client in late:
-                continue
             meta = self.sites.about(client)
             if client in self._commits:
                 done, probe = self._commits[client]
@@ -82,8 +77,7 @@ class RemoteEngine:
             return update
 
         replies, refusals = self.sites.exchange(Phase.TRAIN, parcels, read, self._update_budget(task))
-        refusals += [refused(k, task.round, reason) for k, reason in late.items()]
-        return list(replies.values()), sorted(refusals, key=lambda r: r.client)
+        return list(replies.values()), refusals
 
     def _update_budget(self, task: Task) -> Budget:
         """The update, the numbers that were asked for, and what the method may send beside it."""
@@ -95,20 +89,6 @@ class RemoteEngine:
         if self._method.wire != "nothing":
             kinds["extra/"] = Kind(FLOATS, None, 2 * probes * n + SLACK_VALUES, times=8)
         return Budget(kinds)
-
-    def _meet_absent(self, task: Task) -> dict[int, str]:
-        """Sites that have not joined, and why; one that can join does, and trains from the next round on, when its
-        weight is known."""
-        absent = self.sites.absent
-        wanted = [k for k in task.clients if k in absent]
-        if not wanted or self.meet is None:
-            return {k: absent[k] for k in wanted}
-        sizes, reasons = self.meet(wanted)
-        for client, size in sizes.items():
-            self.sizes[client] = size
-            del absent[client]
-        absent |= reasons
-        return {k: reasons.get(k, "has joined and trains from the next round") for k in wanted}
 
     def _most_steps(self, client: int, task: Task) -> float:
         """Steps a client can possibly take; it says how many it took, and its norm bound grows with them.
@@ -175,7 +155,7 @@ class RemoteEngine:
                     self._check_total(client, name, counts.sum(keepdims=True))
                 return found
 
-            asked = {k: Parcel({**self.sites.about(k), "splits": splits}, {"x": x}) for k in self.sites.present}
+            asked = {k: Parcel({**self.sites.about(k), "splits": splits}, {"x": x}) for k in self.sites.clients}
             replies = self.sites.ask(Phase.CONFUSION, asked, read, dict.fromkeys(splits, Kind(("I64",), (n, n))))
             by_split = {name: {k: one[i] for k, one in replies.items()} for i, name in enumerate(splits)}
             self._confusion = (x, by_split)
@@ -187,7 +167,7 @@ class RemoteEngine:
             batches = Split(self.test, self.job.transform, n).batches()
             yield -1, scores_on(model_logits(self.model, x, batches), n, rules.common)
         else:
-            yield from self._scores(x, split, rules, self.sites.present, self.sites.members).items()
+            yield from self._scores(x, split, rules, self.sites.clients, self.n_clients).items()
 
     def _scores(
         self, x: Tensor, split: str, rules: Decisions, clients: Sequence[int], wanted: int
@@ -249,12 +229,12 @@ class RemoteEngine:
     # -- the rest ------------------------------------------------------------------------------------------------
 
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
-        asked = {k: Parcel({**self.sites.about(k), "goal": goal.to_json()}, {"x": x}) for k in self.sites.present}
+        asked = {k: Parcel({**self.sites.about(k), "goal": goal.to_json()}, {"x": x}) for k in self.sites.clients}
         replies = self.sites.ask(Phase.DECIDE, asked, partial(read_decision, n_classes=self.job.n_classes), {})
         return {k: replace(one, costs=goal.common.costs) for k, one in replies.items()}
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        asked = {k: Parcel({**self.sites.about(k), "what": what}, {"x": x}) for k in self.sites.present}
+        asked = {k: Parcel({**self.sites.about(k), "what": what}, {"x": x}) for k in self.sites.clients}
         kinds = {"value": Kind(FLOATS, measurement_shape(what, self.job.n_classes, self.model))}
 
         def read(client: int, parcel: Parcel) -> Tensor:

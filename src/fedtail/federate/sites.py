@@ -42,10 +42,6 @@ class Sites:
     """Seconds to wait for the replies of one exchange."""
     quorum: float = 1.0
     """Least share of the asked clients that must answer a validation or measurement."""
-    absent: dict[int, str] = field(default_factory=dict)
-    """Clients that were not there when the run began, and why; one that joins trains from the next round."""
-    gone: set[int] = field(default_factory=set)
-    """Clients that have left for good: not asked, and not counted for a quorum."""
     faults: list[Refusal] = field(default_factory=list)
     """Clients that did not answer outside training, since the last ``drain``."""
     traffic: Traffic = field(default_factory=Traffic)
@@ -53,14 +49,9 @@ class Sites:
     """The round that questions are about."""
 
     @property
-    def present(self) -> list[int]:
-        """Clients that can be asked."""
-        return [k for k in range(len(self.sizes)) if k not in self.absent and k not in self.gone]
-
-    @property
-    def members(self) -> int:
-        """How many clients count for a quorum."""
-        return len(self.sizes) - len(self.gone)
+    def clients(self) -> range:
+        """All of them."""
+        return range(len(self.sizes))
 
     def about(self, client: int) -> dict[str, Any]:
         """What every message says."""
@@ -89,7 +80,7 @@ class Sites:
         ``kinds``: what a reply holds.
         """
         replies, refusals = self.exchange(phase, parcels, read, Budget(kinds))
-        wanted = self.members if wanted is None else wanted
+        wanted = len(self.sizes) if wanted is None else wanted
         self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
         if len(replies) < (needed := least(self.quorum, wanted)):
             first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -124,7 +124,7 @@ def plan(
 ) -> Task:
     """Return the work order of round t. ``left``: the part that the schedule has left of the first learning rate."""
     method, rates, run, race = problem.method, problem.rates, settings.run, race_of(problem.rates)
-    clients = sample_clients(problem.engine.n_clients, run.participation, run.seed, t, problem.gone)
+    clients = sample_clients(problem.engine.n_clients, run.participation, run.seed, t)
     return Task(
         round=t,
         rival=0 if race is None else race.rival,
@@ -140,16 +140,13 @@ def plan(
     )
 
 
-def sample_clients(
-    n_clients: int, participation: float, seed: int, t: int, gone: Collection[int] = ()
-) -> tuple[int, ...]:
-    """Return the clients of round t, ascending, without those that have left for good."""
-    there = [k for k in range(n_clients) if k not in gone] if gone else range(n_clients)
+def sample_clients(n_clients: int, participation: float, seed: int, t: int) -> tuple[int, ...]:
+    """Return the clients of round t, ascending."""
     if participation >= 1:
-        return tuple(there)
-    n = max(1, round(participation * len(there)))
-    picked = generator(seed, "participation", round=t).choice(len(there), size=n, replace=False)
-    return tuple(there[int(i)] for i in np.sort(picked))
+        return tuple(range(n_clients))
+    n = max(1, round(participation * n_clients))
+    picked = generator(seed, "participation", round=t).choice(n_clients, size=n, replace=False)
+    return tuple(int(i) for i in np.sort(picked))
 
 
 def describe(problem: Problem, state: State, played: Played, in_force: dict[str, Any]) -> dict[str, Any]:

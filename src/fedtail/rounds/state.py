@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from fedtail.models.flat import FlatModel
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
-from fedtail.rounds.growth import grown_history, grown_tensors
 from fedtail.settings import Settings
 
 
@@ -90,8 +89,6 @@ class Problem:
     """The server's hold-out set, where it has one."""
     labels: tuple[str, ...] = ()
     """A label per client that the data names, for strategies that search over clusters of clients."""
-    gone: Collection[int] = ()
-    """Clients that have left for good and are not asked any more; may change between rounds."""
     real: bool = False
     """Whether clients are sites, which may be hostile, and not simulated: what ``auto`` settings of the server mean."""
     watched: bool = False
@@ -161,13 +158,7 @@ class Problem:
         return state
 
     def restore(self, state: State) -> State:
-        """Hand a checkpoint's state back to strategy and clients, of which there may be more than when it was made."""
-        fresh = self.method.init_server(self.engine.n_clients, self.n_classes, self.model.n_params)
-        state.method = grown_tensors(state.method, fresh)
-        state.rivals = {
-            n: replace(rival, method=grown_tensors(rival.method, fresh)) for n, rival in state.rivals.items()
-        }
-        state.history = grown_history(state.history, self.engine.n_clients)
+        """Hand a checkpoint's state back to strategy and clients."""
         self.rates.load_state(state.rates)
         self.engine.load_state(state.clients)
         return state

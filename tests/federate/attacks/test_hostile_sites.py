@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fedtail.data.tables import propose_schema, schema_text
+from fedtail.errors import FedtailError
 from fedtail.federate.protocol.limits import Budget, Kind, WireError
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.protocol.wire import META, Parcel, Parts, pack, unpack
@@ -210,15 +211,14 @@ def test_messages_that_nobody_meant_do_no_harm() -> None:
 
 def test_a_run_is_resumed_without_a_site_that_changed_its_size(tables: Path, tmp_path: Path) -> None:
     def grown(parcel: Parcel) -> None:
-        if "n_train" in parcel.meta:
-            parcel.meta["n_train"] *= 3
+        parcel.meta["update"]["n_samples"] *= 3
 
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_with(tables, tmp_path, lambda phase, reply: reply, name="kept", on_round=crash)
-    resumed = run_with(tables, tmp_path, changed("hello", grown), resume=True, name="kept")
+    resumed = run_with(tables, tmp_path, changed("train", grown), resume=True, name="kept")
     assert [record["clients"] for record in resumed.history] == [[0, 1, 2, 3], [0, 1, 2]]
     assert resumed.history[-1]["refused"][0]["code"] == "changed"
 
@@ -227,5 +227,5 @@ def test_one_site_cannot_choose_the_schema_for_all(tables: Path, tmp_path: Path)
     def other(parcel: Parcel) -> None:
         parcel.meta["schema"]["classes"] = ["x", "y", "z"]
 
-    result = run_with(tables, tmp_path, changed("hello", other), hostile=0)
-    assert all(record["clients"] == [1, 2, 3] for record in result.history)
+    with pytest.raises(FedtailError, match=f"not ready: {NAMES[0]}: classes differ"):
+        run_with(tables, tmp_path, changed("hello", other), hostile=0)

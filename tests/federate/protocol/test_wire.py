@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,6 @@ from hypothesis import strategies as st
 
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task, Update
-from fedtail.errors import FedtailError
-from fedtail.federate.protocol.handshake import compare_versions
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.wire import (
     Parcel,
@@ -92,35 +88,3 @@ def test_a_job_comes_back_equal_from_json() -> None:
     job = Job("r", "mlp", (3,), ("a", "b"), "fedcgnm", 5, {"hidden": [4]}, {"beta": 0.7}, augment="flip")
     back = Job.from_json(unpack(pack(Parcel({"job": job.to_json()}))).meta["job"])
     assert back == job
-
-
-def test_a_site_that_is_a_version_behind_takes_what_it_knows_and_refuses_what_it_does_not() -> None:
-    job = Job(run="r", model="mlp", input_shape=(3,), classes=("a", "b"), method="fedavg", rounds=2)
-    told = json.loads(json.dumps(job.to_json()))
-    told |= {
-        "shiny": 0,
-        "local": {**told["local"], "brand_new": 1.0},
-        "usual": [*told["usual"], "shiny", "local.brand_new"],
-    }
-    assert Job.from_json(told) == job
-    told["usual"].remove("local.brand_new")
-    with pytest.raises(
-        FedtailError, match=r"the server uses 'local.brand_new', which fedtail .* does not know; update"
-    ):
-        Job.from_json(told)
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "levels"),
-    [
-        ("0.2.0", "0.2.0", []),
-        ("0.2.0", "0.2.3", ["warning"]),
-        ("0.2.0", "0.1.9", ["warning"]),
-        ("0.2.0", "0.3.0.dev1", ["warning"]),
-        ("0.3.0", "0.1.0", ["error"]),
-        ("1.0.0", "0.1.0", ["error"]),
-        ("0.1.0", "?", ["error"]),
-    ],
-)
-def test_server_and_sites_may_be_one_minor_version_apart(mine: str, theirs: str, levels: list[str]) -> None:
-    assert [f.level for f in compare_versions("north", mine, theirs)] == levels

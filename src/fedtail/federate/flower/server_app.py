@@ -14,9 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
 from fedtail.federate.flower.keys import public_key_bytes
-from fedtail.federate.flower.transport import FlowerTransport, by_key, wait_for_nodes
+from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
 from fedtail.federate.protocol.handshake import say_hello
-from fedtail.federate.server import SitesJoined, federate, roster
+from fedtail.federate.server import federate, roster
 from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.runs.config import load_config
 from fedtail.runs.result import Result
@@ -35,41 +35,20 @@ def main(grid: Grid, context: Context) -> None:
         raise FedtailError('run config needs config="/path/to/config.toml" (and sites=N or deployment=...)')
     config = load_config(path)
     with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
-        resume = bool(settings["resume"])
-        while True:
-            try:
-                result = train(grid, deployment, config, status, resume, int(settings["sites"]))
-                break
-            except SitesJoined:
-                resume = True
+        result = train(grid, deployment, config, status, bool(settings["resume"]), int(settings["sites"]))
         status.finish(result.folder)
 
 
 def train(
     grid: Grid, deployment: Deployment | None, config: Settings, status: Status, resume: bool, n_sites: int
 ) -> Result:
-    """Train until the rounds are done or, with ``SitesJoined``, until there are new sites."""
+    """Train until the rounds are done."""
     if deployment is None:
         names, transport = meet(grid, n_sites, config)
         return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
-    folder = deployment.folder
-    names = roster(config, load_deployment(folder).sites, resume=resume)
-    return federate(
-        config,
-        connect(grid, load_deployment(folder), config, config.run.quorum, names),
-        names,
-        resume=resume,
-        on_round=status.round,
-        on_start=status.start,
-        members=lambda: members(grid, load_deployment(folder), names),
-    )
-
-
-def members(grid: Grid, deployment: Deployment, known: Sequence[str]) -> list[str]:
-    """Return the deployment's sites as they are listed now; a new one counts once it is online."""
-    new = {k: name for k, name in enumerate(deployment.sites) if name not in known}
-    online = by_key(grid.get_nodes(), keys_of(deployment, new)) if new else {}
-    return [name for k, name in enumerate(deployment.sites) if k not in new or k in online]
+    names = roster(config, deployment.sites, resume=resume)
+    transport = connect(grid, deployment, config, config.run.quorum if resume else 1.0, names)
+    return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
 
 
 def keys_of(deployment: Deployment, names: Mapping[int, str]) -> dict[int, bytes]:

@@ -52,7 +52,6 @@ class FedtailController(Controller):
                     resume=self.resume,
                     on_round=status.round,
                     on_start=status.start,
-                    members=lambda: self.sites,
                 )
                 status.finish(result.folder)
         except FedtailError as error:

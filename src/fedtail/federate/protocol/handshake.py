@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +13,12 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
-from fedtail.federate.protocol.faults import CODES, Fault, clean
+from fedtail.federate.protocol.faults import CODES, clean
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, WireError, real, whole
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.models.encoders import Encoding
-from fedtail.rounds.acceptance import least
 from fedtail.settings import ModelSettings
 from fedtail.version import VERSION
 
@@ -122,29 +120,30 @@ def ahead(offset: float, took: float) -> float:
 def compare(
     hellos: Mapping[int, Hello], names: Sequence[str], agreed: Mapping[str, Any] | None = None
 ) -> list[Finding]:
-    """Versions, clocks and schemas of the sites that answered; ``agreed``: what the sites of a run have agreed on, else
-    the first site's schema is what the others are held to."""
+    """Versions, clocks and schemas of the sites that answered; ``agreed``: what they have agreed on before, else the
+    schema that most sites have is what the others are held to."""
     out: list[Finding] = []
-    here = versions()
     whose = "the run" if agreed is not None else repr(names[min(hellos, default=0)])
-    ours = agreed if agreed is not None else _usual(hellos) if hellos else {}
+    here, ours = versions(), _usual(hellos) if agreed is None else agreed
     for client, hello in sorted(hellos.items()):
-        name = names[client]
+        name, theirs = names[client], {"fedtail": "?", "torch": "?", **hello.versions}
+
+        def find(level: str, message: str, name: str = name) -> None:
+            out.append(Finding(level, name, message))
+
         if hello.site != name:
-            out.append(
-                Finding("error", name, f"its site.toml says it is {hello.site!r}; give each site its own folder")
+            find("error", f"its site.toml says it is {hello.site!r}; give each site its own folder")
+        if theirs["fedtail"].split(".")[:2] != here["fedtail"].split(".")[:2]:
+            find(
+                "error", f"runs fedtail {theirs['fedtail']}, the server {here['fedtail']}; install the same everywhere"
             )
-        out += compare_versions(name, here["fedtail"], hello.versions.get("fedtail", "?"))
-        if here["torch"].split("+")[0] != hello.versions.get("torch", "?").split("+")[0]:
-            out.append(
-                Finding("warning", name, f"runs torch {hello.versions.get('torch')}, the server {here['torch']}")
-            )
+        if theirs["torch"].split("+")[0] != here["torch"].split("+")[0]:
+            find("warning", f"runs torch {theirs['torch']}, the server {here['torch']}")
         if abs(hello.clock_offset) > CLOCK_SECONDS:
-            out.append(Finding("error", name, f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP"))
+            find("error", f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP")
         for key in sorted({*ours, *hello.schema}) if hello.schema else ():
             if ours.get(key) != hello.schema.get(key):
-                said = describe_difference(key, ours.get(key), hello.schema.get(key), whose)
-                out.append(Finding("error", name, said))
+                find("error", describe_difference(key, ours.get(key), hello.schema.get(key), whose))
     return out
 
 
@@ -155,27 +154,6 @@ def _usual(hellos: Mapping[int, Hello]) -> dict[str, Any]:
         return {}
     most = max(told, key=lambda k: (list(told.values()).count(told[k]), -k))
     return hellos[most].schema
-
-
-def compare_versions(name: str, mine: str, theirs: str) -> list[Finding]:
-    """Server and sites may be one minor version apart, so that they need not all be updated at once; what an older one
-    does not know, it refuses."""
-    if mine == theirs:
-        return []
-    (major, minor), (other_major, other_minor) = _minor(mine), _minor(theirs)
-    if major != other_major or abs(minor - other_minor) > 1:
-        said = (
-            f"runs fedtail {theirs}, the server {mine}; they may differ by one minor version at most; update the "
-            "older one"
-        )
-        return [Finding("error", name, said)]
-    return [Finding("warning", name, f"runs fedtail {theirs}, the server {mine}; update the older one when you can")]
-
-
-def _minor(version: str) -> tuple[int, int]:
-    """Major and minor; of what is no version, one that is far from all."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (-9, -9)
 
 
 def describe_schema(schema: Mapping[str, Any]) -> str:
@@ -211,46 +189,17 @@ def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
     return f"{key} is {other!r}, but at {whose} it is {ours!r}"
 
 
-def settle(
-    hellos: dict[int, Hello],
-    missing: dict[int, str],
-    names: Sequence[str],
-    quorum: float = 0.0,
-    agreed: Mapping[str, Any] | None = None,
-    sizes: Sequence[int] = (),
-) -> None:
-    """Move those sites from ``hellos`` to ``missing`` that mean something else than most do, or than a run has agreed
-    on, or have other data than when it began (``sizes``, 0 if not known), if enough are left without them."""
-    bad: dict[int, str] = {
-        names.index(f.subject): Fault("unexpected", clean(f.message))
-        for f in compare(hellos, names, agreed)
-        if f.level == "error"
-    }
-    for k, size in enumerate(sizes):
-        if size and k in hellos and hellos[k].n_train != size:
-            said = f"it has {hellos[k].n_train} training samples, but had {size} when the run began; start a new run"
-            bad[k] = Fault("changed", said)
-    if not quorum or sizes or len(hellos) - len(bad) >= least(quorum, len(hellos) + len(missing)):
-        for k, reason in bad.items():
-            missing[k] = reason
-            del hellos[k]
-
-
 def agree(
     hellos: Mapping[int, Hello],
     missing: Mapping[int, str],
     names: Sequence[str],
-    quorum: float = 1.0,
     agreed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The common schema, which is ``agreed`` where a run has one; ``FedtailError`` with every reason why there is none.
-
-    Sites may be missing down to the quorum; those that are there must agree. Who was not asked does not count.
-    """
-    problems = [f"{f.subject}: {clean(f.message, 400)}" for f in compare(hellos, names, agreed) if f.level == "error"]
+    """The common schema, which is ``agreed`` where there is one; ``FedtailError`` with every reason why there is none.
+    All sites must be there, so that it is known who takes part and with how many samples."""
+    problems = [f"{names[k]}: {reason}" for k, reason in sorted(missing.items())]
+    problems += [f"{f.subject}: {clean(f.message, 400)}" for f in compare(hellos, names, agreed) if f.level == "error"]
     problems += [f"{names[k]}: {CODES['policy-trust']}" for k, hello in hellos.items() if not hello.schema]
-    if len(hellos) < least(quorum, len(hellos) + len(missing)):
-        problems = [*(f"{names[k]}: {reason}" for k, reason in sorted(missing.items())), *problems]
     if problems:
         raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")
     return _usual(hellos)

@@ -7,7 +7,7 @@ its worker at any time without the server noticing more than a slower reply.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -23,7 +23,6 @@ from fedtail.models.encoders import Encoding
 from fedtail.runs.build import classifier_option
 from fedtail.runs.encoding import HEAD, build_encoded
 from fedtail.settings import LocalSettings, RunSettings, Settings, checked
-from fedtail.version import VERSION
 
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
 """A transform that leaves values as they are."""
@@ -78,38 +77,19 @@ class Job:
         return with_optimizer(METHODS.build(self.method, **self.method_options), self.local.optimizer)
 
     def to_json(self) -> dict[str, Any]:
-        """With the names of what is at its default: a site that is a version behind may not know it, and need not."""
-        plain = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(self)}
-        usual = [name for name, value in plain.items() if name != "local" and getattr(self, name) == value]
-        local = self.local.model_dump()
-        usual += [f"local.{name}" for name, value in LocalSettings().model_dump().items() if local[name] == value]
-        return {**asdict(replace(self, local=None)), "local": local, "usual": usual}  # type: ignore[arg-type]
+        return {**asdict(replace(self, local=None)), "local": self.local.model_dump()}  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Job:
         """Inverse of ``to_json`` after a trip through JSON, which knows no tuples."""
         try:
             given = dict(told)
-            usual = set(given.pop("usual", ()))
-            given = _known(given, {f.name for f in fields(cls)}, usual, "")
-            local = checked(LocalSettings, _known(given.pop("local"), set(LocalSettings.model_fields), usual, "local."))
-            transform = given.pop("transform")
+            local, transform = checked(LocalSettings, given.pop("local")), given.pop("transform")
             made = Transform(float(transform["scale"]), tuple(transform["mean"]), tuple(transform["std"]))
             shape, classes = tuple(given.pop("input_shape")), tuple(given.pop("classes"))
             return cls(local=local, transform=made, input_shape=shape, classes=classes, **given)
         except (KeyError, TypeError, ValueError) as error:
             raise CodedError("malformed", f"malformed job: {type(error).__name__} {error}") from error
-
-
-def _known(told: dict[str, Any], known: set[str], usual: set[str], prefix: str) -> dict[str, Any]:
-    """What this version knows of a newer server's settings; ``FedtailError`` if one that it does not know is used."""
-    for name in told:
-        if name not in known and f"{prefix}{name}" not in usual:
-            raise CodedError(
-                "version",
-                f"the server uses {prefix + name!r}, which fedtail {VERSION} at this site does not know; update it",
-            )
-    return {name: value for name, value in told.items() if name in known}
 
 
 def method_of(settings: Settings) -> Method:

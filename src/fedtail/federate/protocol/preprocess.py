@@ -14,31 +14,26 @@ from fedtail.data.tables.moments import COUNT, check_moments, tempered
 from fedtail.data.tables.sketch import BINS
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
-from fedtail.federate.protocol.faults import log
+from fedtail.federate.protocol.job import IDENTITY
 from fedtail.federate.protocol.limits import Budget, WireError, whole
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import MOST, Parcel
-from fedtail.rounds.acceptance import least
 
 T = TypeVar("T")
-IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
 
 
 def agree_on_preprocessing(
-    transport: Transport, schema: dict[str, Any], sites: Mapping[int, str], seed: int, timeout: float, quorum: float = 1
+    transport: Transport, schema: dict[str, Any], names: Sequence[str], seed: int, timeout: float
 ) -> dict[str, Any]:
-    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options.
-
-    sites: client -> name of those that are there, whose sums count. Sums that cannot be are left out, and those of a
-    single site have a bounded effect, among three or more.
-    """
+    """The schema with all a job needs: input shape, transform, augmentation, preprocessing, model options. The sums of
+    a single site have a bounded effect, among three or more."""
     if schema["kind"] == "slice":
         return schema
     if schema.get("encoder"):  # scales pixels itself, as it was trained
         channels, height, width = schema["input_shape"]
         images = {"kind": "images", "size": [height, width], "channels": channels}
         return {**schema, "model_options": {}, "transform": IDENTITY, "preprocessing": images}
-    ask = partial(_ask, transport, sites, seed, timeout, quorum)
+    ask = partial(_ask, transport, names, seed, timeout)
     try:
         if schema["kind"] == "table":
             declared = TableSchema.from_dict(schema["table"])
@@ -119,16 +114,15 @@ def from_pixel_sums(schema: dict[str, Any], answers: Sequence[tuple[int, np.ndar
 
 def _ask(
     transport: Transport,
-    sites: Mapping[int, str],
+    names: Sequence[str],
     seed: int,
     timeout: float,
-    quorum: float,
     read: Callable[[int, dict[str, Any]], T],
     budget: Budget = Budget(),
     **more: Any,
 ) -> dict[int, T]:
-    """What ``read`` makes of the statistics of each site that sent some; ``FedtailError`` below the quorum."""
-    parcels = {k: Parcel({"request": {"client": k, "seed": seed, **more}}) for k in sites}
+    """What ``read`` makes of the statistics of each site; ``FedtailError`` if there are none that can be."""
+    parcels = {k: Parcel({"request": {"client": k, "seed": seed, **more}}) for k in range(len(names))}
 
     def taken(client: int, reply: Parcel) -> T:
         try:
@@ -139,9 +133,7 @@ def _ask(
             raise WireError(f"statistics that cannot be ({type(error).__name__})", "out-of-range") from None
 
     answers = exchange(transport, Phase.STATISTICS, parcels, taken, timeout, budget)
-    problems = [f"{sites[k]}: {reason}" for k, reason in answers.reasons.items()]
-    if not answers.good or len(answers.good) < least(quorum, len(sites)):
+    if answers.reasons:
+        problems = [f"{names[k]}: {reason}" for k, reason in answers.reasons.items()]
         raise FedtailError(f"the sites' statistics are incomplete: {'; '.join(problems)}")
-    for problem in problems:
-        log.warning("statistics without %s", problem)
     return answers.good
