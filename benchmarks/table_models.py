@@ -28,11 +28,11 @@ from fedtail.core.random import generator
 from fedtail.core.significance import paired
 from fedtail.data import DATASETS, Pooled, partition, table_from_frame
 from fedtail.data.federation import stratified_holdout
-from fedtail.data.sets import adult, unsw
 from fedtail.data.sources import data_root, locate
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.runs.config import parse_value
+from fedtail_experiments.data import adult, unsw
 from fedtail_experiments.data.flights import CLASSES as OUTCOMES
 from fedtail_experiments.data.flights import read_flights
 

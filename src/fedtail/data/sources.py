@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtail.data.download import Progress, Remote, data_root, fetch
+from fedtail.data.download import Remote, data_root, fetch
 from fedtail.data.registry import DATASETS
 from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
@@ -35,7 +35,6 @@ class Source:
 
 
 _CIFAR_TERMS = "free for research, cite Krizhevsky (2009)"
-_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 
 SOURCES: dict[str, Source] = {
     "cifar10": Source(
@@ -54,26 +53,6 @@ SOURCES: dict[str, Source] = {
         _CIFAR_TERMS,
         (Remote("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8"),),
     ),
-    "adult": Source(
-        "Adult census income (UCI)",
-        "adult",
-        ("adult.data", "adult.test"),
-        "https://archive.ics.uci.edu/dataset/2/adult",
-        "CC BY 4.0",
-        (
-            Remote(f"{_UCI}/adult.data", "md5:5d7c39d7b8804f071cdd1f2a7c460872"),
-            Remote(f"{_UCI}/adult.test", "md5:35238206dfdf7f1fe215bbb874adecdc"),
-        ),
-    ),
-    "unsw": Source(
-        "UNSW-NB15 network flows",
-        "unsw-nb15",
-        ("UNSW_NB15_training-set.csv", "UNSW_NB15_testing-set.csv"),
-        "https://research.unsw.edu.au/projects/unsw-nb15-dataset",
-        "free for academic research, cite Moustafa and Slay (2015)",
-        any_file=True,
-        by_hand="UNSW_NB15_training-set.csv (and, if wanted, UNSW_NB15_testing-set.csv)",
-    ),
 }
 
 
@@ -84,7 +63,7 @@ def is_public(name: str) -> bool:
     return name in SOURCES
 
 
-def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress | None = None) -> Path:
+def locate(name: str, data_dir: str | Path | None = None) -> Path:
     """The folder of a public data set, downloaded first if it is not there yet."""
     source = _source(name)
     folder = data_root(data_dir) / source.folder
@@ -102,12 +81,12 @@ def locate(name: str, data_dir: str | Path | None = None, *, progress: Progress 
             f"{source.page} into that folder, or set FEDTAIL_DATA (or --data-dir) to the folder above yours"
         )
     if len(source.remotes) == 1 and source.remotes[0].name.endswith(".tar.gz"):
-        archive = fetch(source.remotes[0], folder.parent / source.remotes[0].name, check=True, progress=progress)
+        archive = fetch(source.remotes[0], folder.parent / source.remotes[0].name, check=True)
         unpack(archive, source.folder, source.files, folder)
         archive.unlink()
     else:
         for file, remote in zip(source.files, source.remotes, strict=True):
-            fetch(remote, folder / file, progress=progress)
+            fetch(remote, folder / file)
     return folder
 
 

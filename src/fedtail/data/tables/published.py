@@ -53,29 +53,13 @@ def strict_columns(schema: TableSchema, frame: pd.DataFrame, where: str) -> dict
     return out
 
 
-def scaled(schema: TableSchema, columns: Mapping[str, Numbers | Levels], fit_on: np.ndarray, how: str) -> TableSchema:
-    """Return the schema with numbers scaled by statistics of the rows ``fit_on`` only.
-
-    ``standard``: (v - mean) / std; ``minmax``: (v - min) / (max - min). Columns that do not vary become 0.
-    """
-    numbers = [data.values for name in (c.name for c in schema.numeric) if isinstance(data := columns[name], Numbers)]
-    part = np.stack(numbers, axis=1)[fit_on]
-    if how == "standard":
-        shift, scale = part.mean(0), part.std(0)
-    elif how == "minmax":
-        shift, scale = part.min(0), part.max(0) - part.min(0)
-    else:
-        raise ValueError(how)
-    return _with_scale(schema, shift, np.where(scale > 0, scale, 1.0))
-
-
 def from_layout(raw: Mapping[str, Any]) -> TableSchema:
     """Return the schema of a layout in a run folder of version 0.2 or older, which named neither label nor classes."""
     schema = published("label", ("0", "1"), raw["numeric"], raw["vocabulary"])
-    return _with_scale(schema, raw["shift"], raw["scale"])
+    return with_scale(schema, raw["shift"], raw["scale"])
 
 
-def _with_scale(schema: TableSchema, shift: Sequence[float] | np.ndarray, scale: Any) -> TableSchema:
+def with_scale(schema: TableSchema, shift: Sequence[float] | np.ndarray, scale: Any) -> TableSchema:
     n = len(schema.numeric)
     fitted = [replace(c, mean=float(m), std=float(s)) for c, m, s in zip(schema.numeric, shift, scale, strict=True)]
     return replace(schema, columns=(*fitted, *schema.columns[n:]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedtail.data.tables.source import Source, broken, has_padded_fields, inspect_source, open_bytes, records
+from fedtail.data.tables.source import Source, broken, has_padded_fields, inspect_source, open_bytes
 from fedtail.errors import FedtailError, one_of
 from fedtail.words import listing
 
@@ -74,42 +73,59 @@ def read_table(
     source = inspect_source(path, delimiter=delimiter, encoding=encoding)
     notes = list(source.notes)
     names = column_names(source, notes)
-    if source.ragged and bad_rows == "error":
-        line, fields = source.ragged[0]
-        count = f"{len(source.ragged)} rows" if len(source.ragged) < 1000 else "1,000 rows or more"
-        raise FedtailError(
-            f"{str(path)!r}, line {line}: {fields} fields where the header has {source.n_fields} ({count} like this); "
-            f"quote fields that contain {source.delimiter!r}, or skip such rows with data.bad_rows=skip"
-        )
-    used = [n for n in names if n not in exclude]
     options: dict[str, Any] = {
-        "sep": source.delimiter,
         "names": names,
-        "usecols": used,
-        "index_col": False,
         "skipinitialspace": True,
         "low_memory": False,
-        "dtype": {n: str for n in used if n in text or n in plain},
+        "dtype": {n: str for n in names if n in text or n in plain},
         "keep_default_na": False,
-        "na_values": {n: [""] if n in plain else list(MISSING) for n in used},
+        "na_values": {n: [""] if n in plain else list(MISSING) for n in names},
     }
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pd.errors.ParserWarning)
-            if source.ragged:
-                frame = _read_good_rows(source, options, notes)
-            else:
-                with open_bytes(path) as raw:
-                    frame = pd.read_csv(raw, header=0, encoding=source.encoding, **options)
+        frame = _parsed(source, options)
+        if frame is None:
+            ragged = source.ragged()
+            if bad_rows == "error":
+                raise _ragged_error(source, ragged)
+            frame = _read_good_rows(source, options, notes)
+        else:
             padded = _padded_codes(source, frame, options)
             frame[padded.columns] = padded
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
         raise FedtailError(f"{str(path)!r} cannot be parsed: {_one_line(error)}") from error
     except (OSError, EOFError) as error:
         raise broken(path, error) from error
-    if frame.empty:
-        raise FedtailError(f"{str(path)!r} has a header ({len(names)} columns) but no rows")
-    return Table(frame, notes, table_name(path), tuple(n for n in names if n in exclude))
+    left_out = tuple(n for n in names if n in exclude)
+    return Table(frame.drop(columns=list(left_out)), notes, table_name(path), left_out)
+
+
+def _parsed(source: Source, options: dict[str, Any]) -> pd.DataFrame | None:
+    """The table as pandas reads it, or None where some rows are not of the right length.
+
+    pandas stops at a row that is too long, and fills up one that is too short: only where the last column has gaps can
+    there be one.
+    """
+    if len(next(source.records())[1]) != source.n_fields:  # pandas would take the surplus for an index
+        return None
+    with open_bytes(source.path) as raw:
+        try:
+            frame = pd.read_csv(raw, header=0, sep=source.delimiter, encoding=source.encoding, **options)
+        except pd.errors.ParserError:
+            if source.ragged(1):
+                return None
+            raise
+    if frame.empty or frame.iloc[:, -1].hasnans:
+        return None if source.ragged(1) else frame
+    return frame
+
+
+def _ragged_error(source: Source, ragged: Sequence[tuple[int, int]]) -> FedtailError:
+    line, fields = ragged[0]
+    count = f"{len(ragged)} rows" if len(ragged) < 1000 else "1,000 rows or more"
+    return FedtailError(
+        f"{str(source.path)!r}, line {line}: {fields} fields where the header has {source.n_fields} ({count} like "
+        f"this); quote fields that contain {source.delimiter!r}, or skip such rows with data.bad_rows=skip"
+    )
 
 
 def is_parquet(path: Path) -> bool:
@@ -130,7 +146,7 @@ def column_names(source: Source, notes: list[str]) -> list[str]:
     """Unique, non-empty names of the columns; what had to be changed goes into ``notes``."""
     header = list(source.header)
     if source.n_fields == len(header) + 1:
-        if _last_field_empty(source):
+        if not next(source.records())[1][-1].strip():
             notes.append("every row ends with a delimiter; the empty last field was left out")
             header.append("(after the last delimiter)")
         else:
@@ -159,23 +175,13 @@ def unique_names(header: Sequence[str]) -> tuple[list[str], list[tuple[str, str]
     return out, changed
 
 
-def _last_field_empty(source: Source) -> bool:
-    rows = records(source.path, source.encoding, source.delimiter)
-    next(rows)
-    empty = not next(rows)[1][-1].strip()
-    rows.close()
-    return empty
-
-
 def _read_good_rows(source: Source, options: dict[str, Any], notes: list[str]) -> pd.DataFrame:
     """Parse only the rows of the right length: copied row by row, since line numbers mean different things to
     different parsers once fields span lines."""
     kept = io.StringIO()
     writer = csv.writer(kept)
-    rows = records(source.path, source.encoding, source.delimiter)
-    next(rows)
     good = bad = 0
-    for _, row in rows:
+    for _, row in source.records():
         if len(row) == source.n_fields:
             writer.writerow(row)
             good += 1
@@ -185,7 +191,7 @@ def _read_good_rows(source: Source, options: dict[str, Any], notes: list[str]) -
         raise FedtailError(f"{str(source.path)!r}: no row has the {source.n_fields} fields of the header")
     notes.append(f"{bad} of {good + bad} rows left out: their number of fields is not {source.n_fields}")
     kept.seek(0)
-    return pd.read_csv(kept, header=None, **{**options, "sep": ","})
+    return pd.read_csv(kept, header=None, **options)
 
 
 def _read_parquet(path: Path, exclude: Collection[str]) -> Table:
@@ -220,13 +226,13 @@ def from_frame(frame: pd.DataFrame, name: str = "table") -> Table:
 def _padded_codes(source: Source, frame: pd.DataFrame, options: dict[str, Any]) -> pd.DataFrame:
     """The columns that were read as numbers though fields are padded with zeros (``0042``), read as text."""
     whole = [n for n in frame.columns if pd.api.types.is_integer_dtype(frame[n]) or _whole_floats(frame[n])]
-    if not whole or source.ragged or not has_padded_fields(source):
+    if not whole or not has_padded_fields(source):
         return frame[[]]
     text = {**options, "usecols": whole, "dtype": str}
     text["na_values"] = {n: v for n, v in options["na_values"].items() if n in whole}
     with open_bytes(source.path) as raw:
-        fields = pd.read_csv(raw, header=0, encoding=source.encoding, **text)
-    padded = [n for n in whole if any(re.fullmatch(r"0\d+", str(v).strip()) for v in fields[n].unique())]
+        fields = pd.read_csv(raw, header=0, sep=source.delimiter, encoding=source.encoding, **text)
+    padded = [n for n in whole if fields[n].str.fullmatch(r"\s*0\d+\s*").any()]
     return fields[padded]
 
 
@@ -234,8 +240,7 @@ def _whole_floats(column: pd.Series[Any]) -> bool:
     """Floats because of gaps alone."""
     if not pd.api.types.is_float_dtype(column) or not column.hasnans:
         return False
-    known = column.dropna()
-    return bool((known == known.round()).all())
+    return bool((column.dropna() % 1 == 0).all())
 
 
 def _one_line(error: Exception) -> str:

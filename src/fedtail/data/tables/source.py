@@ -1,8 +1,4 @@
-"""A table file as bytes: compression, encoding, delimiter, header, and whether its rows are all of one length.
-
-Everything here is checked before pandas sees the file, since pandas silently fills short rows and takes long ones
-for an index.
-"""
+"""A table file as bytes: compression, encoding, delimiter, header, and which rows are too long or too short."""
 
 from __future__ import annotations
 
@@ -11,14 +7,14 @@ import csv
 import gzip
 import io
 import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import IO, cast
-
-import numpy as np
+from typing import IO, Any, cast
 
 from fedtail.errors import FedtailError
 
@@ -40,26 +36,22 @@ class Source:
     """Column names as written, stripped; may repeat or be empty."""
     n_fields: int
     """Fields of a data row."""
-    ragged: tuple[tuple[int, int], ...]
-    """(line, fields) of rows whose length is not ``n_fields``; the first 1,000."""
-    n_rows: int
-    """Data rows, ragged ones included."""
     notes: tuple[str, ...]
+
+    def records(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield (line, fields) of every data row that is not empty, by the csv module: slow and exact."""
+        return islice(_records(self.path, self.encoding, self.delimiter), 1, None)
+
+    def ragged(self, most: int = 1000) -> list[tuple[int, int]]:
+        """(line, fields) of the first rows whose length is not ``n_fields``."""
+        return list(islice(((n, len(row)) for n, row in self.records() if len(row) != self.n_fields), most))
 
 
 def open_bytes(path: Path) -> IO[bytes]:
     """The file's content, decompressed by its suffix."""
-    suffix = path.suffix.lower()
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zip": _open_zip}
     try:
-        if suffix == ".gz":
-            return cast(IO[bytes], gzip.open(path, "rb"))
-        if suffix == ".xz":
-            return lzma.open(path, "rb")
-        if suffix == ".bz2":
-            return bz2.open(path, "rb")
-        if suffix == ".zip":
-            return _open_zip(path)
-        return path.open("rb")
+        return cast(IO[bytes], openers.get(path.suffix.lower(), Path.open)(path, "rb"))
     except FileNotFoundError:
         raise FedtailError(f"table {str(path)!r} does not exist") from None
     except IsADirectoryError:
@@ -68,7 +60,7 @@ def open_bytes(path: Path) -> IO[bytes]:
         raise broken(path, error) from error
 
 
-def _open_zip(path: Path) -> IO[bytes]:
+def _open_zip(path: Path, mode: str) -> IO[bytes]:
     archive = zipfile.ZipFile(path)
     names = [n for n in archive.namelist() if not n.endswith("/") and not n.startswith("__MACOSX/")]
     if len(names) != 1:
@@ -111,18 +103,16 @@ def _inspect(path: Path, delimiter: str | None, encoding: str | None) -> Source:
         delimiter = _guess_delimiter(first)
     elif len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise FedtailError(f"delimiter = {delimiter!r} must be one plain character, such as ',' or ';'")
-    counts = _count_fields(path, encoding, delimiter)
-    header = tuple(name.strip() for name in next(records(path, encoding, delimiter))[1])
-    if len(counts) <= 1:
+    rows = _records(path, encoding, delimiter)
+    header = tuple(name.strip() for name in next(rows)[1])
+    row = next(rows, (0, None))[1]
+    if row is None:
         raise FedtailError(f"{str(path)!r} has a header ({len(header)} columns) but no rows")
-    body = counts[1:]
-    n_fields = len(header)
-    if not (body == n_fields).any() and (body == n_fields + 1).all():
-        n_fields += 1  # R's row names, or a delimiter at the end of every row; the reader settles which
-    ragged: tuple[tuple[int, int], ...] = ()
-    if counts[0] != len(header) or (body != n_fields).any():
-        ragged = _ragged(path, encoding, delimiter, n_fields)
-    return Source(path, encoding, delimiter, header, n_fields, ragged, len(body), tuple(notes))
+    source = Source(path, encoding, delimiter, header, len(header), tuple(notes))
+    if len(row) == len(header) + 1:  # R's row names, or a delimiter at the end of every row; the reader settles which
+        longer = replace(source, n_fields=len(row))
+        return source if longer.ragged(1) else longer
+    return source
 
 
 def detect_encoding(path: Path) -> tuple[str, str | None]:
@@ -160,76 +150,19 @@ def _guess_delimiter(line: str) -> str:
     return max(DELIMITERS, key=lambda d: (bare.count(d), -DELIMITERS.index(d)))
 
 
-def _blocks(path: Path, encoding: str) -> Iterator[bytes]:
-    """The file in blocks, with line ends as a single newline. Only ASCII-compatible bytes matter to the caller."""
-    with open_bytes(path) as raw:
-        if encoding == "utf-16":
-            with io.TextIOWrapper(raw, encoding=encoding) as text:
-                yield from (part.encode() for part in iter(lambda: text.read(BLOCK), ""))
-            return
-        held = b""
-        for part in iter(lambda: raw.read(BLOCK), b""):
-            block = held + part
-            held = b"\r" if block.endswith(b"\r") else b""
-            block = block[:-1] if held else block
-            if b"\r" in block:
-                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            yield block
-        if held:
-            yield b"\n"
-
-
-def _count_fields(path: Path, encoding: str, delimiter: str) -> np.ndarray:
-    """(rows,) fields of every non-empty row, header included; a row may span lines inside quotes.
-
-    Vectorized: a byte is outside quotes where the number of quotes before it is even, which holds for doubled
-    quotes too. Stray quotes inside a field break this; the counts then differ and ``_ragged`` decides.
-    """
-    mark, quote, newline = delimiter.encode("utf-8")[0], ord('"'), ord("\n")
-    out: list[np.ndarray] = []
-    inside, fields, length = np.uint8(0), 1, 0
-    for block in _blocks(path, encoding):
-        data = np.frombuffer(block, dtype=np.uint8)
-        if not data.size:
-            continue
-        ends, marks = data == newline, data == mark
-        if b'"' in block or inside:
-            parity = np.bitwise_xor.accumulate((data == quote).astype(np.uint8)) ^ inside
-            inside = parity[-1]
-            ends, marks = ends & (parity == 0), marks & (parity == 0)
-        at = np.flatnonzero(ends)
-        if not at.size:
-            fields, length = fields + int(marks.sum()), length + data.size
-            continue
-        # Positions fit 32 bits within a block; a running sum of the marks gives the fields between two line ends.
-        running = np.cumsum(marks, dtype=np.int32)[at]
-        counts = np.diff(running, prepend=np.int32(0)) + 1
-        lengths = np.diff(at, prepend=-1) - 1
-        counts[0] += fields - 1
-        lengths[0] += length
-        out.append(counts[lengths > 0])
-        fields = int(marks[at[-1] + 1 :].sum()) + 1
-        length = data.size - 1 - int(at[-1])
-    if length:
-        out.append(np.array([fields], dtype=np.int32))
-    return np.concatenate(out) if out else np.empty(0, dtype=np.int32)
-
-
 def has_padded_fields(source: Source) -> bool:
     """Whether some field seems to begin with a zero and another digit: a quick look, wrong now and then."""
-    before = np.frombuffer(f'{source.delimiter}\n" '.encode(), dtype=np.uint8)
-    opens = np.zeros(256, dtype=bool)
-    opens[before] = True
-    for block in _blocks(source.path, source.encoding):
-        data = np.frombuffer(block, dtype=np.uint8)
-        zero = np.flatnonzero(data[1:-1] == ord("0")) + 1
-        after = data[zero + 1]
-        if (opens[data[zero - 1]] & (after >= ord("0")) & (after <= ord("9"))).any():
-            return True
+    padded = re.compile(rf'[{re.escape(source.delimiter)}\s"]0\d')
+    with open_bytes(source.path) as raw, io.TextIOWrapper(raw, encoding=source.encoding) as text:
+        last = ""
+        for part in iter(lambda: text.read(BLOCK), ""):
+            if padded.search(last + part):
+                return True
+            last = part[-2:]
     return False
 
 
-def records(path: Path, encoding: str, delimiter: str) -> Generator[tuple[int, list[str]], None, None]:
+def _records(path: Path, encoding: str, delimiter: str) -> Generator[tuple[int, list[str]], None, None]:
     """(line, fields) of every non-empty row, by the csv module: slow and exact."""
     csv.field_size_limit(MAX_FIELD)
     with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
@@ -240,15 +173,3 @@ def records(path: Path, encoding: str, delimiter: str) -> Generator[tuple[int, l
                     yield rows.line_num, row
         except csv.Error as error:
             raise FedtailError(f"{str(path)!r}, line {rows.line_num}: {error}") from error
-
-
-def _ragged(path: Path, encoding: str, delimiter: str, n_fields: int, most: int = 1000) -> tuple[tuple[int, int], ...]:
-    rows = records(path, encoding, delimiter)
-    next(rows)
-    out: list[tuple[int, int]] = []
-    for line, row in rows:
-        if len(row) != n_fields:
-            out.append((line, len(row)))
-            if len(out) == most:
-                break
-    return tuple(out)

@@ -15,13 +15,23 @@ import torch
 
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
-from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.sources import SOURCES, locate
+from fedtail.data.registry import Pooled
+from fedtail.data.sources import SOURCES, Source, locate
 from fedtail.data.tables.encode import encode
 from fedtail.data.tables.labels import label_codes
-from fedtail.data.tables.published import published, scaled, strict_columns
+from fedtail.data.tables.published import published, strict_columns
 from fedtail.errors import FedtailError, one_of
+from fedtail_experiments.data.scaling import scaled
 
+SOURCES["unsw"] = Source(
+    "UNSW-NB15 network flows",
+    "unsw-nb15",
+    ("UNSW_NB15_training-set.csv", "UNSW_NB15_testing-set.csv"),
+    "https://research.unsw.edu.au/projects/unsw-nb15-dataset",
+    "free for academic research, cite Moustafa and Slay (2015)",
+    any_file=True,
+    by_hand="UNSW_NB15_training-set.csv (and, if wanted, UNSW_NB15_testing-set.csv)",
+)
 PARTS = ("auto", "training", "testing", "both")
 CLASSES = (
     "Normal", "Generic", "Exploits", "Fuzzers", "DoS", "Reconnaissance", "Analysis", "Backdoor", "Shellcode", "Worms",
@@ -48,7 +58,6 @@ CATEGORIES = {"proto": PROTO.split(), "service": SERVICE.split(), "state": STATE
 SCHEMA = published("attack_cat", CLASSES, NUMERIC.split(), CATEGORIES)
 
 
-@DATASETS.add("unsw")
 def unsw(part: str = "auto", test_fraction: float = 0.15, seed: int = 0, data_dir: str | None = None) -> Pooled:
     """UNSW-NB15 from the official ``training`` file (the paper's), the ``testing`` file or ``both``.
 

@@ -8,14 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtail.data.sets.adult import SCHEMA as ADULT
-from fedtail.data.sets.adult import adult, thin_minority
-from fedtail.data.sets.unsw import SCHEMA as UNSW
-from fedtail.data.sets.unsw import unsw
 from fedtail.data.tables.columns import Numbers
 from fedtail.data.tables.encode import encode
-from fedtail.data.tables.published import published, scaled, strict_columns
+from fedtail.data.tables.published import published, strict_columns
 from fedtail.errors import FedtailError
+from fedtail_experiments.data.adult import SCHEMA as ADULT
+from fedtail_experiments.data.adult import adult, thin_minority
+from fedtail_experiments.data.scaling import scaled
+from fedtail_experiments.data.unsw import SCHEMA as UNSW
+from fedtail_experiments.data.unsw import unsw
 
 ROW = (
     "39, State-gov, {n}, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, {c}, {y}"

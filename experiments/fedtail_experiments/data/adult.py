@@ -14,14 +14,28 @@ import pandas as pd
 import torch
 
 from fedtail.core.random import generator
+from fedtail.data.download import Remote
 from fedtail.data.federation import Samples, stratified_holdout
-from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.sources import locate
+from fedtail.data.registry import Pooled
+from fedtail.data.sources import SOURCES, Source, locate
 from fedtail.data.tables.encode import encode
 from fedtail.data.tables.labels import label_codes
-from fedtail.data.tables.published import published, scaled, strict_columns
+from fedtail.data.tables.published import published, strict_columns
 from fedtail.errors import FedtailError
+from fedtail_experiments.data.scaling import scaled
 
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+SOURCES["adult"] = Source(
+    "Adult census income (UCI)",
+    "adult",
+    ("adult.data", "adult.test"),
+    "https://archive.ics.uci.edu/dataset/2/adult",
+    "CC BY 4.0",
+    (
+        Remote(f"{_UCI}/adult.data", "md5:5d7c39d7b8804f071cdd1f2a7c460872"),
+        Remote(f"{_UCI}/adult.test", "md5:35238206dfdf7f1fe215bbb874adecdc"),
+    ),
+)
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race",
     "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
@@ -54,7 +68,6 @@ SCHEMA = published(
 )  # fmt: skip
 
 
-@DATASETS.add("adult")
 def adult(imbalance: float = 3.17, test_fraction: float = 0.15, seed: int = 0, data_dir: str | None = None) -> Pooled:
     """Adult income with ``imbalance`` majority rows per minority row (the paper: 3.17, 10, 20)."""
     folder = locate("adult", data_dir)
