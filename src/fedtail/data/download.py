@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, BinaryIO, cast
 
 from fedtail.errors import FedtailError
 
@@ -93,7 +93,7 @@ def _receive(remote: Remote, out: IO[bytes], timeout: float) -> None:
     with urllib.request.urlopen(request, timeout=timeout) as reply:
         length = int(reply.headers.get("Content-Length") or 0)
         bar = wrap_file(
-            cast(IO[bytes], reply),
+            cast(BinaryIO, reply),
             length,
             description=remote.name,
             console=Console(stderr=True),

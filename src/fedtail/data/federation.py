@@ -184,43 +184,33 @@ class Federation:
         return np.array([len(i) for i in self.train])
 
     def client(self, k: int) -> Client:
+        """Client k's view, made once: every round asks for its labels."""
         if k not in self._clients:
-            self._clients[k] = self._client(k)
+            self._clients[k] = Client(
+                index=k,
+                pool=self.pool,
+                train=self.train[k],
+                validation=self.validation[k],
+                n_classes=self.n_classes,
+                transform=self.transform,
+                augment=self.augment,
+                background=self.background,
+            )
         return self._clients[k]
 
     @cached_property
     def _clients(self) -> dict[int, Client]:
-        """Those asked for so far: every round asks for their labels."""
         return {}
 
-    def _client(self, k: int) -> Client:
-        return Client(
-            index=k,
-            pool=self.pool,
-            train=self.train[k],
-            validation=self.validation[k],
-            n_classes=self.n_classes,
-            transform=self.transform,
-            augment=self.augment,
-            background=self.background,
-        )
-
+    @cached_property
     def validation_rows(self) -> np.ndarray:
-        """Pool indices of the validation splits used for the federation: those of all clients, or of a fixed random
-        panel if there are more than ``PANEL``, so that validation stays cheap."""
-        return self._validation_rows
+        """Pool indices of the validation splits of the ``panel``."""
+        return np.concatenate([self.validation[k] for k in self.panel])
 
     @cached_property
-    def _validation_rows(self) -> np.ndarray:
-        return np.concatenate([self.validation[k] for k in self.panel()])
-
     def panel(self) -> list[int]:
-        """The clients whose validation splits are used: all, or ``PANEL`` of them."""
-        return self._panel
-
-    @cached_property
-    def _panel(self) -> list[int]:
-        """Drawn once: every round asks."""
+        """The clients whose validation splits are used: all, or ``PANEL`` random ones, so that validation stays
+        cheap."""
         if self.n_clients <= PANEL:
             return list(range(self.n_clients))
         picked = generator(0, "validation/panel").choice(self.n_clients, size=PANEL, replace=False)
@@ -230,7 +220,7 @@ class Federation:
         """Client -> its rows of the test set, for the clients in the panel; all other rows belong to client -1."""
         if not self.test_clients.size or not len(self.test):
             return {-1: np.arange(len(self.test))}
-        owner = np.where(np.isin(self.test_clients, self.panel()), self.test_clients, -1)
+        owner = np.where(np.isin(self.test_clients, self.panel), self.test_clients, -1)
         return {int(k): np.flatnonzero(owner == k) for k in np.unique(owner)}
 
     def label_map(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from fedtail.core.random import generator
 from fedtail.data.federation import PANEL, Federation, Samples, Transform, assemble
 from fedtail.data.images.augment import check_augment
 from fedtail.data.registry import Pooled
-from fedtail.data.template import TEMPLATES, load_template
+from fedtail.data.template import TEMPLATES, load_template, template_shares
 from fedtail.errors import FedtailError, one_of
 from fedtail.settings import PARTITIONS, DataSettings, checked
 
@@ -134,11 +134,11 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
         alpha=data.alpha,
         column=pooled.sites,
         min_samples=data.min_samples,
-        shares=None if template is None else template.shares(pooled.classes, totals),
+        shares=None if template is None else template_shares(template, pooled.classes, totals),
         seed=seed,
     )
     if template is not None:
-        sites = list(template.sites)
+        sites = [str(name) for name in template.index]
     federation = assemble(
         pooled.train,
         parts,

@@ -83,7 +83,7 @@ class Split:
 def federation_split(federation: Federation, name: str) -> Split:
     """``test`` or ``validation`` of a whole federation."""
     if name == "validation":
-        return Split.of(federation, federation.validation_rows())
+        return Split.of(federation, federation.validation_rows)
     return Split(federation.test, federation.transform, federation.n_classes)
 
 
@@ -94,15 +94,15 @@ def client_splits(federation: Federation, name: str) -> Iterator[tuple[int, Spli
         for k, rows in federation.own_tests().items():
             yield k, Split(federation.test, federation.transform, federation.n_classes, rows)
         return
-    for k in federation.panel():
+    for k in federation.panel:
         yield k, Split.of(federation, federation.validation[k])
 
 
 def client_confusions(federation: Federation, guess: np.ndarray) -> dict[int, np.ndarray]:
-    """client -> (C, C) confusion matrix on its private split, from the answers to ``federation.validation_rows()``."""
-    c, panel = federation.n_classes, federation.panel()
+    """client -> (C, C) confusion matrix on its private split, from the answers to ``federation.validation_rows``."""
+    c, panel = federation.n_classes, federation.panel
     owner = np.repeat(np.arange(len(panel)), [len(federation.validation[k]) for k in panel])
-    cells = (owner * c + federation.pool.y.numpy()[federation.validation_rows()]) * c + guess
+    cells = (owner * c + federation.pool.y.numpy()[federation.validation_rows]) * c + guess
     return dict(zip(panel, np.bincount(cells, minlength=len(panel) * c * c).reshape(-1, c, c), strict=True))
 
 

@@ -45,7 +45,7 @@ class TreeSimulator(Scoring):
 
     def asking(self, forest: Forest | None) -> Ask:
         values, y = self._values[id(self.federation.pool)], self.federation.pool.y.numpy()
-        rows = (np.concatenate(self.federation.train), self.federation.validation_rows())
+        rows = (np.concatenate(self.federation.train), self.federation.validation_rows)
         train, held = ((values[:, index], y[index]) for index in rows)
         return asking(LocalTotals(1), {0: Site(train, held, forest)})
 

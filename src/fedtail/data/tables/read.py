@@ -95,6 +95,8 @@ def read_table(
         raise FedtailError(f"{str(path)!r} cannot be parsed: {_one_line(error)}") from error
     except (OSError, EOFError) as error:
         raise broken(path, error) from error
+    if frame.empty:
+        raise FedtailError(f"{str(path)!r} has a header ({len(names)} columns) but no rows")
     left_out = tuple(n for n in names if n in exclude)
     return Table(frame.drop(columns=list(left_out)), notes, table_name(path), left_out)
 

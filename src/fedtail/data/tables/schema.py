@@ -7,36 +7,41 @@ turn raw rows into model input, at a site or in prediction.
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 import tomli_w
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from fedtail.errors import FedtailError, one_of
 
-KINDS = ("numeric", "category", "hashed")
+Kind = Literal["numeric", "category", "hashed"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMAT = 1
+CLIP = 10.0
+RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+Names = tuple[Annotated[str, BeforeValidator(str)], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RULES)
 class Column:
     """One input column and the features it becomes."""
 
-    name: str
-    kind: str
-    levels: tuple[str, ...] = ()
+    name: Annotated[str, Field(min_length=1)]
+    kind: Kind
+    levels: Names = ()
     """``category``: one feature per level, in this order; a level not listed is all zeros."""
     buckets: int = 0
     """``hashed``: number of features that the levels are hashed into."""
     missing: bool = False
     """One more feature says that the value is missing."""
     mean: float | None = None
-    std: float | None = None
+    std: Annotated[float, Field(gt=0)] | None = None
     """``numeric``: scaling; None until it is fitted."""
     comma: bool = False
     """``numeric``: written with a decimal comma."""
@@ -44,6 +49,16 @@ class Column:
     """``numeric``: where its piecewise-linear encoding bends, one more feature from 0 to 1 between each two."""
     marks: tuple[float, ...] = ()
     """``numeric``: values that mean "missing", such as 999."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind == "category" and (not self.levels or len(set(self.levels)) < len(self.levels)):
+            raise ValueError("a category needs 'levels', all different")
+        if self.kind == "hashed" and self.buckets < 2:
+            raise ValueError(f"a hashed column needs 'buckets' of 2 or more, got {self.buckets!r}")
+        if len(self.cuts) == 1 or any(a >= b for a, b in pairwise(self.cuts)):
+            raise ValueError("cuts must be two or more increasing numbers")
+        return self
 
     @property
     def width(self) -> int:
@@ -64,22 +79,33 @@ class Column:
         return own + [f"{self.name} missing"] * self.missing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=RULES)
 class TableSchema:
     """What a table holds and how it becomes features."""
 
-    label: str
-    classes: tuple[str, ...]
-    columns: tuple[Column, ...]
+    label: Annotated[str, Field(min_length=1)]
+    classes: Names
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     site: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     """Columns not used, and why: ``date``, ``text``, ``id``, ``constant``, ``empty``, ``excluded``."""
-    clip: float | None = 10.0
+    clip: Annotated[float, Field(gt=0)] | None = CLIP
     """Standardized numbers are limited to +- this many deviations; None for no limit."""
-    pieces: int | None = None
+    pieces: Annotated[int, Field(ge=0)] | None = None
     """Pieces between the cuts of a numeric column, 0 for none; None leaves it to the number of columns."""
     strict: bool = False
     """A table that others published: what is no number, or outside the levels, is an error."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise ValueError("'classes' must list two or more different class names")
+        names = [c.name for c in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError(f"column {max(names, key=names.count)!r} is listed twice")
+        if taken := {self.label, self.site} & set(names):
+            raise ValueError(f"{taken.pop()!r} cannot be an input column, it is the label or the site")
+        return self
 
     @property
     def width(self) -> int:
@@ -97,20 +123,12 @@ class TableSchema:
         return [name for c in self.columns for name in c.features()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; nothing that is at its default."""
-        out: dict[str, Any] = {"kind": "table", "format": FORMAT, "label": self.label, "classes": list(self.classes)}
-        if self.site is not None:
-            out["site"] = self.site
+        """Plain JSON values; nothing that is at its default but the clip, whose absence means no limit where
+        ``strict``."""
+        out = {"kind": "table", "format": FORMAT, **_stated(self)}
         if self.clip is not None:
             out["clip"] = self.clip
-        if self.strict:
-            out["strict"] = True
-        if self.pieces is not None:
-            out["pieces"] = self.pieces
-        if self.left_out:
-            out["left_out"] = dict(self.left_out)
-        out["columns"] = [_column_dict(c) for c in self.columns]
-        return out
+        return {**out, "columns": [_stated(c) for c in self.columns]}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], where: str = "schema") -> TableSchema:
@@ -121,43 +139,11 @@ class TableSchema:
             raise FedtailError(
                 f"{where}: format {raw['format']!r} is not {FORMAT}; it was written by another version of fedtail"
             )
-        known = {f.name for f in fields(cls)} | {"kind", "format"}
-        for key in raw:
-            if key not in known:
-                raise one_of(f"{where}: key", key, known)
-        label, classes = raw.get("label"), raw.get("classes")
-        if not isinstance(label, str) or not label:
-            raise FedtailError(f"{where}: 'label' must name the label column")
-        if not isinstance(classes, list | tuple) or len(classes) < 2 or len({str(c) for c in classes}) < len(classes):
-            raise FedtailError(f"{where}: 'classes' must list two or more different class names")
-        columns = raw.get("columns")
-        if not isinstance(columns, list | tuple) or not columns:
-            raise FedtailError(f"{where}: 'columns' must list one column or more")
-        parsed = tuple(_column(c, f"{where}: column {i + 1}") for i, c in enumerate(columns))
-        names = [c.name for c in parsed]
-        twice = next((n for n in names if names.count(n) > 1), None)
-        if twice is not None:
-            raise FedtailError(f"{where}: column {twice!r} is listed twice")
-        for name in (label, raw.get("site")):
-            if name in names:
-                raise FedtailError(f"{where}: {name!r} cannot be an input column, it is the label or the site")
-        strict = bool(raw.get("strict"))
-        clip = raw.get("clip", None if strict else 10.0)
-        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
-            raise FedtailError(f"{where}: clip = {clip!r} must be a number above 0")
-        pieces = raw.get("pieces")
-        if pieces is not None and (isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 0):
-            raise FedtailError(f"{where}: pieces = {pieces!r} must be a whole number, 0 or more")
-        return cls(
-            label=label,
-            classes=tuple(str(c) for c in classes),
-            columns=parsed,
-            site=raw.get("site"),
-            left_out=dict(raw.get("left_out", {})),
-            clip=None if clip is None else float(clip),
-            pieces=pieces,
-            strict=strict,
-        )
+        own = {key: value for key, value in raw.items() if key not in ("kind", "format")}
+        try:
+            return _SCHEMA.validate_python({"clip": None if raw.get("strict") else CLIP, **own})
+        except ValidationError as error:
+            raise _explained(error, where) from None
 
     def unfitted(self) -> TableSchema:
         """The same schema without means, deviations and cuts: what sites may agree on beforehand."""
@@ -194,72 +180,30 @@ def schema_text(schema: TableSchema, suffix: str = ".toml") -> str:
     return tomli_w.dumps(schema.to_dict(), multiline_strings=False)
 
 
-def _column_dict(column: Column) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": column.name, "kind": column.kind}
-    if column.kind == "category":
-        out["levels"] = list(column.levels)
-    if column.kind == "hashed":
-        out["buckets"] = column.buckets
-    if column.missing:
-        out["missing"] = True
-    if column.comma:
-        out["comma"] = True
-    if column.marks:
-        out["marks"] = list(column.marks)
-    if column.mean is not None and column.std is not None:
-        out |= {"mean": column.mean, "std": column.std}
-    if column.cuts:
-        out["cuts"] = list(column.cuts)
-    return out
+_SCHEMA = TypeAdapter(TableSchema)
 
 
-def _column(raw: Any, where: str) -> Column:
-    if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str) or not raw["name"]:
-        raise FedtailError(f"{where} needs a name and a kind ({', '.join(KINDS)})")
-    name, kind = raw["name"], raw.get("kind")
-    where = f"{where} ({name!r})"
-    allowed = [f.name for f in fields(Column)]
-    for key in raw:
-        if key not in allowed:
-            raise one_of(f"{where}: key", key, allowed)
-    if kind not in KINDS:
-        raise one_of(f"{where}: kind", kind, KINDS)
-    levels = raw.get("levels", ())
-    if not isinstance(levels, list | tuple):
-        raise FedtailError(f"{where}: 'levels' must be a list")
-    levels = tuple(str(v) for v in levels)
-    if kind == "category" and (not levels or len(set(levels)) < len(levels)):
-        raise FedtailError(f"{where}: a category needs 'levels', all different")
-    buckets = raw.get("buckets", 0)
-    if isinstance(buckets, bool) or not isinstance(buckets, int) or (kind == "hashed" and buckets < 2):
-        raise FedtailError(f"{where}: a hashed column needs 'buckets' of 2 or more, got {buckets!r}")
-    scale = []
-    for key in ("mean", "std"):
-        value = raw.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise FedtailError(f"{where}: {key} = {value!r} is not a number")
-        scale.append(None if value is None else float(value))
-    if scale[1] is not None and not scale[1] > 0:
-        raise FedtailError(f"{where}: std = {scale[1]!r} must be above 0")
-    cuts, marks = (_numbers(raw.get(key, ()), f"{where}: {key}") for key in ("cuts", "marks"))
-    if len(cuts) == 1 or any(a >= b for a, b in pairwise(cuts)):
-        raise FedtailError(f"{where}: cuts must be two or more increasing numbers")
-    return Column(
-        name=name,
-        kind=kind,
-        levels=levels,
-        buckets=buckets,
-        missing=bool(raw.get("missing")),
-        mean=scale[0],
-        std=scale[1],
-        comma=bool(raw.get("comma")),
-        cuts=cuts,
-        marks=marks,
-    )
+def _stated(record: Column | TableSchema) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    values = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) != f.default}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v not in (None, {})}
 
 
-def _numbers(raw: Any, where: str) -> tuple[float, ...]:
-    numbers = isinstance(raw, list | tuple) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in raw)
-    if not numbers or not all(math.isfinite(v) for v in raw):
-        raise FedtailError(f"{where} must be a list of numbers, got {raw!r}")
-    return tuple(float(v) for v in raw)
+def _explained(error: ValidationError, where: str) -> FedtailError:
+    """The first mistake in one line."""
+    first = error.errors()[0]
+    place, owner = list(first["loc"]), cast(Any, TableSchema)
+    if place[:1] == ["columns"] and len(place) > 1:
+        where, place, owner = f"{where}: column {int(place[1]) + 1}", place[2:], Column
+        if isinstance(first["input"], Mapping) and "name" in first["input"]:
+            where += f" ({first['input']['name']!r})"
+    key = ".".join(map(str, place))
+    if first["type"] == "unexpected_keyword_argument":
+        return one_of(f"{where}: key", key, [f.name for f in fields(owner)])
+    if first["type"] == "literal_error":
+        return one_of(f"{where}: {key}", first["input"], KINDS)
+    if first["type"] == "missing":
+        return FedtailError(f"{where} needs {key!r}")
+    if first["type"] == "value_error":
+        return FedtailError(f"{where}: {first['ctx']['error']}")
+    return FedtailError(f"{where}: {key} = {first['input']!r} is not allowed: {first['msg'].lower()}")
