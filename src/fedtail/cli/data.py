@@ -53,7 +53,7 @@ def get_command(
     names: Annotated[list[str], typer.Argument(help="Data sets to download; see `fedtail data list`.")],
     data_dir: DataDir = None,
 ) -> None:
-    """Download public data sets, with checksums; interrupted downloads resume."""
+    """Download public data sets, with checksums."""
     for name in names:
         DATASETS[name]  # a misspelt name is known before the first download
     for name in names:

@@ -27,7 +27,7 @@ def template_shares(template: pd.DataFrame, classes: Sequence[str], totals: np.n
     """
     counts = template.to_numpy(dtype=np.float64)
     if set(classes) <= set(template.columns):
-        columns = template.columns.get_indexer(list(classes))
+        columns = template.columns.get_indexer(pd.Index(classes))
     else:
         order = np.argsort(-counts.sum(0), kind="stable")
         rank = np.argsort(np.argsort(-np.asarray(totals), kind="stable"))
