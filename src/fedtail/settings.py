@@ -200,6 +200,9 @@ class EngineSettings(Section):
     most eight, where the work is large enough. 1 on a GPU."""
 
 
+DIAGNOSTICS_OF_UPDATES = ("alignment", "influence")
+
+
 class RunSettings(Section):
     """The run itself."""
 
@@ -233,9 +236,9 @@ class RunSettings(Section):
     """Write a checkpoint for ``--resume`` every this many rounds."""
     trackers: tuple[str, ...] = Field((), json_schema_extra=FREE)
     """Additional loggers: ``tensorboard``, ``mlflow``, ``wandb``."""
-    diagnostics: tuple[Literal["alignment", "influence", "losses", "sgd_alignment", "assumption"], ...] = ("alignment",)
-    """What to log besides metrics. All but ``alignment`` (of client updates) and ``influence`` (of each client on the
-    model; always logged in a real federation) take extra time and need the simulator."""
+    diagnostics: tuple[str, ...] = ("alignment",)
+    """What to log besides metrics: ``alignment`` of client updates, ``influence`` of each client on the model (always
+    logged in a real federation), or a function of your own, ``file.py:name``, in the simulator (docs/reports.md)."""
 
     @field_validator("trackers", "diagnostics", mode="before")
     @classmethod

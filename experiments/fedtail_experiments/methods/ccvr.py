@@ -15,9 +15,9 @@ from torch import Tensor
 from fedtail.core.features import Moments, merged_moments
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Tensors
-from fedtail.core.retraining import fit_linear
 from fedtail.errors import check_range
 from fedtail.methods.base import Method, Server
+from fedtail_experiments.methods.retraining import fit_linear
 
 
 @dataclass(frozen=True)

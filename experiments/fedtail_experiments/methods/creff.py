@@ -30,9 +30,9 @@ from torch.nn import functional as F
 
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Tensors, Update
-from fedtail.core.retraining import fit_linear
 from fedtail.errors import FedtailError, check_range
 from fedtail.methods.base import Method, Server
+from fedtail_experiments.methods.retraining import fit_linear
 
 FARTHEST = 1.0
 """What all features of a class may move together in a step, where their length is 1; with ``match_lr`` = 0.1 they move

@@ -14,7 +14,7 @@ the curvature of a few steps, at a fraction of the cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,11 @@ import torch
 from torch import Tensor
 
 from fedtail.core.records import Tensors, Update
+from fedtail.data.federation import Federation
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy, pick, relative
+from fedtail.models.flat import FlatModel
+from fedtail_experiments.methods.auxiliary import auxiliary_monitor
 
 DOMINANCE = 0.8
 NO_CONTRAST = 10.0
@@ -65,6 +68,9 @@ class RatioLoss(Method):
         return weight * cross_entropy(logits, batch.y), state
 
     # -- server
+
+    def auxiliary_gradients(self, model: FlatModel, federation: Federation) -> Callable[[Tensor], Tensor]:
+        return auxiliary_monitor(model, federation)
 
     def init_server(self, n_clients: int, n_classes: int, n_params: int) -> Tensors:
         return {"class_weight": torch.ones(n_classes), "composition": torch.full((n_classes,), 1.0 / n_classes)}

@@ -2,7 +2,6 @@
 
 from fedtail.methods.base import Batch, LocalRun, Method, Server
 from fedtail.methods.class_balanced import ClassBalanced
-from fedtail.methods.climb import CLIMB
 from fedtail.methods.fedavg import FedAvg
 from fedtail.methods.fedcgn import FedCGN
 from fedtail.methods.fedcgnm import FedCGNM
@@ -15,7 +14,6 @@ from fedtail.methods.trees import Trees
 from fedtail.methods.weighted_ce import WeightedCE
 
 __all__ = [
-    "CLIMB",
     "METHODS",
     "Batch",
     "ClassBalanced",

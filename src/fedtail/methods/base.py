@@ -134,7 +134,8 @@ class Traits:
     needs_views: bool = False
     """A batch holds every sample twice, one after the other: weakly and strongly augmented."""
     needs_auxiliary: bool = False
-    """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0."""
+    """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0, and the method defines
+    ``auxiliary_gradients``."""
     classifier: str = "linear"
     """What the model's output layer must be; one of ``models.classifiers.CLASSIFIERS``."""
     plain_steps: str = ""
@@ -246,6 +247,10 @@ class Method:
         raise NotImplementedError
 
     # -- server ----------------------------------------------------------------------------------------
+
+    def auxiliary_gradients(self, model: Any, federation: Any) -> Callable[[Tensor], Tensor]:
+        """Model vector -> what ``Server.auxiliary_gradients`` gives, for a method that needs an auxiliary set."""
+        raise NotImplementedError
 
     def init_server(self, n_clients: int, n_classes: int, n_params: int) -> Tensors:
         """Server state: tensors only, so that it can be checkpointed."""

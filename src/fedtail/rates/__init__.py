@@ -4,9 +4,7 @@ from fedtail.rates.base import RateStrategy, Setting
 from fedtail.rates.clusters import ClusteredFedHOO
 from fedtail.rates.fedhoo import FedHOO
 from fedtail.rates.fixed import Fixed
-from fedtail.rates.grid import Grid
 from fedtail.rates.registry import RATES
-from fedtail.rates.schedule import Schedule
 from fedtail.rates.uniform import Uniform
 
 __all__ = [
@@ -14,9 +12,7 @@ __all__ = [
     "ClusteredFedHOO",
     "FedHOO",
     "Fixed",
-    "Grid",
     "RateStrategy",
-    "Schedule",
     "Setting",
     "Uniform",
 ]

@@ -17,9 +17,15 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, Server
 from fedtail.models.flat import FlatModel
 from fedtail.rates.base import RateStrategy
+from fedtail.registry import Registry
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
 from fedtail.settings import Settings
+
+Monitor = Callable[[Task, Tensor], dict[str, Any]]
+"""(the round's task, the new global model) -> entries for the round's record."""
+DIAGNOSTICS: Registry[Monitor] = Registry("diagnostic", "run", group="diagnostics")
+"""What ``run.diagnostics`` may name beside those of updates: (federation, model, method, settings) -> monitor."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,8 @@ class Problem:
     """(C,) global class counts, where they are known (simulation): for head / tail accuracy."""
     auxiliary: Callable[[Tensor], Tensor] | None = None
     """Model vector -> (C, rows, columns) output-layer gradients on the auxiliary set."""
-    monitors: Sequence[Callable[[Task, Tensor], dict[str, Any]]] = ()
-    """Measurements taken after each round; see ``rounds.diagnostics``."""
+    monitors: Sequence[Monitor] = ()
+    """Measurements taken after each round."""
     background: int | None = None
     """The class that means "nothing found", where the data declare one."""
     holdout: Split | None = None

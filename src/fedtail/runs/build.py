@@ -16,7 +16,7 @@ from fedtail.data.images.features import Progress
 from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError
-from fedtail.methods import METHODS, FedAvg, Method
+from fedtail.methods import METHODS, Method
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.methods.trees import Trees
 from fedtail.models import build_model, choose_model
@@ -24,18 +24,16 @@ from fedtail.models.classifiers import with_classifier
 from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
 from fedtail.rates import RATES, RateStrategy
-from fedtail.rounds.auxiliary import auxiliary_monitor
 from fedtail.rounds.batches import batch_notes, batch_of, settled
-from fedtail.rounds.diagnostics import Monitor, assumption_monitor, loss_monitor, shadow_monitor
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
-from fedtail.rounds.state import Problem
+from fedtail.rounds.state import DIAGNOSTICS, Problem
 from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.runs.trees import assemble_trees
-from fedtail.settings import Settings
+from fedtail.settings import DIAGNOSTICS_OF_UPDATES, Settings
 from fedtail.simulate import simulator
 
 AUXILIARY = 63
@@ -232,14 +230,8 @@ def assemble(
         )
     module = with_classifier(module, classifier_option(settings, type(method)).get("classifier", "linear"))
     engine: Engine = simulator(federation, module, method, settings)
-    model, diagnostics, monitors = engine.model, settings.run.diagnostics, list[Monitor]()
-    if "losses" in diagnostics:
-        monitors.append(loss_monitor(federation, model))
-    if "sgd_alignment" in diagnostics:
-        plain = FedAvg(weight_decay=method.weight_decay)
-        monitors.append(shadow_monitor(simulator(federation, model.clone().module, plain, settings)))
-    if "assumption" in diagnostics:
-        monitors.append(assumption_monitor(federation, model, method, settings))
+    measured = [name for name in settings.run.diagnostics if name not in DIAGNOSTICS_OF_UPDATES]
+    monitors = [DIAGNOSTICS[name](federation, engine.model, method, settings) for name in measured]
     seed, privacy = settings.run.seed, settings.privacy
     if privacy.mode == "shares":
         raise FedtailError(
@@ -254,7 +246,7 @@ def assemble(
         rates=racing(rates, settings),
         n_classes=federation.n_classes,
         train_counts=federation.label_map().sum(0),
-        auxiliary=auxiliary_monitor(model, federation) if method.traits.needs_auxiliary else None,
+        auxiliary=method.auxiliary_gradients(engine.model, federation) if method.traits.needs_auxiliary else None,
         background=federation.background,
         holdout=Split.of(federation, federation.holdout) if len(federation.holdout) else None,
         labels=federation.clusters,

@@ -16,7 +16,9 @@ from fedtail.models import MODELS
 from fedtail.models.encoders import default_encoder
 from fedtail.rates import RATES
 from fedtail.registry import Registry
+from fedtail.rounds.state import DIAGNOSTICS
 from fedtail.settings import (
+    DIAGNOSTICS_OF_UPDATES,
     FREE_KEYS,
     LOCAL_LR,
     NETWORKS_ONLY,
@@ -138,6 +140,8 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
     """A ``Settings`` from nested dictionaries; every bad value is one clear line."""
     settings = checked(Settings, current(raw))
     METRICS[settings.run.metric]
+    for name in set(settings.run.diagnostics) - set(DIAGNOSTICS_OF_UPDATES):
+        DIAGNOSTICS[name]
     for section, registry in REGISTRIES.items():
         part: Named = getattr(settings, section)
         if (known := registry.canonical(part.name)) != part.name:

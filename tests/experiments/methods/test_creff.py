@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtail.core.features import class_gradients
-from fedtail.core.retraining import fit_linear
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
 from fedtail.rounds.selection import kept_model
@@ -26,6 +25,7 @@ from fedtail_experiments.methods.creff import (
     told_length,
     told_means,
 )
+from fedtail_experiments.methods.retraining import fit_linear
 from tests.methods.federations import problem, train
 
 

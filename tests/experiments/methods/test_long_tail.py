@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import fedtail as ft
 from fedtail.core.features import Moments, class_moments, effective_numbers, merged_moments
-from fedtail.core.retraining import fit_linear
 from fedtail.data.images.augment import PAD, apply_augment, apply_strong, draw_strong, draw_views
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, Server
@@ -29,6 +28,7 @@ from fedtail_experiments.methods.fedetf import FedETF
 from fedtail_experiments.methods.fedlc import FedLC
 from fedtail_experiments.methods.fedloge import FedLoGe
 from fedtail_experiments.methods.fedyoyo import FedYoYo
+from fedtail_experiments.methods.retraining import fit_linear
 from tests.methods.federations import problem, train
 
 COUNTS = np.array([625, 16, 1, 0])

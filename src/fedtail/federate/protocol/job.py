@@ -22,7 +22,7 @@ from fedtail.models import build_model
 from fedtail.models.encoders import Encoding
 from fedtail.runs.build import classifier_option
 from fedtail.runs.encoding import HEAD, build_encoded
-from fedtail.settings import LocalSettings, RunSettings, Settings, checked
+from fedtail.settings import DIAGNOSTICS_OF_UPDATES, LocalSettings, RunSettings, Settings, checked
 
 IDENTITY: dict[str, Any] = {"scale": 1.0, "mean": [], "std": []}
 """A transform that leaves values as they are."""
@@ -99,7 +99,7 @@ def method_of(settings: Settings) -> Method:
 
 def job_of(settings: Settings, schema: Mapping[str, Any], run: str, engine: str) -> Job:
     """The work order of settings on data of a schema whose preprocessing is settled."""
-    beside = [name for name in settings.run.diagnostics if name not in ("alignment", "influence")]
+    beside = [name for name in settings.run.diagnostics if name not in DIAGNOSTICS_OF_UPDATES]
     if beside:
         raise FedtailError(f"run.diagnostics = {beside[0]!r} needs the simulator: it looks at the sites' data")
     name, options = (

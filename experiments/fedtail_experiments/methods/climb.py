@@ -26,12 +26,10 @@ from torch import Tensor
 from fedtail.core.records import Tensors, Update
 from fedtail.errors import check_range
 from fedtail.methods.base import LocalStep, Method, Server
-from fedtail.methods.registry import METHODS
 
 LAMBDA_MAX = 100.0
 
 
-@METHODS.add("climb")
 @dataclass(frozen=True)
 class CLIMB(Method):
     """Equal losses, or eps too large to matter, keep FedAvg, with gradients clipped at 5."""

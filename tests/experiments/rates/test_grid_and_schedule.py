@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedtail.errors import FedtailError
-from fedtail.rates import Grid, Schedule, Setting
+from fedtail.rates import Setting
+from fedtail_experiments.rates.grid import Grid
+from fedtail_experiments.rates.schedule import Schedule
 
 
 def test_grid_finds_the_best_uniform_rate_although_accuracy_rises() -> None:

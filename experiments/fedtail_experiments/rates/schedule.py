@@ -13,7 +13,6 @@ import numpy as np
 
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.rates.base import RateStrategy, Setting, check_rate
-from fedtail.rates.registry import RATES
 
 SHAPES = {
     "linear": lambda u: u,
@@ -24,7 +23,6 @@ SHAPES = {
 }
 
 
-@RATES.add("schedule")
 @dataclass(eq=False)
 class Schedule(RateStrategy):
     """From ``start`` to ``end`` over ``rounds`` rounds, the same at every client; then ``end``.

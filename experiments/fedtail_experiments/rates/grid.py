@@ -14,10 +14,8 @@ import numpy as np
 
 from fedtail.errors import FedtailError, check_range
 from fedtail.rates.base import RateStrategy, few_rates
-from fedtail.rates.registry import RATES
 
 
-@RATES.add("grid")
 @dataclass(eq=False)
 class Grid(RateStrategy):
     """``cold_rounds`` at the middle rate, then ``rounds`` rounds with all rates at once, then the best.

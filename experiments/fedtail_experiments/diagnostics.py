@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +13,18 @@ from fedtail.core.movement import alignment
 from fedtail.core.records import Task, Tensors
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
+from fedtail.methods import FedAvg
 from fedtail.methods.base import Batch, Method, cross_entropy
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import EVAL_BATCH, Split, model_logits
 from fedtail.rounds.local import group_gradients, load_batch, train_probe
 from fedtail.rounds.plan import plan_local_run
+from fedtail.rounds.state import Monitor
 from fedtail.settings import Settings
-
-Monitor = Callable[[Task, Tensor], dict[str, Any]]
-"""(the round's task, the new global model) -> entries for the round's record."""
+from fedtail.simulate import simulator
 
 
-def loss_monitor(federation: Federation, model: FlatModel) -> Monitor:
+def loss_monitor(federation: Federation, model: FlatModel, method: Method, settings: Settings) -> Monitor:
     """``validation_loss``: mean cross-entropy of the new global model on the pooled private validation splits."""
     model = model.clone()
     split = Split.of(federation, np.concatenate(list(federation.validation)))
@@ -39,11 +37,12 @@ def loss_monitor(federation: Federation, model: FlatModel) -> Monitor:
     return measure
 
 
-def shadow_monitor(engine: Engine) -> Monitor:
+def shadow_monitor(federation: Federation, model: FlatModel, method: Method, settings: Settings) -> Monitor:
     """``sgd_alignment``: alignment of plain SGD updates from the same global model, with the same batches.
 
-    ``engine`` runs FedAvg; what it computes is measured and thrown away.
+    What FedAvg computes is measured and thrown away.
     """
+    engine = simulator(federation, model.clone().module, FedAvg(weight_decay=method.weight_decay), settings)
 
     def measure(task: Task, x: Tensor) -> dict[str, Any]:
         plain = replace(task, probes={"rate": task.probes["rate"][:, :1]}, broadcast={}, messages={})

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.core.records import Update
-from fedtail.methods import CLIMB
 from fedtail.methods.base import LocalStep
-from fedtail.methods.climb import client_weights
+from fedtail_experiments.methods.climb import CLIMB, client_weights
 from tests.methods.federations import problem, train
 
 losses_of_clients = st.lists(st.floats(0, 20), min_size=2, max_size=8)

@@ -7,10 +7,10 @@ from fedtail.core.records import Task
 from fedtail.errors import FedtailError
 from fedtail.methods import FedCGNM
 from fedtail.models import FlatModel
-from fedtail.rounds.diagnostics import assumption_monitor, full_group_gradient
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
+from fedtail_experiments.diagnostics import assumption_monitor, full_group_gradient
 from tests.conftest import blob_federation
 
 WHOLE = 10_000

@@ -15,15 +15,13 @@ from fedtail.models.flat import FlatModel
 CHUNK = 256
 
 
-def auxiliary_monitor(model: FlatModel, federation: Federation) -> Callable[[Tensor], Tensor] | None:
-    """``Problem.auxiliary`` for a federation: (C, rows, columns) mean cross-entropy gradient of the output layer's
-    weight over each class's samples; None if it has no auxiliary samples.
+def auxiliary_monitor(model: FlatModel, federation: Federation) -> Callable[[Tensor], Tensor]:
+    """Model vector -> (C, rows, columns) mean cross-entropy gradient of the output layer's weight over each class's
+    auxiliary samples.
 
     A class without samples has a zero gradient. The model is in evaluation mode: no dropout, fixed statistics. The
     monitor works on a copy of the model, so it never disturbs a running engine.
     """
-    if not len(federation.auxiliary):
-        return None
     samples = federation.pool.take(federation.auxiliary)
     scratch = model.clone()
     gradients = in_one_pass if answers_with_its_output_layer(scratch, samples, federation.transform) else class_by_class
