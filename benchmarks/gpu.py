@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedtail.core.records import Task
+from fedtail.core.resampling import resampled_counts
 from fedtail.data.federation import Federation, Samples, Transform, assemble
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
-from fedtail.rounds.loop import train_rounds
-from fedtail.runs.build import assemble as assemble_problem
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from fedtail.simulate.graph.simulator import GraphSimulator
@@ -71,8 +70,6 @@ def task(engine: Any, round: int = 0) -> Task:
 
 
 def images(updates: Any, data: Federation, rate: float) -> int:
-    from fedtail.core.resampling import resampled_counts
-
     return sum(int(resampled_counts(data.client(u.client).counts, rate).sum()) for u in updates)
 
 
@@ -121,6 +118,9 @@ def simulated(
 
 def whole_rounds(data: Federation, rates: str, batch: int, device: str, width: int, rounds: int) -> float:
     """Median seconds of a round of the loop, with evaluation; the first two (warm-up) are left out."""
+    from fedtail.rounds.loop import train_rounds
+    from fedtail.runs.build import assemble as assemble_problem
+
     strategy = RATES.build(rates, data.n_clients, **({"rate": RATE} if rates == "uniform" else {}))
     problem = assemble_problem(
         data, model(width), METHODS.build("fedcgnm"), strategy,
@@ -203,7 +203,9 @@ def ceiling(batch: int, device: str, width: int, repeat: int = 20) -> float:
     return batch * repeat / seconds
 
 
-def agreement(data: Federation, width: int, device: str, batch: int = 128) -> dict[str, float]:
+def agreement(
+    data: Federation, width: int, device: str, precisions: Sequence[str], batch: int = 128
+) -> dict[str, float]:
     """||fast - reference|| / ||reference|| of a client's update over a whole local epoch, in each precision; and, as
     a yardstick, of the reference itself when PyTorch's default TF32 convolutions are allowed.
 
@@ -228,7 +230,7 @@ def agreement(data: Federation, width: int, device: str, batch: int = 128) -> di
     torch.backends.cudnn.allow_tf32 = False
     expected = update(reference)
     out = {"reference in tf32": float((plain_tf32 - expected).norm() / expected.norm())}
-    for precision in ("fp32", "tf32", "bf16"):
+    for precision in precisions:
         fast = GraphSimulator(
             data, model(width), method, Settings.of(batch_size=batch, device=device, precision=precision)
         )
@@ -259,6 +261,7 @@ def main() -> None:
     parser.add_argument("--shrink", type=int, default=1, help="divide the data, only to try the script")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the loop; 0 leaves the comparison out")
     parser.add_argument("--skip-agreement", action="store_true")
+    parser.add_argument("--precisions", nargs="*", default=["fp32", "tf32", "bf16"], help="of the agreement")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -318,7 +321,7 @@ def main() -> None:
             print(f"round of the loop, {rates:8} {keep(f'round_{rates}', seconds):.3f} s", flush=True)
         print(f"FedHOO / uniform: {result['round_fedhoo'] / result['round_uniform']:.2f} (at most 2.5)", flush=True)
     if not args.skip_agreement:
-        keep("agreement", agreement(data, args.width, args.device))
+        keep("agreement", agreement(data, args.width, args.device, args.precisions))
         print("relative difference from the reference after a local epoch:", result["agreement"], flush=True)
 
 

@@ -116,7 +116,7 @@ class GraphSimulator(Simulator):
             state={"momentum": torch.zeros(2, d, device=device)},
             hyper={k: torch.tensor(v, device=device) for k, v in {**method.hyper(), "lr": 0.1}.items()},
         )
-        n, before = min(12, len(self.resident.y)), params.clone()
+        n, before = min(64, len(self.resident.y)), params.clone()
         given = PassInput(torch.arange(n, device=device), torch.full((n,), 1.0 / n, device=device))
         with torch.random.fork_rng(devices=self._own_generators()):  # both draw the same masks
             torch.manual_seed(0)

@@ -19,7 +19,7 @@ from fedtail.simulate.batched.step import logit_gradient
 from fedtail.simulate.graph.momentum import has_kernel, momentum_step
 from fedtail.simulate.graph.network import DeviceModel
 
-AGREES = 0.05
+AGREES = 0.1
 """Relative difference of gradients in bfloat16 that is rounding; a kernel that is wrong is off by 1."""
 
 
