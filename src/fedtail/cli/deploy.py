@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtail.cli import deploy_members, deploy_view
+from fedtail.cli import deploy_life, deploy_members, deploy_view
 from fedtail.cli.deploy_view import Folder, load, need_flower
 from fedtail.cli.options import Arguments, Json, split_arguments
 from fedtail.cli.progress import Stopped, console
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run a federation across machines, over TLS, with Flower.", no_args_is_help=True)
 
 PORT = 9092
-for command in deploy_members.COMMANDS:
+for command in (*deploy_members.COMMANDS, *deploy_life.COMMANDS):
     app.command()(command)
 
 

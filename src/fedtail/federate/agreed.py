@@ -47,6 +47,8 @@ from fedtail.settings import Settings
 from fedtail.version import VERSION
 
 FORMAT = 1
+QUESTION = {"format", "fedtail", "run", "trust", "sites", "what", "model", "reference"}
+"""The keys of a document that asks for counts of a model instead of a run (``federate.counted``)."""
 SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "decision")
 """Of the settings, what sites sign; the rest is the server's own business."""
 OWN_BUSINESS = ("name", "folder", "trackers", "checkpoint_every", "seed")
@@ -118,12 +120,19 @@ def settings_of(document: Mapping[str, Any], seed: int = 0) -> Settings:
 def check_document(told: Any, me: str, roster: Sequence[str]) -> None:
     """``AgreementError`` unless a document has the form of one and is for the sites of a list."""
     wanted = {"format", "fedtail", "run", "trust", "sites", "schema", "settings"}
-    if not isinstance(told, dict) or set(told) != wanted or told["format"] != FORMAT:
+    if not isinstance(told, dict) or set(told) not in (wanted, QUESTION) or told["format"] != FORMAT:
         raise AgreementError("a document of another form; install the same fedtail everywhere")
+    check_sites(told, me, roster)
+    if set(told) == QUESTION:
+        return
     if not isinstance(told["settings"], dict) or set(told["settings"]) != set(SECTIONS):
         raise AgreementError("a document with other sections of settings")
     if not all(isinstance(section, dict) for section in told["settings"].values()):
         raise AgreementError("a document with settings that are none")
+
+
+def check_sites(told: Mapping[str, Any], me: str, roster: Sequence[str]) -> None:
+    """``AgreementError`` unless a document is of this version and for the sites of a list."""
     if told["fedtail"] != VERSION:
         raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
     if not isinstance(told["sites"], list) or sorted(map(str, told["sites"])) != sorted(roster) or me not in roster:

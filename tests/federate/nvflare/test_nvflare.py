@@ -62,8 +62,9 @@ def test_a_relay_over_nvflare_carries_sums_that_every_site_verifies(tmp_path: Pa
         assert all(torch.equal(ours[name], found) for name, found in load_file(file).items()), site
     seed = load_config(there / "config.toml").run.seed
     assert seed != config.run.seed, "the sites drew it"
-    same = {"run.seed": seed, "run.folder": str(tmp_path), "run.name": "here", "engine.path": "reference"}
-    here = run(changed(config, same)).folder
+    same = {"run.seed": seed, "data.seed": config.data_seed}
+    where = {"run.folder": str(tmp_path), "run.name": "here", "engine.path": "reference"}
+    here = run(changed(config, {**same, **where})).folder
     assert here is not None
     for name, value in load_file(here / "model.safetensors").items():
         assert torch.equal(value, ours[name]) if method == "trees" else torch.allclose(value, ours[name], atol=1e-5)

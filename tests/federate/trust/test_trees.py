@@ -52,3 +52,18 @@ def test_private_trees_are_refused_in_one_line(tmp_path: Path) -> None:
     names, sites = open_sites(tmp_path / "sites", config)
     with pytest.raises(FedtailError, match="adds noise to updates of networks"):
         federate(config, Wires(sites), names)
+
+
+def test_promised_recall_and_sets_that_cover_are_the_simulators_bit_for_bit(tmp_path: Path) -> None:
+    """Thresholds, bounds and sets follow from masked counts alone, and those are the counts of the pooled rows."""
+    decision = {"goal": "recall", "find": "class 3", "recall": 0.7, "confidence": 0.9}
+    config = of_trees(tmp_path, decision=decision)
+    names, sites = open_sites(tmp_path / "sites", config)
+    result = federate(config, Wires(sites), names)
+    expected = run(of_trees(tmp_path / "simulator", decision=decision, run={"seed": result.settings.run.seed}))
+    assert result.folder is not None and expected.folder is not None
+    there, here = (load_model(folder).decision for folder in (result.folder, expected.folder))
+    assert there == here and there.promise is not None and there.sets
+    for name in names:
+        (folder,) = (tmp_path / "sites" / name / "agreements").glob("*/run")
+        assert load_model(folder).decision == here, "every site has come to the same promise"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtail.errors import FedtailError
+from fedtail.federate.counted import ask
 from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
 from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
@@ -19,6 +21,7 @@ from fedtail.federate.protocol.handshake import say_hello
 from fedtail.federate.server import federate, roster
 from fedtail.federate.status import RUN_LOCK, Status
 from fedtail.runs.config import load_config
+from fedtail.runs.monitor import Seen
 from fedtail.runs.result import Result
 from fedtail.settings import Settings
 
@@ -34,6 +37,9 @@ def main(grid: Grid, context: Context) -> None:
     if not path:
         raise FedtailError('run config needs config="/path/to/config.toml" (and sites=N or deployment=...)')
     config = load_config(path)
+    if settings["question"] and deployment is not None:
+        count(grid, deployment, config, Path(str(settings["question"])), context.run_id)
+        return
     with one_at_a_time(deployment), Status(path_of_status(deployment), config, context.run_id) as status:
         result = train(grid, deployment, config, status, bool(settings["resume"]), int(settings["sites"]))
         status.finish(result.folder)
@@ -49,6 +55,16 @@ def train(
     names = roster(config, deployment.sites, resume=resume)
     transport = connect(grid, deployment, config, config.run.quorum if resume else 1.0, names)
     return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
+
+
+def count(grid: Grid, deployment: Deployment, config: Settings, asked: Path, run: int) -> None:
+    """Have the sites count what a trained model makes of their rows; the answer is beside the question."""
+    told = json.loads(asked.read_text())
+    reference = Seen.from_json(told["reference"]) if told["reference"] else None
+    with one_at_a_time(deployment), Status(asked.with_name("answer.json"), config, run) as status:
+        transport = connect(grid, deployment, config)
+        found = ask(told["question"], transport, Path(told["folder"]), config.deploy.timeout, reference)
+        status.write(state="finished", counts=found.to_json())
 
 
 def keys_of(deployment: Deployment, names: Mapping[int, str]) -> dict[int, bytes]:

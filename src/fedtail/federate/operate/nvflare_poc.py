@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,16 +41,13 @@ def rehearse(
     try:
         on_change({"state": f"starting NVFlare's server and {len(deployment.sites)} clients"})
         nvflare(deployment, "poc", "prepare", "--force", "-c", *deployment.sites)
-        nvflare(deployment, "poc", "start", "--timeout", "120")
-        answer = nvflare(deployment, "job", "submit", "-j", str(home / "jobs" / "fedtail"))
-        found = re.search(r"job_id: (\S+)", answer)
-        if found is None:
-            raise FedtailError(f"NVFlare did not accept the job: {' '.join(answer.split())[-300:]}")
-        on_change({"state": f"job {found[1]} submitted; NVFlare starts it at the server and the sites"})
+        nvflare(deployment, "poc", "start", "--no-wait")
+        job_id = submit(deployment)
+        on_change({"state": f"job {job_id} submitted; NVFlare starts it at the server and the sites"})
         return follow(
             lambda: json.loads(status.read_text()) if status.is_file() else {},
             on_change,
-            lambda: job_fault(deployment, found[1]),
+            lambda: job_fault(deployment, job_id),
             silence=20.0,
             timeout=timeout,
         )
@@ -70,8 +68,24 @@ def job_fault(deployment: Deployment, job_id: str) -> str:
     return f"NVFlare ended the job ({state}): {lines[-1].strip()[-300:]}; see the logs under {home}"
 
 
-def nvflare(deployment: Deployment, *arguments: str) -> str:
-    """Run a command of NVFlare, in a home of its own and marked as the deployment's; returns what it printed."""
+def submit(deployment: Deployment, seconds: float = 240.0) -> str:
+    """Submit the job once the system takes it, and return its name."""
+    job, deadline = str(deployment.folder / "nvflare" / "jobs" / "fedtail"), time.monotonic() + seconds
+    while True:
+        try:
+            answer = nvflare(deployment, "job", "submit", "-j", job, "--submit-token", deployment.name)
+            if found := re.search(r"job_id: (\S+)", answer):
+                return found[1]
+            raise FedtailError(f"NVFlare did not accept the job: {' '.join(answer.split())[-300:]}")
+        except FedtailError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(2.0)
+
+
+def nvflare(deployment: Deployment, *arguments: str, seconds: float = 45.0) -> str:
+    """Run a command of NVFlare, in a home of its own and marked as the deployment's; returns what it printed. In 2.9.0
+    one that has done its work may hang where it closes its connection, and is ended."""
     home = deployment.folder / "nvflare"
     environment = {
         **os.environ,
@@ -79,12 +93,23 @@ def nvflare(deployment: Deployment, *arguments: str) -> str:
         "NVFLARE_POC_WORKSPACE": str(home / "poc"),
         "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", "/usr/bin:/bin")]),
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
         processes.MARK: str(deployment.folder),
         processes.ROLE: "nvflare",
     }
-    command = [str(PROGRAMS / "nvflare"), *arguments]
-    done = subprocess.run(command, env=environment, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise FedtailError(f"nvflare {' '.join(arguments[:2])} failed: {' '.join(lines[-3:])}")
-    return done.stdout
+    log = home / "command.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [str(PROGRAMS / "nvflare"), *arguments], env=environment, cwd=home, stdin=subprocess.DEVNULL,
+            stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = 0
+    said = log.read_text(errors="replace")
+    if code:
+        raise FedtailError(f"nvflare {' '.join(arguments[:2])} failed: {' '.join(said.split())[-300:]}")
+    return said

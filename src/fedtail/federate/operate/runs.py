@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
+from fedtail.federate.counted import What, write_question
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import LAST_CONFIG, write_config
 from fedtail.federate.status import RUN_LOCK, follow
-from fedtail.files import is_locked
+from fedtail.files import is_locked, write_atomically
+from fedtail.runs.config import load_config
+from fedtail.runs.monitor import Seen
 from fedtail.settings import Settings
 
 ENDED = ("finished", "failed", "stopped")
@@ -34,6 +38,26 @@ def start(deployment: Deployment, config: Settings | None = None, *, resume: boo
     return run_id
 
 
+def count(
+    deployment: Deployment, what: What, folder: Path, config: Settings | None = None, reference: Seen | None = None
+) -> Scores | Seen:
+    """Have all sites count what the model in a run folder makes of their rows, without training."""
+    config = config or load_config(deployment.config)
+    question = write_question(what, folder, deployment.sites, config.deploy.trust, reference)
+    asked, answer = deployment.server / "question.json", deployment.server / "answer.json"
+    known = None if reference is None else reference.to_json()
+    write_atomically(asked, json.dumps({"question": question, "folder": str(folder.resolve()), "reference": known}))
+    answer.unlink(missing_ok=True)
+    if not is_healthy(deployment):
+        raise no_answer(deployment)
+    with Control(deployment) as control:
+        run_id = control.start_run(
+            config=str(write_config(deployment, config)), deployment=str(deployment.folder), question=str(asked)
+        )
+    told = follow(lambda: read_status(deployment, run_id, answer), lambda _: None, lambda: fault(deployment, run_id))
+    return (Scores if what == "evaluate" else Seen).from_json(told["counts"])
+
+
 def stop(deployment: Deployment) -> bool:
     """End the run that is going on; its checkpoint stays. False if there is none."""
     run_id = last_run(deployment)
@@ -50,17 +74,19 @@ def wait(
     deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
     """Follow a run to its end; returns its last status. ``FedtailError`` if it failed."""
+    show = on_change or (lambda _: None)
+    return follow(lambda: read_status(deployment, run_id), show, lambda: fault(deployment, run_id))
 
-    def fault() -> str:
-        with Control(deployment) as control:
-            status, details = control.run_status(run_id)
-        if status.startswith("finished:stopped"):
-            return f"the run was stopped; resume it with `fedtail deploy run {deployment.shown} --resume`"
-        if not status.startswith(OVER):
-            return ""
-        return f"Flower ended the run ({' '.join([status, details]).strip()}); see {deployment.server}/superlink.log"
 
-    return follow(lambda: read_status(deployment, run_id), on_change or (lambda _: None), fault)
+def fault(deployment: Deployment, run_id: int) -> str:
+    """Return why a run does not go on, in one line; empty if Flower says that it does."""
+    with Control(deployment) as control:
+        status, details = control.run_status(run_id)
+    if status.startswith("finished:stopped"):
+        return f"the run was stopped; resume it with `fedtail deploy run {deployment.shown} --resume`"
+    if not status.startswith(OVER):
+        return ""
+    return f"Flower ended the run ({' '.join([status, details]).strip()}); see {deployment.server}/superlink.log"
 
 
 def where(deployment: Deployment) -> dict[str, Any]:
@@ -71,9 +97,9 @@ def where(deployment: Deployment) -> dict[str, Any]:
     return now
 
 
-def read_status(deployment: Deployment, run_id: int | None = None) -> dict[str, Any]:
+def read_status(deployment: Deployment, run_id: int | None = None, path: Path | None = None) -> dict[str, Any]:
     """Return what the running or last run reports; empty if none has started, or if it is not the one asked for."""
-    path = deployment.server / "run.json"
+    path = path or deployment.server / "run.json"
     now = dict(json.loads(path.read_text())) if path.is_file() else {}
     return now if run_id is None or now.get("run") == str(run_id) else {}
 

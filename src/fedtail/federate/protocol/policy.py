@@ -60,10 +60,12 @@ class Policy(Section):
 
     def check_document(self, document: dict[str, Any]) -> None:
         """Raise ``PolicyError`` for a document that this site does not sign; before anything of it is built."""
-        settings = document["settings"]
         self.check_trust(str(document["trust"]))
         if len(document["sites"]) < self.min_sites:
             raise PolicyError("policy-sites", f"site policy: fewer sites than policy.min_sites = {self.min_sites}")
+        settings = document.get("settings")
+        if settings is None:  # a question about a model that the site has
+            return
         for kind, section, key in OWN_CODE:
             self._check_code(kind, str(settings[section].get(key, "")))
         self._check_method(str(settings["method"].get("name", "")))

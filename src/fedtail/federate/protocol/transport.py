@@ -31,6 +31,7 @@ class Phase(StrEnum):
     MEASURE = "measure"
     SCORES = "scores"
     DECIDE = "decide"
+    COUNT = "count"
     OFFER = "offer"
     REVEAL = "reveal"
     BEGIN = "begin"

@@ -80,7 +80,7 @@ class SiteConfig:
         for key in section:
             if key not in allowed:
                 raise one_of(f"key of [data] with kind = {kind!r}", key, allowed)
-        for key in ("path", "schema", "config"):
+        for key in ("path", "schema", "config", "new"):
             if key in section:
                 section[key] = self.folder / section[key]
         try:
@@ -90,7 +90,7 @@ class SiteConfig:
 
     def stamp(self) -> tuple[object, ...]:
         """Differs once the configuration or the data has changed: a worker that is alive holds what it read before."""
-        named = [self.folder / str(self.data[key]) for key in ("path", "schema") if key in self.data]
+        named = [self.folder / str(self.data[key]) for key in ("path", "schema", "new") if key in self.data]
         files = [self.file, self.folder / "sites.pub", *named]
         files += [entry for file in files if file.is_dir() for entry in sorted(file.iterdir())]
         times = tuple((str(file), file.stat().st_mtime_ns if file.exists() else 0) for file in files)

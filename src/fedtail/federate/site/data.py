@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fedtail.core.decisions import Decision
 from fedtail.data.federation import Client, Federation, Samples
 from fedtail.federate.protocol.job import Job
+from fedtail.runs.judged import Judged
+from fedtail.runs.saved import SavedModel
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ class FederationSlice:
         mine = self.federation.client(self.index)
         return replace(mine, index=index, transform=job.transform, augment=job.augment)
 
-    def test(self, index: int, job: Job) -> Samples:
+    def judged(self, model: SavedModel) -> Judged:
+        rows = self.test(self.index, None)
+        x, y = model.inputs(rows.x.numpy(), []), rows.y.numpy()
+        raw = replace(model, decision=Decision()).probabilities(x)
+        return Judged(model.classes, raw, model.decision, y=y, x=x, preprocessing=model.preprocessing)
+
+    def test(self, index: int, job: Job | None) -> Samples:
         """Every K-th of the samples that all are tested on."""
         return self.federation.test.take(np.arange(self.index, len(self.federation.test), self.federation.n_clients))
 

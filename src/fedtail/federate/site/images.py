@@ -15,6 +15,9 @@ from fedtail.data.images.decode import decode
 from fedtail.data.images.folders import scan
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.federate.protocol.job import Job
+from fedtail.federate.site.table import judge_new
+from fedtail.runs.judged import Judged
+from fedtail.runs.saved import SavedModel
 
 
 class ImageSite:
@@ -30,6 +33,7 @@ class ImageSite:
         validation: float = 0.1,
         test: float = 0.15,
         augment: str | None = "flip",
+        new: str | Path = "",
     ) -> None:
         check_range("data.test", test, 0.0, 1.0, open_high=True)
         if channels not in (1, 3):
@@ -50,7 +54,10 @@ class ImageSite:
         self.classes, self.augment = tuple(classes), augment
         codes = torch.tensor([self.classes.index(c) for c in listing.classes])
         self.samples = Samples(decoded.x, codes)
-        self.validation, self.test_share = validation, test
+        self.validation, self.test_share, self.new = validation, test, new
+
+    def judged(self, model: SavedModel) -> Judged:
+        return judge_new(model, self.new)
 
     def schema(self) -> dict[str, Any]:
         return {

@@ -20,6 +20,7 @@ import torch
 
 from fedtail.core.totals import LIMIT, Part, Reach
 from fedtail.errors import FedtailError
+from fedtail.federate import counted
 from fedtail.federate.agreed import check_document, run_document, settings_of
 from fedtail.federate.journal import Journal
 from fedtail.federate.protocol.agreement import LEAST, AgreementError, Offer, Party, canonical
@@ -212,11 +213,18 @@ class Member:
         takes the place of an earlier one."""
         check_document(document, self.name, self.roster.names)
         self.policy.check_document(document)
+        if "what" in document:
+            counted.check_question(document)
+            counted.find_model(self.folder.parent, document["model"])
+            return self._offer(document)
         if canonical(self._schema(document)) != canonical(document["schema"]):
             raise AgreementError("the document describes other data than this site has: columns, classes or encoder")
         settings = settings_of(document)
         check_sums_only(settings, method_of(settings), "the document")
         self._check_groups(groups_of(settings, len(document["sites"]), LEAST, "the document"), document["sites"])
+        return self._offer(document)
+
+    def _offer(self, document: dict[str, Any]) -> Offer:
         party = Party(self.name, document)
         self._save("offer", party)
         return party.offer(self.key, self.roster)
@@ -307,7 +315,11 @@ class Member:
     def run(self, party: Party, ask: Ask) -> str:
         """The program of an agreement with this site's data; its run folder stays here."""
         home, document = self.folder / party.id[:24], party.document
-        settings, journal = settings_of(document, party.seed), Journal(home / "journal")
+        journal = Journal(home / "journal")
+        if "what" in document:
+            totals = SiteTotals(party, [range(len(document["sites"]))], journal, ask)
+            return counted.answer_question(document, totals, self.data, self.name, self.folder.parent)
+        settings = settings_of(document, party.seed)
         groups = groups_of(settings, len(document["sites"]), LEAST, "the document")
         noise = None
         if document["trust"] == "private":

@@ -17,6 +17,8 @@ from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split
 from fedtail.runs.encoding import encode_client, encode_samples
+from fedtail.runs.judged import Judged
+from fedtail.runs.saved import SavedModel
 
 
 class SiteData(Protocol):
@@ -37,6 +39,10 @@ class SiteData(Protocol):
 
     def client(self, index: int, job: Job) -> Client:
         """The data as ``rounds.local`` wants it."""
+        ...
+
+    def judged(self, model: SavedModel) -> Judged:
+        """The rows on which this site judges a trained model."""
         ...
 
     def test(self, index: int, job: Job) -> np.ndarray | Samples:

@@ -204,6 +204,13 @@ class Site:
         self._check_vector(here, parcel.tensors["x"])
         return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], parcel.meta["what"])})
 
+    def count(self, parcel: Parcel, key: str) -> Parcel:
+        """This site's part of counts of a model, without training."""
+        self._need_trust()
+        from fedtail.federate.counted import answer_plainly
+
+        return _counted({"counts": answer_plainly(parcel, self.data, self.name)})
+
     def _prepare(self, parcel: Parcel) -> Prepared:
         job, index = Job.from_json(parcel.meta["job"]), int(parcel.meta["client"])
         now = self._prepared

@@ -22,6 +22,8 @@ from fedtail.data.tables.pooled import numbers_of
 from fedtail.errors import FedtailError, check_range
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
+from fedtail.runs.judged import Judged, judge
+from fedtail.runs.saved import SavedModel
 
 
 class TableSite:
@@ -31,14 +33,22 @@ class TableSite:
     """
 
     def __init__(
-        self, path: str | Path, schema: str | Path, *, validation: float = 0.1, test: float = 0.2, min_count: int = 5
+        self,
+        path: str | Path,
+        schema: str | Path,
+        *,
+        new: str | Path = "",
+        validation: float = 0.1,
+        test: float = 0.2,
+        min_count: int = 5,
     ) -> None:
+        """new: later rows, on which the site judges trained models."""
         check_range("data.test", test, 0.0, 1.0, open_high=True)
         self.schema_: TableSchema = load_schema(schema).unfitted()
         self.table = read_site(path, self.schema_)
         if not len(self.table):
             raise FedtailError(f"table {str(path)!r} has no rows with a label")
-        self.validation, self.test_share, self.min_count = validation, test, min_count
+        self.validation, self.test_share, self.min_count, self.new = validation, test, min_count, new
 
     def schema(self) -> dict[str, Any]:
         return {
@@ -73,6 +83,9 @@ class TableSite:
         train, held = stratified_holdout(y, rest, self.validation, generator(job.seed, "validation", index))
         return Client(index, samples, train, held, job.n_classes, Transform(), None)
 
+    def judged(self, model: SavedModel) -> Judged:
+        return judge_new(model, self.new)
+
     def test(self, index: int, job: Job) -> np.ndarray:
         return self._split(index, job.seed)[1]
 
@@ -80,6 +93,13 @@ class TableSite:
         """(rest, test) rows."""
         rng = generator(seed, "site_tables/test", index)
         return stratified_holdout(self.table.y, np.arange(len(self.table)), self.test_share, rng)
+
+
+def judge_new(model: SavedModel, new: str | Path) -> Judged:
+    """The rows that a site's file names for judging models."""
+    if not new:
+        raise CodedError("data", "this site names no rows to judge a model on: set new under [data] in site.toml")
+    return judge(model, Path(new))
 
 
 def declared(schema: TableSchema) -> list[tuple[str, str, tuple[str, ...], int, tuple[float, ...]]]:
