@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedtail.core.resampling import resampled_counts
     from fedtail.data import Federation, partition
     from fedtail.report import write_run_report
+    from fedtail.report.life import write_life_report
     from fedtail.runs.classifier import FederatedClassifier
     from fedtail.runs.evaluate import evaluate
     from fedtail.runs.execution import fit
@@ -41,6 +42,7 @@ _HOMES = {
     "plan": "fedtail.study.plan",
     "recalibrate": "fedtail.runs.recalibrate",
     "resampled_counts": "fedtail.core.resampling",
+    "write_life_report": "fedtail.report.life",
     "write_run_report": "fedtail.report",
 }
 _MODULES = ("data", "datasets", "methods", "optim", "rates")
@@ -84,5 +86,6 @@ __all__ = [
     "rates",
     "recalibrate",
     "resampled_counts",
+    "write_life_report",
     "write_run_report",
 ]

@@ -15,6 +15,7 @@ from fedtail.cli.progress import console, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
+from fedtail.report.life import write_life_report
 from fedtail.runs.judged import judge
 from fedtail.runs.monitor import Watch
 from fedtail.runs.recalibrate import keep, recalibrate
@@ -45,8 +46,9 @@ def monitor(
     """Look whether a trained model still fits new rows, with or without labels; made for a scheduler.
 
     Begin with `fedtail monitor held-out.csv --run runs/x --reference`, then look as often as you like with
-    `fedtail monitor new.csv --run runs/x`. Prints one line; the exit code is 3 if something has changed, which without
-    any change happens at most once in twenty lives of a model, however often you look.
+    `fedtail monitor new.csv --run runs/x --name 2026-11`, and once again where its labels come later. Prints one line
+    and draws a timeline beside the state; the exit code is 3 if something has changed, which without any change
+    happens at most once in twenty lives of a model, however often you look.
     """
     judged = judged_by(model, data, label, site, allow_code)
     path = state or (Path(model) / STATE if Path(model).is_dir() else Path(STATE))
@@ -64,7 +66,9 @@ def monitor(
     watch = Watch.load(path)
     look = watch.look(judged, name)
     watch.save(path)
+    page = write_life_report(watch, path.with_suffix(".html"))
     terminal().print(look.sentence(), soft_wrap=True)
+    console.print(f"timeline: {page}", style="dim", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(look.to_json()))
     if look.changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,7 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
     scores = _validation(problem, x, Decision())
     if scores is None or not scores.n:
         raise FedtailError("decision: choosing it needs validation data at the clients (data.validation)")
-    decision, scores = _calibrated(problem, x, wanted.calibrate, scores)
+    decision, scores = calibrated(lambda one: _validation(problem, x, one), wanted.calibrate, scores)
     shares, curve = class_shares(scores), []
     if wanted.goal == "cost":
         decision = replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
@@ -83,9 +83,14 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
     return Decisions(decision, problem.engine.site_decisions(x, goal))
 
 
-def _calibrated(problem: Problem, x: Tensor, how: str, scores: Scores) -> tuple[Decision, Scores]:
-    """A temperature, or one and a bias per class by turns, and the counts under them."""
-    decision = Decision()
+def calibrated(
+    ask: Callable[[Decision], Scores | None], how: str, scores: Scores, start: Decision | None = None
+) -> tuple[Decision, Scores]:
+    """Refit a temperature, or one and a bias per class by turns, and return the counts under them too.
+
+    ask: counts of all rows under a decision; scores: those under ``start``.
+    """
+    decision = start or Decision()
     for step in range(0 if how == "none" else 1 if how == "temperature" else MOST_STEPS):
         if step % 2 == 0:
             by = best_temperature(scores)
@@ -95,7 +100,7 @@ def _calibrated(problem: Problem, x: Tensor, how: str, scores: Scores) -> tuple[
             added = bias_step(scores)
             bias = tuple((np.asarray(decision.bias or 0.0) + added).tolist())
             decision, moved = replace(decision, bias=bias), float(np.abs(added).max())
-        scores = _validation(problem, x, decision) or scores
+        scores = ask(decision) or scores
         if step > 1 and moved < SETTLED:
             break
     return decision, scores

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedtail.core.counts import Counts
 from fedtail.core.decisions import Decision
@@ -150,7 +151,7 @@ class Watch:
 
     classes: tuple[str, ...]
     inputs: tuple[str, ...]
-    """Names of the inputs that are watched."""
+    """The column of each input that is watched."""
     reference: Seen
     find: str | None = None
     """The class whose recall is promised."""
@@ -180,7 +181,8 @@ class Watch:
         if find is not None and find not in classes:
             raise FedtailError(f"there is no class {find!r}; the model has {', '.join(classes)}")
         schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
-        names = schema.features() if schema is not None and schema.width == d else [str(i + 1) for i in range(d)]
+        known = schema.columns if schema is not None and schema.width == d else ()
+        names = [column.name for column in known for _ in range(column.width)] or [str(i + 1) for i in range(d)]
         return cls(classes, tuple(names), reference, find, recall)
 
     @property
@@ -229,8 +231,9 @@ class Watch:
     def _drift(self) -> list[dict[str, Any]]:
         """The smallest p-value of each kind over all spans, corrected for every test of this look."""
         was, names = self.reference, ["answers", "probabilities"]
-        spans = spans_of(len(self.looks))
-        p = []
+        if self.inputs:
+            names += ["strange rows", *(f"input {name}" for name in self.inputs)]
+        spans, p = spans_of(len(self.looks)), []
         for span in spans:
             now = _sum([look.seen for look in self.looks[-span:]])
             p.append(drift_p(was.cells.sum(1), now.cells.sum(1), ordered=False))
@@ -238,12 +241,14 @@ class Watch:
             if self.inputs:
                 p.append(drift_p(*(np.array([c.n - c.strange, c.strange]) for c in (was, now))))
                 p.extend(drift_p(was.inputs, now.inputs))
-        if self.inputs:
-            names += ["strange rows", *(f"input {name}" for name in self.inputs)]
-        table = np.minimum(1.0, np.reshape(p, (len(spans), -1)) * len(p))
-        best, least = table.argmin(0), table.min(0)
-        order = np.argsort(least, kind="stable")[:10].tolist()
-        return [{"what": names[i], "p": float(least[i]), "looks": spans[best[i]]} for i in order]
+        table = np.reshape(p, (len(spans), -1))
+        table[:, :2] *= 2 * len(spans) * (1 + bool(self.inputs))  # half of the error is for what the model says,
+        table[:, 2:] *= 2 * len(spans) * max(table.shape[1] - 2, 1)  # half for the rows, however many their inputs
+        found: dict[str, dict[str, Any]] = {}
+        for i in np.argsort(table.min(0), kind="stable").tolist():
+            least = {"p": float(min(1.0, table[:, i].min())), "looks": spans[int(table[:, i].argmin())]}
+            found.setdefault(names[i], {"what": names[i], **least})
+        return list(found.values())[:10]
 
     def _broken(self) -> list[str]:
         """What labels say, over the whole life."""
@@ -260,6 +265,9 @@ class Watch:
         if np.min(p) * np.size(p) <= spent(ALPHA / 4, len(told)):
             out.append("calibration")
         return out
+
+    def _repr_html_(self) -> str:
+        return pd.DataFrame([look.to_json() for look in self.looks]).drop(columns="drift", errors="ignore").to_html()
 
     def save(self, path: Path) -> None:
         """Write the life as JSON, whole or not at all."""

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.decisions import POWERS, Decision, best_temperature, class_shares, share_weights
+from fedtail.core.decisions import ENOUGH, POWERS, Decision, class_shares, share_weights
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
+from fedtail.runs.decide import calibrated
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import Seen, Watch, count
 
@@ -53,15 +54,14 @@ def recalibrate(judged: Judged, watch: Watch | None = None) -> Recalibrated:
 
 
 def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Scores]) -> Recalibrated:
-    """Refit the temperature, then the threshold that keeps the promise, or the weights for macro F1, and the sets.
+    """Refit the calibration, then the threshold that keeps the promise, or the weights for macro F1, and the sets.
 
+    The calibration is a temperature, and a bias of each class where all have ``ENOUGH`` cases to follow their mix by.
     ask: returns the counts of all labelled rows under a decision, such as sums over sites.
     """
     before = ask(old)
-    factor = best_temperature(before)
-    bias = tuple(b / factor for b in old.bias)
-    new = replace(old, temperature=old.temperature * factor, bias=bias, promise=None, sets=())
-    scores = ask(new)
+    how = "vector" if before.confusion.sum(1).min() >= ENOUGH else "temperature"
+    new, scores = calibrated(ask, how, before, replace(old, promise=None, sets=()))
     if old.target is not None and old.promise is not None:
         promise = promise_recall(scores.bins[old.target], old.promise.wanted, old.promise.confidence)
         new = new.with_promise(old.target, promise, len(classes))

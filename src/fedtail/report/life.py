@@ -1,0 +1,130 @@
+"""The page of a monitor: what a model has met since its training, look by look, and what has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedtail.core.evidence import wilson
+from fedtail.core.shift import spent
+from fedtail.plots import Line, Lines
+from fedtail.report.blocks import Block, Charts, Section, Table, Text, Tiles, source, template
+from fedtail.report.page import POLICY, write_text
+from fedtail.runs.monitor import ALPHA, Watch
+from fedtail.version import VERSION
+from fedtail.words import percent, plural
+
+MOST = 6
+"""Classes whose share is drawn, the rarest, and names of looks on an axis."""
+
+
+def write_life_report(watch: Watch, path: Path) -> Path:
+    """Write the page of a model's life so far."""
+    sections = [
+        Section("now", "Now", _now(watch)),
+        Section("time", "Over time", [Charts(timeline(watch) if watch.looks else [])]),
+        Section("looks", "Looks", _looks(watch)),
+    ]
+    page = template(
+        "page.html",
+        title="A model after training",
+        policy=Markup(POLICY),
+        version=VERSION,
+        style=source("page.css"),
+        script=source("page.js"),
+        links=[(section.key, section.title) for section in sections],
+        facts=[plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])],
+        parts=[{"prefix": "", "title": "", "colours": {}, "sections": sections}],
+        many=0,
+        live=None,
+        made=f"Made by fedtail {VERSION} from counts. This page is self-contained.",
+    )
+    return write_text(path, page)
+
+
+def timeline(watch: Watch) -> list[Lines]:
+    """Draw class mix, drift, strange rows and, where labels have come, recall over the looks."""
+    looks, x = watch.looks, np.arange(1.0, len(watch.looks) + 1)
+    named = {float(i + 1): looks[i].name for i in np.unique(np.linspace(0, len(looks) - 1, MOST).astype(int))}
+
+    def chart(title: str, y_label: str, lines: list[Line], begins: bool = False, **more: Any) -> Lines:
+        return Lines(
+            title,
+            lines,
+            y_label,
+            x_label="look",
+            floor=0.0,
+            x_ticks={**({0.0: "reference"} if begins else {}), **named},
+            x_name=lambda v: looks[int(v) - 1].name if v else "reference",
+            **more,
+        )
+
+    mix = [
+        Line(name, i + 1, np.append(0.0, x), np.array([watch.shares[c], *(look.mix[name] for look in looks)]))
+        for i, c in enumerate(np.argsort(watch.shares, kind="stable")[:MOST].tolist())
+        for name in watch.classes[c : c + 1]
+    ]
+    p = np.array([max(min(row["p"] for row in look.drift), 1e-30) for look in looks])
+    limit = np.array([spent(ALPHA / 2, i + 1) for i in range(len(looks))])
+    drift = [Line("reported from here on", 0, x, -np.log10(limit)), Line("strongest test", 1, x, -np.log10(p))]
+    charts = [
+        chart("Class mix, estimated without labels", "share", mix, begins=True),
+        chart("Drift: what no chance explains", "-log10 p", drift),
+    ]
+    if watch.inputs:
+        n = np.maximum([look.seen.n for look in looks], 1)
+        strange = Line("strange rows", 2, x, np.array([int(look.seen.strange) for look in looks]) / n)
+        charts.append(chart("Rows with a value like none before", "share", [strange]))
+    if watch.find is not None:
+        counts = np.array([look.seen.found(watch.classes.index(watch.find)) for look in looks])
+        told = counts[:, 1] > 0
+        share = counts[told, 0] / counts[told, 1]
+        low, high = np.array([wilson(s, int(n)) for s, n in zip(share, counts[told, 1], strict=True)]).reshape(-1, 2).T
+        line = Line(f"recall of {watch.find}", 3, x[told], share, samples=counts[told, 1], low=low, high=high)
+        level = (watch.recall, f"promised: {percent(watch.recall)}")
+        kept = f"The dotted line is what was promised: {percent(watch.recall)}. Bars are 95 % intervals."
+        charts.append(
+            chart("Recall, where labels have come", "recall", [line], ceiling=1.0, full=True, level=level, caption=kept)
+        )
+    return charts
+
+
+def _now(watch: Watch) -> list[Block]:
+    if not watch.looks:
+        return [Text("Nobody has looked yet.")]
+    last, changed = watch.looks[-1], [look for look in watch.looks if look.changed]
+    tiles = [
+        (
+            f"{last.seen.n:,}",
+            f"rows in {last.name}",
+            f"{sum(look.seen.n for look in watch.looks):,} since the reference",
+        ),
+        (
+            str(len(changed)),
+            "looks with a change",
+            f"first: {changed[0].name}" if changed else f"of {len(watch.looks)}",
+        ),
+    ]
+    if watch.find is not None:
+        found, cases = np.sum([look.seen.found(watch.classes.index(watch.find)) for look in watch.looks], 0)
+        if cases:
+            tiles.append((percent(found / cases), f"of {watch.find} found", f"promised: {percent(watch.recall)}"))
+    said = f"All looks of a life share one error of {percent(ALPHA)}: so often is anything reported without any change."
+    return [Tiles(tiles), Text(last.sentence()), Text(said, look="note")]
+
+
+def _looks(watch: Watch) -> list[Block]:
+    rows = [
+        [
+            look.name,
+            f"{look.seen.n:,}",
+            f"{int(look.seen.truth.sum()):,}",
+            percent(int(look.seen.strange) / max(look.seen.n, 1)),
+            ", ".join(look.changed) or "nothing",
+        ]
+        for look in reversed(watch.looks)
+    ]
+    return [Table(["Look", "Rows", "With labels", "Strange", "Changed"], rows, "Looks, the latest first")]
