@@ -141,9 +141,7 @@ def life(judged: Judged, promised: tuple[str, float], rng: np.random.Generator, 
 def monitor(names: list[str], lives: int) -> None:
     """Print the share of lives with an alarm although nothing changes, and how soon changes are noticed."""
     print(f"reference {REFERENCE} rows, {MONTHS} months of {ROWS} rows, all with labels")
-    print(
-        "| table | change | lives | with an alarm | 95 % interval | months until half noticed | by what, mostly |"
-    )
+    print("| table | change | lives | with an alarm | 95 % interval | months until half noticed | by what, mostly |")
     print("|---|---|---|---|---|---|---|")
     for name in names:
         began = time.process_time()
