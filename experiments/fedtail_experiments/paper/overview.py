@@ -58,7 +58,8 @@ def studied(view: Mapping[str, Any], studies: Sequence[Study]) -> str:
 
 
 def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """The figures aimed at, each with the paper's own ablation, the recipe's figure over all its seeds and the best of
+    """The figures aimed at: the recipe's over all its seeds, how far it is from the paper's cell and from those beside
+    it in the paper's own ablation (their mean), the same with the settings ``inside`` the paper's grid, and the best of
     the readings that were tried under seed 0.
 
     A target is a row's figure or, with ``against``, its lead over another row under the same settings and seed. Runs of
@@ -74,9 +75,20 @@ def reached(view: Mapping[str, Any], records: Sequence[Record]) -> str:
             best = max(first, key=lambda how: first[how], default=None)
             shorter = f"; {len(under_0) - len(first)} shorter" if len(under_0) > len(first) else ""
             reading = "–" if best is None else f"{show(first[best])} ({best or 'the recipe'}; of {len(first)}{shorter})"
-            ours = _over_seeds(tried.get("", {}), show)
-            rows.append([target["name"], show(_paper(target)), target.get("ablation", ""), ours, reading])
-    return markdown_table(["", "the paper", "its ablation, beside that cell", "ours", "the best reading, seed 0"], rows)
+            ours = tried.get("", {})
+            aims = [f"{show(paper := _paper(target))}{_apart(ours, paper)}"]
+            near = _beside(target, view["beside"])
+            told = " to ".join(dict.fromkeys(show(value) for value in (min(near), max(near)))) if near else "–"
+            aims.append(f"{told}{_apart(ours, float(np.mean(near)))}" if near else "–")
+            inside = _over_seeds(tried.get(view["inside"], {}), show)
+            rows.append([target["name"], _over_seeds(ours, show), *aims, inside, reading])
+    head = ["", "ours", "the paper (ours − it)", "its ablation, beside that cell (ours − its mean)"]
+    return markdown_table([*head, f"inside its grid: {view['inside']}", "the best reading, seed 0"], rows)
+
+
+def _apart(ours: Mapping[int, float], aim: float) -> str:
+    """How far the mean over seeds is from what was aimed at."""
+    return f" ({difference(float(np.mean(list(ours.values()))) - aim)})" if ours else ""
 
 
 def rounds_of(reading: str, usual: int) -> int:
@@ -102,6 +114,16 @@ def _paper(target: Mapping[str, Any]) -> float:
     return one - sum(two)
 
 
+def _beside(target: Mapping[str, Any], beside: Mapping[str, Any]) -> list[float]:
+    """The same figure, or lead, by the cells of the paper's ablation that are beside the cell aimed at, if any."""
+    grid, place = load_grid(beside["grid"]), (target["block"], target["column"])
+    if target["grid"] != beside["of"] or target["column"] not in [c.name for c in grid.columns]:
+        return []
+    base = load_grid(target["grid"]).reported(place[0], target["against"], place[1]) if "against" in target else 0.0
+    told = [grid.reported(place[0], row, place[1]) for row in beside["rows"]]
+    return [value - base for value in told if value is not None and base is not None]
+
+
 def _readings(target: Mapping[str, Any], records: Iterable[Record]) -> dict[str, dict[int, float]]:
     """changed settings, in words -> seed -> the figure."""
     place, metric = (target["grid"], target["block"], target["column"]), target["metric"]
@@ -125,7 +147,7 @@ def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
     """Each column of some grids: how many cells and runs there are, rank agreement with the paper, and the lead of one
     row over another beside the paper's."""
     one, two = view["rows"]
-    rows = []
+    rows, counted = [], [0, 0]
     for part in view["parts"]:
         grid = load_grid(part["grid"])
         found = summaries(grid, records, part["metric"])
@@ -133,6 +155,8 @@ def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
             cells = [s for key, s in found.items() if key[:2] == place]
             if not cells:
                 continue
+            runs = sum(s.seeds for s in cells)
+            counted = [counted[0] + len(cells), counted[1] + runs]
             tau, n = agreement(grid, found, place)
             paper = [grid.reported(place[0], row, place[1]) for row in (one, two)]
             ours = [found.get((*place, row)) for row in (one, two)]
@@ -141,10 +165,11 @@ def compared(view: Mapping[str, Any], records: Sequence[Record]) -> str:
             rows.append(
                 [
                     f"{part['name']}, {place[1]}, {place[0]}",
-                    f"{len(cells)} / {sum(s.seeds for s in cells)}",
+                    f"{len(cells)} / {runs}",
                     "–" if math.isnan(tau) else f"{difference(tau, 2)} ({n} rows)",
                     lead,
                     theirs,
                 ]
             )
+    rows.append(["*in all*", f"{counted[0]} / {counted[1]}", "", "", ""])
     return markdown_table(["", "cells / runs", "rank agreement", f"{one} − {two}", "the paper"], rows)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,22 +186,49 @@ def test_targets_have_the_recipes_figure_over_seeds_and_the_best_reading_of_the_
     records = [of("FedCGNM + U", 0.70), of("FedAvg + U", 0.64), of("FedCGNM + U", 0.71, **{"local.lr": 0.3})]
     records += [of("FedCGNM + U", 0.66, **{"run.rounds": 9}), of("FedAvg + U", 0.58, **{"run.rounds": 9})]
     text = table("targets", records)
-    assert "| FedCGNM, C10-100, IID | .743 | .711 | .700 ×1 | .710 (lr 0.3; of 2; 1 shorter) |" in text
-    assert (
-        "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.093 | +.060 ×1 | +.060 (the recipe; of 1; 1 shorter) |" in text
-    ), "of full length"
+    ours = "| FedCGNM, C10-100, IID | .700 ×1 | .743 (−.043) | .711 (−.011) | – | .710 (lr 0.3; of 2; 1 shorter) |"
+    assert ours in text
+    lead = "| … − FedAvg | +.060 ×1 | +.125 (−.066) | +.093 (−.033) | – | +.060 (the recipe; of 1; 1 shorter) |"
+    assert lead in text, "of full length"
     assert "C10-20" not in text, "nothing is told of what was not run"
     (line,) = [line for line in table("columns", records).splitlines() if "C10-100" in line]
     assert line == "| IID, C10-100, K=5 | 2 / 2 | – | +.060 | +.125 |"
     records += [of("FedCGNM + U", 0.68, 1), of("FedAvg + U", 0.60, 1), of("FedCGNM + U", 0.9, 2)]
     more = table("targets", records)
-    assert "| FedCGNM, C10-100, IID | .743 | .711 | .760 ± .122 ×3 | .710 (lr 0.3; of 2; 1 shorter) |" in more
-    assert (
-        "| FedCGNM − FedAvg, C10-100, IID | +.125 | +.093 | +.070 ± .014 ×2 | +.060 (the recipe; of 1; 1 shorter) |"
-        in more
-    )
+    assert "| FedCGNM, C10-100, IID | .760 ± .122 ×3 | .743 (+.017) | .711 (+.049) | – | .710 (lr 0.3" in more
+    assert "| … − FedAvg | +.070 ± .014 ×2 | +.125 (−.055) | +.093 (−.023) | – | +.060 (the recipe; of 1" in more
+    assert "| *in all* | 2 / 5 |" in table("columns", records)
     later = table("targets", [of("FedCGNM + U", 0.68, 1)])
-    assert "| FedCGNM, C10-100, IID | .743 | .711 | .680 ×1 | – |" in later, "readings are compared under seed 0"
+    assert "| FedCGNM, C10-100, IID | .680 ×1 | .743 (−.063) | .711 (−.031) | – | – |" in later, (
+        "seed 0 compares readings"
+    )
+    grid = {"local.lr": 0.4, "method.weight_decay": 0.001}
+    inside = table("targets", [of("FedCGNM + U", 0.6, 0, **grid), of("FedCGNM + U", 0.7, 1, **grid)])
+    assert "| FedCGNM, C10-100, IID | – | .743 | .711 | .650 ± .071 ×2 | .600 (lr 0.4" in inside
+
+
+def test_cells_beside_the_papers_are_those_of_its_own_ablation() -> None:
+    at_20 = table("targets", [run("FedCGNM + U", 0, 0.83, column="C10-20", metrics={"macro_f1": 0.83})])
+    assert "| .857 (−.027) | .837 to .843 (−.010) |" in at_20
+    dirichlet = run("FedCGNM + U", 0, 0.8, column="C10-20", metrics={"macro_f1": 0.8}, grid="table-noniid")
+    assert "| .832 (−.032) | – |" in table("targets", [dirichlet]), "the paper has no ablation there"
+
+
+def test_every_claim_of_the_results_page_names_runs_that_are_recorded() -> None:
+    text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    claims = text.partition("| the paper says |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(claims) > 12
+    headings = {
+        "-".join(re.sub(r"[^\w -]", "", line[3:].lower()).split()) for line in text.splitlines() if line[:3] == "## "
+    }
+    for line in claims:
+        runs = line.strip("| ").split(" | ")[-1]
+        names, links = re.findall(r"`([\w-]+)`", runs), re.findall(r"\(#([\w-]+)\)", runs)
+        assert names and links, line
+        for name in names:
+            files = (f"results/records/{name}.jsonl", f"results/{name}.jsonl")
+            assert name == "convergence" or any((ROOT / file).is_file() for file in files), name
+        assert set(links) <= headings, set(links) - headings
 
 
 def test_the_page_needs_a_page_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
