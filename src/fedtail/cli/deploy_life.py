@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fedtail.cli.deploy_view import Folder, load
+from fedtail.cli.deploy_view import Folder, follower, load
 from fedtail.cli.evaluate import print_evaluation
 from fedtail.cli.flags import Json
 from fedtail.cli.monitor import CHANGED, STATE
 from fedtail.cli.options import RunFolder
-from fedtail.cli.progress import console, terminal
+from fedtail.cli.progress import terminal
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
 from fedtail.runs.evaluate import evaluation
@@ -29,8 +29,7 @@ def evaluate(folder: Folder, run: RunFolder, as_json: Json = False) -> None:
     deployment = load(folder)
     from fedtail.federate.operate import runs
 
-    with console.status("sites are counting"):
-        scores = runs.count(deployment, "evaluate", run)
+    scores = runs.count(deployment, "evaluate", run, on_change=follower())
     assert isinstance(scores, Scores)
     found = evaluation(scores, load_model(run).classes)
     print_evaluation(found)
@@ -61,11 +60,8 @@ def monitor(
     if not reference and not path.is_file():
         raise FedtailError(f"there is no {str(path)!r}; begin with --reference, on labelled rows not trained on")
     watch = None if reference else Watch.load(path)
-    with console.status("sites are counting"):
-        if watch is None:
-            seen = runs.count(deployment, "reference", run)
-        else:
-            seen = runs.count(deployment, "look", run, reference=watch.reference)
+    known = None if watch is None else watch.reference
+    seen = runs.count(deployment, "reference" if watch is None else "look", run, known, follower())
     assert isinstance(seen, Seen)
     if watch is None:
         model = load_model(run)

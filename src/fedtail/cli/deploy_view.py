@@ -59,6 +59,8 @@ def follower() -> Callable[[dict[str, Any]], None]:
             parts = [f"round {status['round']}/{status['rounds']}", f"{status['seconds']:.1f} s"]
             parts += [f"{name} {status[name]:.3f}" for name in ("loss", "accuracy") if name in status]
             parts += [f"errors so far: {len(status['errors'])}"] if status.get("errors") else []
+        if status.get("waiting") and status.get("state") != "finished":
+            parts.append(f"waiting for {status['waiting']}")
         line = "  ".join(parts)
         if line != last:
             last = line
@@ -94,6 +96,8 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
         typer.echo(f"run: {run['state']}, round {run['round']} of {run['rounds']}, last update {age} ago")
         if run["state"] == "finished":
             typer.echo(f"run folder {run['folder']}; create its report with: fedtail report {run['folder']}")
+        if run.get("waiting") and run["state"] == "training":
+            typer.echo(f"waiting for {run['waiting']}")
         names = run.get("sites") or deployment.sites
         for fault in run["errors"][-LAST_FAULTS:]:
             typer.echo(f"  round {fault['round'] + 1}, {names[fault['client']]}: {fault['reason']}")

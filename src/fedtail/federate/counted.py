@@ -29,7 +29,7 @@ from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.limits import Budget, Kind
 from fedtail.federate.protocol.transport import Phase, Transport
 from fedtail.federate.protocol.wire import Parcel
-from fedtail.federate.relay import Relay, RelayTotals
+from fedtail.federate.relay import OnWait, Relay, RelayTotals
 from fedtail.federate.site.prepared import SiteData
 from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
@@ -234,7 +234,12 @@ class PlainTotals:
 
 
 def ask(
-    question: Mapping[str, Any], transport: Transport, folder: Path, timeout: float, reference: Seen | None = None
+    question: Mapping[str, Any],
+    transport: Transport,
+    folder: Path,
+    timeout: float,
+    reference: Seen | None = None,
+    on_wait: OnWait | None = None,
 ) -> Scores | Seen:
     """Have all sites count, and add up: under the masks of an agreement, or from plain counts of sites that trust."""
     model, names = load_model(folder), list(question["sites"])
@@ -244,7 +249,7 @@ def ask(
             tensors["reference"] = torch.from_numpy(reference.flat())
         plain = PlainTotals(transport, Parcel({"question": dict(question)}, tensors), names, timeout)
         return counted(question["what"], plain, model, {}, reference)
-    relay = Relay(transport, names, timeout)
+    relay = Relay(transport, names, timeout, on_wait=on_wait)
     agreement, _ = relay.agree(question)
     totals = RelayTotals(relay, agreement, [range(len(names))], Journal(None))
     found = counted(question["what"], totals, model, {}, reference)

@@ -42,13 +42,23 @@ PASSING = ("transport", "late", "disk", "memory")
 PATIENCE, PAUSE = 86400.0, 2.0
 """Seconds for which a site that is not there is waited for, and between two questions to it."""
 Traffic = dict[str, int]
+OnWait = Callable[[str], None]
 
 
 class Relay:
     """The sites of an agreement, as the server reaches them. ``names[k]`` is the site behind client k."""
 
-    def __init__(self, transport: Transport, names: Sequence[str], timeout: float, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        names: Sequence[str],
+        timeout: float,
+        patience: float = PATIENCE,
+        on_wait: OnWait | None = None,
+    ) -> None:
+        """on_wait: told whom an exchange waits for and why, and nothing once it goes on."""
         self.transport, self.names, self.timeout, self.patience = transport, list(names), timeout, patience
+        self.on_wait = on_wait or (lambda line: None)
         self.traffic: Traffic = {"down": 0, "up": 0, "exchanges": 0}
 
     def ask(self, phase: Phase, parcels: Mapping[int, Parcel], read: Any, budget: Budget) -> dict[int, Any]:
@@ -70,8 +80,11 @@ class Relay:
                 line = "; ".join(f"{self.names[k]}: {v}" for k, v in answers.reasons.items())
                 if line != told:
                     log.warning("%s: waiting for %s", phase, line)
+                    self.on_wait(line)
                 told = line
                 time.sleep(min(PAUSE, max(self.patience - waited, 0.0)))
+        if told:
+            self.on_wait("")
         self.traffic["exchanges"] += 1
         return dict(sorted(found.items()))
 
@@ -163,6 +176,7 @@ def follow(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    on_wait: OnWait | None = None,
 ) -> Result:
     """Relay a run that the sites agree on, and follow it: the same program as theirs, without data."""
     held = Path(config.run.folder) / run_name(config) / DOCUMENT
@@ -170,7 +184,7 @@ def follow(
     if before is not None:
         config = with_seed(config, before["seed"])
     folder = held.parent if before is not None else choose_folder(config, resume)
-    relay = Relay(transport, names, config.deploy.timeout)
+    relay = Relay(transport, names, config.deploy.timeout, on_wait=on_wait)
 
     def amend(record: dict[str, Any]) -> None:
         record["traffic"], relay.traffic = relay.traffic, dict.fromkeys(relay.traffic, 0)

@@ -18,7 +18,7 @@ from fedtail.federate.protocol.handshake import agree, say_hello
 from fedtail.federate.protocol.job import Job, job_of
 from fedtail.federate.protocol.preprocess import agree_on_preprocessing
 from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.relay import follow
+from fedtail.federate.relay import OnWait, follow
 from fedtail.federate.sites import Sites, Traffic
 from fedtail.files import write_atomically
 from fedtail.models.encoders import Encoding
@@ -55,10 +55,11 @@ def federate(
     resume: bool = False,
     on_round: RoundHook | None = None,
     on_start: Callable[[Path, int], None] | None = None,
+    on_wait: OnWait | None = None,
 ) -> Result:
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
     if config.deploy.trust != "server":
-        return follow(config, transport, names, resume=resume, on_round=on_round, on_start=on_start)
+        return follow(config, transport, names, resume=resume, on_round=on_round, on_start=on_start, on_wait=on_wait)
     check_trusted(config)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     folder = choose_folder(config, resume)

@@ -89,6 +89,10 @@ class Status:
         outliers = {str(k): found["flagged"][k] + found["refused"][k] for k in found.get("outliers", [])}
         self.write(round=state.round, seconds=round(seconds, 2), errors=errors, outliers=outliers, **headline(record))
 
+    def waiting(self, line: str) -> None:
+        """Note whom the run waits for and why; nothing once it goes on."""
+        self.write(waiting=line)
+
     def finish(self, folder: Path | None) -> None:
         self.write(state="finished", folder=str(folder))
 

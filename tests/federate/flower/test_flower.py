@@ -23,9 +23,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
+from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower import guard
@@ -45,6 +47,7 @@ from fedtail.runs.execution import run
 from fedtail.runs.folder import read_history
 from fedtail.settings import Settings
 from tests.federate.conftest import find_nginx, settings, through_the_proxy
+from tests.federate.gate import Gate
 from tests.waiting import until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
@@ -391,17 +394,37 @@ def kill_server(deployment: Deployment) -> None:
         time.sleep(0.1)
 
 
+def assert_every_sites_model(deployment: Deployment, folder: Path, config: Settings, tmp_path: Path) -> None:
+    """Each site ends with the server's model, bit by bit; it is the simulator's under the seed that the sites drew,
+    within the fixed point of sums: what the same run gives when nothing happens."""
+    ours, name = load_file(folder / "model.safetensors"), json.loads((folder / "agreement.json").read_text())
+    for site in deployment.sites:
+        found = load_file(deployment.site(site) / "agreements" / name["agreement"][:24] / "run" / "model.safetensors")
+        assert all(torch.equal(ours[each], found[each]) for each in ours), site
+    same = {"run.seed": name["seed"], "data.seed": config.data_seed}
+    here = run(changed(config, {**same, "run.folder": str(tmp_path), "engine.path": "reference"})).folder
+    assert here is not None
+    theirs = load_file(here / "model.safetensors")
+    assert all(torch.allclose(ours[each], theirs[each], atol=1e-5) for each in ours)
+
+
 @pytest.mark.faults
+@pytest.mark.parametrize("trust", ["server", "blind"])
 def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_killed_while_a_site_answers_loses_nothing(
-    flower_deployment: Deployment, tmp_path: Path
+    flower_deployment: Deployment, tmp_path: Path, trust: str
 ) -> None:
-    """All sites must answer (quorum 1), and in the end the model is the simulator's, bit by bit."""
-    rounds = {"rounds": 8}
-    config = settings(run={"name": "through", **rounds}, deploy={"timeout": 90.0})
-    folder = flower_deployment.runs / "through"
+    """All sites must answer, and in the end the model is the simulator's: bit by bit, or within the fixed point of
+    masked sums. A run that trusts its server ends at a full disk, with words, and is resumed; another waits."""
+    through = {"name": f"through-{trust}", "rounds": 8}
+    config = settings(run=through, deploy={"timeout": 90.0, "trust": trust})
+    folder = flower_deployment.runs / f"through-{trust}"
 
     def reach(done: int) -> None:
-        until(lambda: len(read_history(folder)) >= done, f"round {done}")
+        until(lambda: len(read_history(folder)) >= done or state()["state"] == "failed", f"round {done}")
+        assert state()["state"] != "failed", state()
+
+    def state() -> dict[str, Any]:
+        return runs.where(flower_deployment) or {"state": "none"}
 
     run_id = start(flower_deployment, config)
     reach(1)
@@ -417,30 +440,68 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
     (worker,) = of_site(flower_deployment, "south", True)
     unlimited = resource.prlimit(worker, resource.RLIMIT_FSIZE)
     resource.prlimit(worker, resource.RLIMIT_FSIZE, (0, unlimited[1]))
-    with pytest.raises(FedtailError, match=r"2 of 3 clients .*, but 3 are needed .*disk"):
-        runs.wait(flower_deployment, run_id)
+    if trust == "server":
+        with pytest.raises(FedtailError, match=r"2 of 3 clients .*, but 3 are needed .*disk"):
+            runs.wait(flower_deployment, run_id)
+    else:
+        until(lambda: "south: its disk is full" in state().get("waiting", ""), "status to name the site and the reason")
     assert of_site(flower_deployment, "south", True) == [worker], "a full disk ends no worker"
     resource.prlimit(worker, resource.RLIMIT_FSIZE, unlimited)
 
     before = len(read_history(folder))
-    run_id = start(flower_deployment, config, resume=True)
+    if trust == "server":
+        run_id = start(flower_deployment, config, resume=True)
     reach(before + 1)
+    assert not state().get("waiting")
     with signalled(of_site(flower_deployment, "east", True), signal.SIGSTOP, signal.SIGCONT):
         waiting = flower_deployment.site("east") / "waiting"
         until(waiting.exists, "a message at east")
         time.sleep(1)
         kill_server(flower_deployment)
-        until(lambda: runs.where(flower_deployment)["state"] == "stopped", "status to say so")
+        until(lambda: state()["state"] == "stopped", "status to say so")
     local.start_superlink(flower_deployment)
     wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
     local.wait_until_online(flower_deployment, 90)
     runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
-    assert_simulators_model(folder, settings(run={"name": "through", **rounds}), tmp_path)
+    assert [r["round"] for r in read_history(folder)] == list(range(8))
+    if trust == "server":
+        assert_simulators_model(folder, settings(run=through), tmp_path)
+    else:
+        assert_every_sites_model(flower_deployment, folder, config, tmp_path)
+
+
+@pytest.mark.faults
+def test_a_blind_run_waits_for_a_site_whose_network_is_cut_and_goes_on_where_it_was(
+    flower_deployment: Deployment, tmp_path: Path
+) -> None:
+    """Its connections are closed and no other is taken for twelve seconds, which ends Flower's client."""
+    config = settings(run={"name": "cut", "rounds": 6}, deploy={"timeout": 30.0, "trust": "blind"})
+    folder, gate = flower_deployment.runs / "cut", Gate(flower_deployment.port)
+    processes.stop(flower_deployment.folder, "site:east")
+    until(lambda: east(flower_deployment) != "online", "Flower to notice")
+    local.start_site(flower_deployment, "east", gate.address)
+    local.wait_until_online(flower_deployment, 90)
+    run_id = start(flower_deployment, config)
+    until(lambda: len(read_history(folder)) >= 1, "round 0")
+    gate.shut()
+    until(lambda: "east: " in runs.where(flower_deployment).get("waiting", ""), "status to say who is waited for")
+    gate.open = True
+    done = runs.wait(flower_deployment, run_id)
+    assert not done["waiting"] and [r["round"] for r in read_history(folder)] == list(range(6))
+    assert_every_sites_model(flower_deployment, folder, config, tmp_path)
+    processes.stop(flower_deployment.folder, "site:east")
+    bring_back(flower_deployment, "east")
+    local.wait_until_online(flower_deployment, 90)
+
+
+def east(deployment: Deployment) -> str:
+    with Control(deployment) as control:
+        return control.nodes()["east"]
 
 
 @pytest.mark.faults
 def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_survives_its_server(
-    flower_deployment: Deployment,
+    flower_deployment: Deployment, tmp_path: Path
 ) -> None:
     """A sum needs all sites, so the run stands still until ``east`` is back; then the server is killed while ``south``
     answers. Nothing is lost: all rounds are there, and every site ends with the server's model, bit by bit."""
@@ -461,8 +522,25 @@ def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_surv
     local.wait_until_online(flower_deployment, 90)
     runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
     assert [r["round"] for r in read_history(folder)] == list(range(5))
-    ours = load_file(folder / "model.safetensors")
-    for site in flower_deployment.sites:
-        (theirs,) = (flower_deployment.site(site) / "agreements").glob("*/run/model.safetensors")
-        found = load_file(theirs)
-        assert all(torch.equal(ours[name], found[name]) for name in ours), site
+    assert_every_sites_model(flower_deployment, folder, config, tmp_path)
+
+
+def test_a_model_is_evaluated_and_monitored_over_its_sites_without_training(flower_deployment: Deployment) -> None:
+    """Under ``blind``, by the commands: the figures are those of the run's own test on the same rows."""
+    config = settings(run={"name": "life", "rounds": 2}, deploy={"timeout": 60.0, "trust": "blind"})
+    folder = Path(runs.wait(flower_deployment, start(flower_deployment, config))["folder"])
+
+    def call(*words: str) -> tuple[int, list[str]]:
+        done = CliRunner().invoke(
+            app, ["deploy", words[0], str(flower_deployment.folder), "--run", str(folder), *words[1:]]
+        )
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done.exit_code, done.output.strip().splitlines()
+
+    code, lines = call("evaluate", "--json")
+    found, trained = json.loads(lines[-1]), json.loads((folder / "result.json").read_text())
+    assert code == 0 and found["metrics"]["accuracy"]["value"] == trained["test"]["accuracy"]
+    code, lines = call("monitor", "--reference")
+    assert code == 0 and lines[-1].startswith(f"monitoring begins with {found['rows']:,} reference rows")
+    code, lines = call("monitor", "--name", "next", "--json")
+    assert code == 0 and json.loads(lines[-1])["rows"] == found["rows"] and json.loads(lines[-1])["changed"] == []

@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +28,7 @@ from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.operate.service import SiteService
 from fedtail.federate.site import worker_client
 from tests.federate.conftest import full_disk, settings
+from tests.federate.gate import Gate
 from tests.waiting import HANGS, until
 
 
@@ -170,55 +169,6 @@ def test_a_site_file_that_the_worker_would_refuse_is_refused_at_the_start(site: 
     (site / "site.toml").write_text((site / "site.toml").read_text().replace("[policy]", "[policy]\nmetods = 1"))
     with pytest.raises(FedtailError, match="metods"):
         SiteService(site).run()
-
-
-class Gate:
-    """Passes TCP connections on to a port, or closes each at once: a TLS handshake that is cut off."""
-
-    def __init__(self, port: int) -> None:
-        self.port, self.open = port, True
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.pairs: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.listener.getsockname()[1]}"
-
-    def shut(self) -> None:
-        self.open = False
-        for connection in self.pairs:
-            connection.close()
-        self.pairs.clear()
-
-    def _accept(self) -> None:
-        while True:
-            outside, _ = self.listener.accept()
-            if not self.open:
-                outside.recv(1 << 16)  # closed with its hello unread, it would be reset, which Flower retries
-                outside.close()
-                continue
-            try:
-                inside = socket.create_connection(("127.0.0.1", self.port))
-            except OSError:  # the server is away
-                outside.close()
-                continue
-            self.pairs += [outside, inside]
-            threading.Thread(target=self._pass_on, args=(outside, inside), daemon=True).start()
-
-    def _pass_on(self, *ends: socket.socket) -> None:
-        try:
-            while True:
-                for ready in select.select(ends, [], [])[0]:
-                    data = ready.recv(1 << 16)
-                    if not data:
-                        return
-                    ends[1 - ends.index(ready)].sendall(data)
-        except (OSError, ValueError):
-            return
-        finally:
-            for end in ends:
-                end.close()
 
 
 class Served:

@@ -54,7 +54,15 @@ def train(
         return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
     names = roster(config, deployment.sites, resume=resume)
     transport = connect(grid, deployment, config, config.run.quorum if resume else 1.0, names)
-    return federate(config, transport, names, resume=resume, on_round=status.round, on_start=status.start)
+    return federate(
+        config,
+        transport,
+        names,
+        resume=resume,
+        on_round=status.round,
+        on_start=status.start,
+        on_wait=status.waiting,
+    )
 
 
 def count(grid: Grid, deployment: Deployment, config: Settings, asked: Path, run: int) -> None:
@@ -63,7 +71,7 @@ def count(grid: Grid, deployment: Deployment, config: Settings, asked: Path, run
     reference = Seen.from_json(told["reference"]) if told["reference"] else None
     with one_at_a_time(deployment), Status(asked.with_name("answer.json"), config, run) as status:
         transport = connect(grid, deployment, config)
-        found = ask(told["question"], transport, Path(told["folder"]), config.deploy.timeout, reference)
+        found = ask(told["question"], transport, Path(told["folder"]), config.deploy.timeout, reference, status.waiting)
         status.write(state="finished", counts=found.to_json())
 
 

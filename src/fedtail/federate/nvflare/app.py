@@ -52,6 +52,7 @@ class FedtailController(Controller):
                     resume=self.resume,
                     on_round=status.round,
                     on_start=status.start,
+                    on_wait=status.waiting,
                 )
                 status.finish(result.folder)
         except FedtailError as error:

@@ -39,10 +39,14 @@ def start(deployment: Deployment, config: Settings | None = None, *, resume: boo
 
 
 def count(
-    deployment: Deployment, what: What, folder: Path, config: Settings | None = None, reference: Seen | None = None
+    deployment: Deployment,
+    what: What,
+    folder: Path,
+    reference: Seen | None = None,
+    on_change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Scores | Seen:
     """Have all sites count what the model in a run folder makes of their rows, without training."""
-    config = config or load_config(deployment.config)
+    config = load_config(deployment.config)
     question = write_question(what, folder, deployment.sites, config.deploy.trust, reference)
     asked, answer = deployment.server / "question.json", deployment.server / "answer.json"
     known = None if reference is None else reference.to_json()
@@ -54,7 +58,8 @@ def count(
         run_id = control.start_run(
             config=str(write_config(deployment, config)), deployment=str(deployment.folder), question=str(asked)
         )
-    told = follow(lambda: read_status(deployment, run_id, answer), lambda _: None, lambda: fault(deployment, run_id))
+    show = on_change or (lambda _: None)
+    told = follow(lambda: read_status(deployment, run_id, answer), show, lambda: fault(deployment, run_id))
     return (Scores if what == "evaluate" else Seen).from_json(told["counts"])
 
 
