@@ -48,7 +48,7 @@ from fedtail.runs.folder import read_history
 from fedtail.settings import Settings
 from tests.federate.conftest import find_nginx, settings, through_the_proxy
 from tests.federate.gate import Gate
-from tests.waiting import until
+from tests.waiting import HANGS, until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
@@ -90,8 +90,8 @@ def test_fedhoo_killed_with_its_server_and_resumed_gives_the_simulators_model(
             processes.send_signal(process.pid, signal.SIGKILL)
         time.sleep(0.1)
     local.start_superlink(flower_deployment)
-    wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
-    local.wait_until_online(flower_deployment, 90)
+    wait_until_healthy(flower_deployment, HANGS, flower_deployment.server / "superlink.log")
+    local.wait_until_online(flower_deployment, HANGS)
     runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
     assert [r["round"] for r in read_history(folder)] == [0, 1, 2]
     assert read_history(folder)[-1]["search"]
@@ -240,7 +240,7 @@ def test_killed_late_and_lying_sites_are_left_out_with_their_reasons_and_come_ba
     page = write_report([load_run(folder)], folder / "report.html", "faults").read_text()
     for who in ("<td>east</td>", "<td>south</td>", *(html.escape(reason) for _, reason in liar.lies)):
         assert who in page, who
-    local.wait_until_online(flower_deployment, 90)
+    local.wait_until_online(flower_deployment, HANGS)
 
 
 @pytest.mark.faults
@@ -259,7 +259,7 @@ def test_two_of_three_sites_start_with_a_quorum_and_the_third_joins(flower_deplo
     assert {f["reason"] for f in records[0]["refused"]} == {"the site is offline"}
     assert any("has joined" in f["reason"] for r in records for f in r["refused"])
     assert {f["client"] for f in done["errors"]} == {2}
-    local.wait_until_online(flower_deployment, 90)
+    local.wait_until_online(flower_deployment, HANGS)
 
 
 def supernode(deployment: Deployment, tmp_path: Path, *options: str, drop: str = "") -> subprocess.Popen[bytes]:
@@ -460,8 +460,8 @@ def test_a_run_through_frozen_sites_a_dead_worker_a_full_disk_and_a_server_kille
         kill_server(flower_deployment)
         until(lambda: state()["state"] == "stopped", "status to say so")
     local.start_superlink(flower_deployment)
-    wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
-    local.wait_until_online(flower_deployment, 90)
+    wait_until_healthy(flower_deployment, HANGS, flower_deployment.server / "superlink.log")
+    local.wait_until_online(flower_deployment, HANGS)
     runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
     assert [r["round"] for r in read_history(folder)] == list(range(8))
     if trust == "server":
@@ -480,7 +480,7 @@ def test_a_blind_run_waits_for_a_site_whose_network_is_cut_and_goes_on_where_it_
     processes.stop(flower_deployment.folder, "site:east")
     until(lambda: east(flower_deployment) != "online", "Flower to notice")
     local.start_site(flower_deployment, "east", gate.address)
-    local.wait_until_online(flower_deployment, 90)
+    local.wait_until_online(flower_deployment, HANGS)
     run_id = start(flower_deployment, config)
     until(lambda: len(read_history(folder)) >= 1, "round 0")
     gate.shut()
@@ -491,7 +491,7 @@ def test_a_blind_run_waits_for_a_site_whose_network_is_cut_and_goes_on_where_it_
     assert_every_sites_model(flower_deployment, folder, config, tmp_path)
     processes.stop(flower_deployment.folder, "site:east")
     bring_back(flower_deployment, "east")
-    local.wait_until_online(flower_deployment, 90)
+    local.wait_until_online(flower_deployment, HANGS)
 
 
 def east(deployment: Deployment) -> str:
@@ -518,8 +518,8 @@ def test_a_run_whose_server_need_not_be_trusted_waits_for_a_killed_site_and_surv
         until((flower_deployment.site("south") / "waiting").exists, "a message at south")
         kill_server(flower_deployment)
     local.start_superlink(flower_deployment)
-    wait_until_healthy(flower_deployment, 60, flower_deployment.server / "superlink.log")
-    local.wait_until_online(flower_deployment, 90)
+    wait_until_healthy(flower_deployment, HANGS, flower_deployment.server / "superlink.log")
+    local.wait_until_online(flower_deployment, HANGS)
     runs.wait(flower_deployment, start(flower_deployment, config, resume=True))
     assert [r["round"] for r in read_history(folder)] == list(range(5))
     assert_every_sites_model(flower_deployment, folder, config, tmp_path)

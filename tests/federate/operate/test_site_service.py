@@ -186,7 +186,7 @@ class Served:
         with (self.site / "site.log").open("wb") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", processes.MARK: str(self.deployment.folder)}
             self.service = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        wait_until_healthy(self.deployment, 90, self.deployment.server / "superlink.log")
+        wait_until_healthy(self.deployment, HANGS, self.deployment.server / "superlink.log")
         with Control(self.deployment) as control:
             control.register("north")
         until(self.online, "the site")
@@ -244,7 +244,7 @@ def test_a_site_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fed.end_server()
         assert membership.renew_certificate(fed.deployment)
         fed.start_server()
-        wait_until_healthy(fed.deployment, 60, server / "superlink.log")
+        wait_until_healthy(fed.deployment, HANGS, server / "superlink.log")
         until(fed.online, "the site to come back after a renewed certificate and restarts of the server")
 
         stopped = [p.pid for p in processes.find(fed.deployment.folder) if p.role != "superlink"]

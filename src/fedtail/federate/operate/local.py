@@ -21,7 +21,7 @@ from fedtail.federate.operate.membership import make_missing_keys
 from fedtail.federate.site import frames
 
 
-def up(deployment: Deployment, seconds: float = 90.0, server: str = "") -> None:
+def up(deployment: Deployment, seconds: float = 600.0, server: str = "") -> None:
     """Start SuperLink and sites, register the sites and wait until all are online. Sites without keys get some.
 
     server: ``host:port`` of a proxy that sites connect through; by default the SuperLink itself.
