@@ -171,13 +171,8 @@ class Heat(Chart):
     unit: str = ""
     wide: bool = False
     numbers: bool = True
-    every: int = 1
-    """Of columns that are numbers in order, such as rounds, only so many are named."""
-    sides: Sequence[str] = ()
     marked: np.ndarray | None = None
     """(R, C) cells that stand out."""
-    totals: bool = False
-    """Sums of columns above and of rows beside the cells, in a figure."""
 
     def __bool__(self) -> bool:
         return self.values.size > 0
@@ -304,29 +299,11 @@ def _rows(chart: Rows, width: float | None) -> Any:
 
 def _heat(chart: Heat, width: float | None) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
-    from matplotlib.ticker import NullFormatter
 
     k, c = chart.values.shape
     across, down = float(np.clip(0.42 * c, 2.0, 13)), float(np.clip(0.28 * k, 0.7, 11))
-    figure = picture(width or across + (3.0 if chart.totals else 1.2), down + (2.2 if chart.totals else 1.1))
-    above = beside = None
-    if chart.totals:
-        grid = figure.add_gridspec(2, 2, width_ratios=(across, 1.4), height_ratios=(1.1, down), wspace=0.02)
-        main = figure.add_subplot(grid[1, 0])
-        above, beside = figure.add_subplot(grid[0, 0], sharex=main), figure.add_subplot(grid[1, 1], sharey=main)
-        above.bar(np.arange(c), chart.values.sum(0), color=COLOURS[1], width=0.82)
-        above.set(yscale="log", ylabel="total")
-        above.set_ylim(bottom=0.7)
-        above.yaxis.set_minor_formatter(NullFormatter())
-        above.tick_params(labelbottom=False)
-        beside.fill_betweenx(
-            np.repeat(np.arange(k + 1), 2)[1:-1] - 0.5, 0, np.repeat(chart.values.sum(1), 2), color=COLOURS[1], lw=0
-        )
-        beside.set_xlabel(chart.unit)
-        beside.tick_params(labelleft=False)
-        beside.locator_params(axis="x", nbins=3)
-    else:
-        main = figure.add_subplot()
+    figure = picture(width or across + 1.2, down + 1.1)
+    main = figure.add_subplot()
     counts = chart.shade is None
     colours = LinearSegmentedColormap.from_list("cells", ["#e8eefb", "#7f9be0", "#24408e", "#131c47"])
     shown = np.ma.masked_where(~(np.nan_to_num(chart.values) > 0), chart.values if counts else chart.shades)
@@ -346,22 +323,25 @@ def _heat(chart: Heat, width: float | None) -> Any:
         main.scatter(columns, rows, s=min(9, 900 / max(k, c)), color="#f2b134", linewidths=0)
     turn = max(map(len, chart.columns)) > 3
     if c <= MOST_NAMES:
-        named = [shortened(name, 18) if j % chart.every == 0 else "" for j, name in enumerate(chart.columns)]
-        main.set_xticks(range(c), named, rotation=40 if turn else 0, ha="right" if turn else "center")
+        main.set_xticks(
+            range(c),
+            [shortened(name, 24) for name in chart.columns],
+            rotation=40 if turn else 0,
+            ha="right" if turn else "center",
+        )
     if k <= MOST_NAMES:
-        main.set_yticks(range(k), [shortened(name, 18) for name in chart.rows])
+        main.set_yticks(range(k), [shortened(name, 24) for name in chart.rows])
     main.set(xlabel=chart.column_label, ylabel=chart.row_label if k <= MOST_NAMES else f"{k:,} rows: {chart.row_label}")
-    for axes in filter(None, (main, above, beside)):
-        axes.grid(visible=False)
-        axes.tick_params(which="both", length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+    main.grid(visible=False)
+    main.tick_params(which="both", length=0)
+    for spine in main.spines.values():
+        spine.set_visible(False)
     if chart.title:
         figure.suptitle(chart.title, color=INK, fontsize=9, fontweight="bold", x=0.01, ha="left")
     if chart.caption:
-        (above or main).set_title(chart.caption, color=MUTED, fontsize=7, loc="left")
+        main.set_title(chart.caption, color=MUTED, fontsize=7, loc="left")
     if k * c > MOST_NUMBERS or not chart.numbers:
-        figure.colorbar(image, ax=[a for a in (above, beside, main) if a], shrink=0.5, pad=0.01, label=chart.unit)
+        figure.colorbar(image, ax=main, shrink=0.5, pad=0.01, label=chart.unit)
     return figure
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 
 from fedtail.cli import app
+from fedtail.cli.lazy import LazyCommand, load
 
 SOURCE = Path(__file__).parents[2] / "src"
 TOLD = re.compile(r"\bfedtail ((?:[a-z]+ )*[a-z]+)([^`\n|;&#]*)")
@@ -23,6 +24,7 @@ def unknown(text: str) -> list[str]:
         command: click.Command = get_command(app)
         for word in told[1].split():
             inner = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+            inner = load(word) if isinstance(inner, LazyCommand) else inner
             if inner is None:
                 break
             command = inner

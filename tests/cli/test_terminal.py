@@ -12,12 +12,13 @@ import pytest
 import fedtail as ft
 from fedtail.cli import main
 from fedtail.cli.data import show
+from fedtail.cli.outcome import print_outcome
 from fedtail.cli.progress import RoundProgress, terminal
-from fedtail.cli.run import _table, tail_support
 from fedtail.core.evidence import wilson
-from fedtail.core.metrics import metrics
 from fedtail.data.inspection import inspect
 from fedtail.rates import FedHOO, Fixed, Uniform
+from fedtail.report import load_run
+from fedtail.report.facts import found_and_missed
 from fedtail.rounds.state import State
 from fedtail.runs.config import load_config
 
@@ -28,17 +29,22 @@ def result() -> Any:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
-def test_no_number_is_cut_at_any_width(result: Any, width: int) -> None:
-    shown = [m for m in metrics() if m.name in result.test and m.headline]
+def test_no_number_is_cut_at_any_width(result: Any, tmp_path: Path, width: int, monkeypatch: Any) -> None:
     console = terminal(width=width, record=True, file=io.StringIO())
-    console.print(_table(shown, result, width))
+    for module in ("outcome", "tables"):
+        monkeypatch.setattr(f"fedtail.cli.{module}.terminal", lambda: console)
+    run = load_run(result.save(tmp_path / "a"))
+    print_outcome(run)
     text = console.export_text()
-    assert "…" not in text and f"{result.test['macro_f1']:.4f}" in text
+    assert "…" not in text and f"{result.test['macro_f1']:.4f}" in text and "Majority only" in text
+    (found,) = found_and_missed(run, 1)
+    assert f"misses {found.support - found.found}, with" in text
+    if width >= 120:  # a rare class's recall comes with how sure it is
+        low, high = wilson(found.found / found.support, found.support)
+        assert f"({low:.2f} to {high:.2f})" in text
 
 
-def test_a_tail_accuracy_comes_with_its_samples_and_an_interval(result: Any) -> None:
-    said = tail_support(result)
-    assert "test samples" in said and "95 % interval" in said
+def test_a_share_of_few_samples_is_not_sure() -> None:
     low, high = wilson(0.2407, 62)
     assert (round(low, 3), round(high, 3)) == (0.151, 0.360)
     assert wilson(0.5, 0) == (0.0, 1.0) and wilson(0.0, 10)[0] == 0.0

@@ -152,7 +152,7 @@ def test_what_the_search_did_is_folded_away_and_51_rates_are_all_named(run_folde
     shown, _, folded = rates.partition('<details class="fold"><summary>Inside the search')
     assert "Path variation" in folded and "Nodes" in folded and "Path variation" not in shown
     drawn = shown.partition("<details>")[0]
-    assert all(f">site {k}</text>" in drawn for k in range(51)) and f">{0.4 + 0.05 * 50:.3f}</text>" in drawn
+    assert all(f">site {k}</tspan>" in drawn for k in range(51)) and f">{0.4 + 0.05 * 50:.3f}</text>" in drawn
 
 
 @pytest.mark.parametrize("n_classes", [3, 12, 60])

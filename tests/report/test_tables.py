@@ -14,7 +14,7 @@ from fedtail.cli.tables import print_table
 from fedtail.report import load_runs
 from fedtail.report.blocks import environment
 from fedtail.report.comparison import Comparison, comparisons
-from fedtail.report.tables import Table, footnote, headline, summary, table_block, to_csv, to_latex, to_markdown
+from fedtail.report.tables import Table, footnote, headline, summary, to_csv, to_latex, to_markdown
 
 Writer = Callable[..., Path]
 
@@ -22,7 +22,7 @@ Writer = Callable[..., Path]
 def shown(table: Table) -> str:
     """The headline table as the page has it."""
     macros: Any = environment().get_template("blocks.html").module
-    return str(macros.blocks([table_block(table, {})]))
+    return str(macros.blocks([table.block(table.most_telling())]))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +19,9 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
 from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
-from fedtail.report.ranking import ranking, write_rankings
+from fedtail.report.ranking import write_rankings
 from fedtail.report.sections.yardsticks import verdict_of_federating
-from fedtail.report.tables import tested
+from fedtail.report.tables import headline, tested
 from fedtail.settings import Settings
 from fedtail.study.cells import Outcome, seeds_of
 from fedtail.study.compare import (
@@ -111,15 +111,18 @@ def compare_command(
     kept = best_lrs(outcomes, metric) if tried else outcomes
     decided: dict[str, Any] = {}
     if until:
-        settled = {pair_name(o.cell.config, configs): o.cell.config for o in kept}
+
+        def name_of(outcome: Outcome) -> str:
+            return pair_name(outcome.cell.config, configs)
+
+        settled = {name_of(o): o.cell.config for o in kept}
 
         def more(seed: int) -> list[Outcome]:
             cells = [c for label, config in settled.items() for c in seeds_of(config, f"compare-{label}", [seed])]
             return run_with_progress(f"seed {seed}", cells, out, workers=workers, strict=False)
 
-        kept, decided = until_decided(
-            list(configs), kept, metric, more, lambda: limit - (time.perf_counter() - began), pair=pair_in(configs)
-        )
+        left = lambda: limit - (time.perf_counter() - began)  # noqa: E731
+        kept, decided = until_decided(list(configs), kept, metric, more, left, pair=name_of)
     failed = [o for o in kept if o.error]
     if len(failed) == len(kept):
         raise FedtailError(f"every run failed; the first was {failed[0].cell.label}: {failed[0].error}")
@@ -130,7 +133,7 @@ def compare_command(
             said = f"{found.title}, seed {found.seed}: macro F1 {reached:.3f} in {found.seconds:.1f} s"
             console.print(f"yardstick  {said}", style="dim", soft_wrap=True)
     compared = comparisons(runs)
-    rankings = [ranking(comparison, metric) for comparison in compared]
+    rankings = [headline(comparison, metric, ranked=True) for comparison in compared]
     write_report(runs, out / "report.html", "fedtail compare")
     answer = write_rankings(
         out,
@@ -162,11 +165,6 @@ def compare_command(
         console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
-
-
-def pair_in(configs: Mapping[str, Settings]) -> Callable[[Outcome], str]:
-    """What ``--methods`` called the method of a run."""
-    return lambda outcome: pair_name(outcome.cell.config, configs)
 
 
 def pair_name(config: Settings, configs: Mapping[str, Settings]) -> str:

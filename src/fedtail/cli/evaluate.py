@@ -12,18 +12,17 @@ import typer
 
 from fedtail.cli.flags import Json
 from fedtail.cli.options import AllowCode
-from fedtail.cli.progress import console, terminal
-from fedtail.cli.tables import bare_table
+from fedtail.cli.progress import print_notes, terminal
+from fedtail.cli.tables import print_block
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
+from fedtail.report.blocks import Cell, Table
 from fedtail.runs.evaluate import evaluate as evaluation_of
 from fedtail.runs.explain import importance
 from fedtail.runs.judged import Judged, judge
 from fedtail.runs.saved import load_model
-from fedtail.words import NONE, fixed
+from fedtail.words import fixed
 
-MOST = 20
-"""Classes or sites that a terminal shows; ``--json`` has all."""
 Data = Annotated[Path, typer.Argument(help="A table, or a folder of images by site and class.")]
 Model = Annotated[
     str,
@@ -52,8 +51,7 @@ def evaluate(
     """
     judged = judged_by(model, data, label, site, allow_code)
     found = evaluation_of(judged)
-    for note in judged.notes:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    print_notes(judged.notes)
     print_evaluation(found)
     if why:
         if not Path(model).is_dir():
@@ -78,41 +76,39 @@ def judged_by(model: str, data: Path, label: str | None, site: str | None, allow
 
 def print_evaluation(found: dict[str, Any]) -> None:
     """Print the headline metrics, then classes from the rarest on, then sites from the worst on."""
-    table = bare_table("metric", "value", "95 % interval", "majority only")
-    for name, entry in found["metrics"].items():
-        if METRICS[name].headline and entry["value"] is not None:
-            low_high = " to ".join(fixed(v) for v in entry["interval"]) if "interval" in entry else ""
-            floor = found["floor"].get(name)
-            table.add_row(METRICS[name].title, fixed(entry["value"]), low_high, NONE if floor is None else fixed(floor))
     terminal().print(f"{found['rows']:,} labelled rows")
-    terminal().print(table)
-    table = bare_table(
-        "class, rarest first", "cases", "found", "missed", "false alarms", "recall", "precision", "PR-AUC"
-    )
-    for row in found["classes"][:MOST]:
-        shares = (_share(row[name]) for name in ("recall", "precision"))
-        counts = (f"{row[name]:,}" for name in ("cases", "found", "missed", "false_alarms"))
-        table.add_row(row["class"], *counts, *shares, fixed(row["pr_auc"]))
-    terminal().print(table)
+    metrics = [
+        [METRICS[name].title, fixed(entry["value"]), _interval(entry.get("interval")), fixed(found["floor"].get(name))]
+        for name, entry in found["metrics"].items()
+        if METRICS[name].headline and entry["value"] is not None
+    ]
+    print_block(Table(metrics, ["Metric", "Value", "95 % interval", "Majority only"]))
+    classes = [
+        [
+            row["class"],
+            *(f"{row[name]:,}" for name in ("cases", "found", "missed", "false_alarms")),
+            *(Cell(fixed(row[k]["value"]), _interval(row[k].get("interval"), 2)) for k in ("recall", "precision")),
+            fixed(row["pr_auc"]),
+        ]
+        for row in found["classes"]
+    ]
+    head = ["Class, rarest first", "Cases", "Found", "Missed", "False alarms", "Recall", "Precision", "PR-AUC"]
+    print_block(Table(classes, head), of="classes")
     if len(found["sites"]) > 1:
-        table = bare_table("site, worst first", "rows", "accuracy", "macro F1", "PR-AUC")
         ranked = sorted(found["sites"].items(), key=lambda item: item[1]["macro_f1"] or 0.0)
-        for name, row in ranked[:MOST]:
-            table.add_row(name, f"{row['rows']:,}", *(fixed(row[key]) for key in ("accuracy", "macro_f1", "pr_auc")))
-        terminal().print(table)
+        shares = ("accuracy", "macro_f1", "pr_auc")
+        rows = [[name, f"{row['rows']:,}", *(fixed(row[key]) for key in shares)] for name, row in ranked]
+        print_block(Table(rows, ["Site, worst first", "Rows", *(METRICS[key].title for key in shares)]), of="sites")
 
 
 def print_importance(names: list[str], lost: np.ndarray, classes: Sequence[str], order: Sequence[str]) -> None:
     """Print the columns that matter most, and for the rarest classes the recall that shuffling each of them costs."""
     shown = [classes.index(name) for name in order[:4]]
-    table = bare_table("column, shuffled: recall lost of", *(classes[c] for c in shown))
-    for i in np.argsort(-np.nanmax(lost, axis=1), kind="stable")[:MOST]:
-        table.add_row(names[i], *(fixed(float(lost[i, c])) for c in shown))
-    terminal().print(table)
+    columns = np.argsort(-np.nanmax(lost, axis=1), kind="stable")
+    rows = [[names[i], *(fixed(float(lost[i, c])) for c in shown)] for i in columns]
+    head = ["Column, shuffled: recall lost of", *(classes[c] for c in shown)]
+    print_block(Table(rows, head), of="columns")
 
 
-def _share(share: dict[str, Any]) -> str:
-    if share["value"] is None:
-        return NONE
-    low, high = share["interval"]
-    return f"{share['value']:.3f} ({low:.2f} to {high:.2f})"
+def _interval(ends: Sequence[float] | None, digits: int = 3) -> str:
+    return " to ".join(fixed(v, digits) for v in ends) if ends else ""

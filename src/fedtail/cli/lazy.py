@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -54,22 +52,25 @@ def all_commands() -> dict[str, str]:
     return ours | {point.name: point.value for point in entry_points(group="fedtail.commands")}
 
 
-class LazyGroup(TyperGroup):
-    """A group whose commands are those of ``all_commands``. For a list of them only their docstrings are read."""
+class LazyCommand(TyperCommand):
+    """A command as a list shows it; what it does is imported when it is called."""
 
-    _listing = False
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=said_of(name))
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        assert self.name is not None
+        return load(self.name).make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are those of ``all_commands``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(all_commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in all_commands():
-            return None
-        if self._listing:
-            return TyperCommand(cmd_name, help=said_of(cmd_name))
-        if cmd_name not in self.commands:
-            self.commands[cmd_name] = load(cmd_name)
-        return self.commands[cmd_name]
+        return LazyCommand(cmd_name) if cmd_name in all_commands() else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -83,23 +84,8 @@ class LazyGroup(TyperGroup):
                 raise
             raise UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with self._lists():
-            super().format_help(ctx, formatter)
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        with self._lists():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _lists(self) -> Iterator[None]:
-        self._listing = True
-        try:
-            yield
-        finally:
-            self._listing = False
-
-
+@cache
 def load(name: str) -> Any:
     """Import a command."""
     module, _, attribute = all_commands()[name].partition(":")

@@ -11,7 +11,7 @@ import typer
 from fedtail.cli.evaluate import Data, Label, Model, Site, judged_by
 from fedtail.cli.flags import Json
 from fedtail.cli.options import AllowCode, RunFolder
-from fedtail.cli.progress import console, terminal
+from fedtail.cli.progress import print_notes, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError

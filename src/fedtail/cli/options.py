@@ -125,39 +125,27 @@ def _parameter(name: str, said: str | None) -> inspect.Parameter:
 def config_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """What flags set in the config, by dotted key; flags that were not given set nothing."""
     values = {FLAGS[name].key: value for name, value in given.items() if FLAGS[name].key and value is not None}
-    return {**data_flags(**{n: given.get(n) for n in SOURCE}), **rate_flags(given.get("rates")), **values}
+    return {**data_flags(given), **rate_flags(given.get("rates")), **values}
 
 
-def data_flags(
-    dataset: str | None = None,
-    table: str | None = None,
-    tables: str | None = None,
-    images: str | None = None,
-    label: str | None = None,
-    site: str | None = None,
-    schema: str | None = None,
-) -> dict[str, Any]:
+SOURCES = {"dataset": None, "table": "table", "tables": "site_tables", "images": "images"}
+"""Flags that name the data, of which one may be given, and the data set that reads what they name."""
+
+
+def data_flags(given: Mapping[str, str | None]) -> dict[str, Any]:
     """Settings values that name the data; at most one source may be given."""
-    given = {"--dataset": dataset, "--table": table, "--tables": tables, "--images": images}
-    named = [flag for flag, value in given.items() if value is not None]
+    named = [name for name in SOURCES if given.get(name) is not None]
     if len(named) > 1:
-        raise FedtailError(f"{named[0]} and {named[1]} both name the data; give only one")
-    for flag, value in (("--label", label), ("--schema", schema)):
-        if value is not None and table is None and tables is None:
-            raise FedtailError(f"{flag} {value!r} needs --table or --tables")
-    if site is not None and table is None:
-        raise FedtailError(f"--site {site!r} needs --table")
-    flags: dict[str, Any] = {}
-    if dataset is not None:
-        flags = {"data.name": dataset}
-    elif table is not None:
-        flags = {"data.name": "table", "data.path": table, "data.site": site}
-    elif tables is not None:
-        flags = {"data.name": "site_tables", "data.path": tables}
-    elif images is not None:
-        flags = {"data.name": "images", "data.path": images}
-    flags |= {"data.label": label, "data.schema": schema}
-    return {key: value for key, value in flags.items() if value is not None}
+        raise FedtailError(f"--{named[0]} and --{named[1]} both name the data; give only one")
+    source = named[0] if named else ""
+    for name, needs in (("label", ("table", "tables")), ("schema", ("table", "tables")), ("site", ("table",))):
+        if given.get(name) is not None and source not in needs:
+            raise FedtailError(f"--{name} {given[name]!r} needs {' or '.join(f'--{n}' for n in needs)}")
+    values = {f"data.{name}": given.get(name) for name in ("label", "schema", "site")}
+    if source:
+        reader = SOURCES[source]
+        values |= {"data.name": reader or given[source], "data.path": given[source] if reader else None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def rate_flags(rates: str | None) -> dict[str, Any]:
@@ -178,13 +166,10 @@ def _read_rates(path: Path) -> dict[str, Any]:
         section = (tomllib.loads if path.suffix == ".toml" else json.loads)(text)["rates"]
         return {"name": section.pop("name", "fixed"), **section}
     except OSError as error:
-        raise FedtailError(
-            f"--rates {str(path)!r} cannot be read: {error.strerror}; `fedtail tune` writes one"
-        ) from None
+        wrong = f"cannot be read: {error.strerror}; `fedtail tune` writes one"
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise FedtailError(
-            f"--rates {str(path)!r} was not written by `fedtail tune`: it has no table 'rates'"
-        ) from None
+        wrong = "was not written by `fedtail tune`: it has no table 'rates'"
+    raise FedtailError(f"--rates {str(path)!r} {wrong}")
 
 
 def ignored_clients(flags: Mapping[str, Any], n_clients: int) -> list[str]:
@@ -197,17 +182,13 @@ def ignored_clients(flags: Mapping[str, Any], n_clients: int) -> list[str]:
     ]
 
 
-def resume_flags(path: str | None, resume: bool) -> dict[str, Any]:
-    """``fedtail run runs/x --resume`` goes on in that very folder, whatever name its config has."""
-    if not resume or path is None or not Path(path).is_dir():
-        return {}
-    return {"run.folder": str(Path(path).parent), "run.name": Path(path).name}
-
-
 def run_config(arguments: list[str] | None, flags: Mapping[str, Any], *, resume: bool) -> Settings:
-    """The config of a command that makes one run."""
+    """The config of a command that makes one run; ``fedtail run runs/x --resume`` goes on in that very folder, whatever
+    name its config has."""
     path, overrides = split_arguments(arguments)
-    return load_config(path, overrides, {**flags, **resume_flags(path, resume)}, suggest=True)
+    if resume and path is not None and Path(path).is_dir():
+        flags = {**flags, "run.folder": str(Path(path).parent), "run.name": Path(path).name}
+    return load_config(path, overrides, flags, suggest=True)
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str | None, list[str]]:

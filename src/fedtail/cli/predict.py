@@ -13,7 +13,7 @@ import pandas as pd
 import typer
 
 from fedtail.cli.options import AllowCode, RunFolder
-from fedtail.cli.progress import console
+from fedtail.cli.progress import console, print_notes
 from fedtail.core.metrics import METRICS, summarize
 from fedtail.data.tables.pooled import names_option
 from fedtail.errors import FedtailError, one_of, writing
@@ -70,8 +70,7 @@ def predict(
         table.to_csv(sys.stdout if out is None else out, index=False, lineterminator="\n")
     if quiet:
         return
-    for note in rows.notes:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    print_notes(rows.notes)
     counts = np.bincount(guess, minlength=len(model.classes))
     share = ", ".join(f"{name} {n}" for name, n in zip(model.classes, counts, strict=True) if n)
     console.print(f"{len(guess)} predictions: {share}" + (f" -> {out}" if out else ""), soft_wrap=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from fedtail.words import NONE, fixed
 
 if TYPE_CHECKING:
     from fedtail.rounds.progress import Progress as Inside
@@ -22,6 +25,12 @@ def terminal(**options: Any) -> Console:
 
 
 console = terminal(stderr=True)
+
+
+def print_notes(notes: Iterable[object]) -> None:
+    """Print what a user should know, on standard error, a line each."""
+    for note in notes:
+        console.print(f"note: {note}", style="dim", soft_wrap=True)
 
 
 def progress_bar(**options: Any) -> Progress:
@@ -106,7 +115,7 @@ class RoundProgress:
         self.first, self.began = done, time.perf_counter()
         self._progress.update(self._task, completed=done)
         if self.resume and not done and not self.quiet:
-            console.print(f"note: nothing to resume in {folder}; starting at round 1", style="dim", soft_wrap=True)
+            print_notes([f"nothing to resume in {folder}; starting at round 1"])
 
     def inside(self, where: Inside) -> None:
         """How far a round is: in a terminal all the time, elsewhere the first estimate and then now and then."""
@@ -128,11 +137,8 @@ class RoundProgress:
         metrics = record.get(split) or {}
         note = f"loss {record['train_loss']:.3f}"
         if metrics:
-            known = [
-                f"{name} {metrics[key]:.3f}"
-                for key, name in (("macro_f1", "macro F1"), ("tail", "tail"))
-                if metrics.get(key) is not None and not math.isnan(metrics[key])
-            ]
+            shown = {name: fixed(metrics.get(key)) for key, name in (("macro_f1", "macro F1"), ("tail", "tail"))}
+            known = [f"{name} {value}" for name, value in shown.items() if value != NONE]
             note += f"  {split} {' '.join(known)}" if known else ""
         if record.get("race"):
             note += f"  racing {len(record['race'])} learning rates" if "lr" in record["race"][0] else "  racing"

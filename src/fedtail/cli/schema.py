@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedtail.cli.progress import console
+from fedtail.cli.progress import print_notes
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.data.tables.pooled import names_option
 from fedtail.errors import FedtailError, writing
@@ -44,5 +44,4 @@ def schema_command(
         with writing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(text, encoding="utf-8")
-    for note in notes:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    print_notes(notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -11,10 +12,13 @@ from rich.text import Text
 
 from fedtail.cli.progress import terminal
 from fedtail.core.metrics import METRICS
-from fedtail.report.tables import Table, difference, footnote
-from fedtail.words import mean_spread
+from fedtail.report.blocks import Cell
+from fedtail.report.blocks import Table as TableBlock
+from fedtail.report.tables import Table, footnote
+from fedtail.words import plural
 
-FLOOR = "majority only"
+MOST = 20
+"""Classes or sites that a terminal shows; the report and ``--json`` have all."""
 LABEL = 28
 """Letters of a row's name for which columns are left out; a longer one wraps."""
 
@@ -24,47 +28,60 @@ def bare_table(*headers: str, **options: Any) -> RichTable:
     return RichTable(*headers, box=box.SIMPLE_HEAD, pad_edge=False, **options)
 
 
+def rich_table(block: TableBlock, **options: Any) -> RichTable:
+    """Return a table of the report as a terminal shows it: in bold what is best, dimmed what others are measured by."""
+    shown = bare_table(**options)
+    # a long label wraps, where numbers would be cut
+    widest = max((len(_text(row[0])) for row in (*block.rows, *block.rest)), default=0)
+    shown.add_column(block.head[0], overflow="fold", min_width=min(widest, LABEL))
+    for name in block.head[1:]:
+        shown.add_column(name, justify="right", min_width=max(map(len, name.split()), default=0))
+    for row in block.rows:
+        best = (isinstance(cell, Cell) and cell.look == "best" for cell in row)
+        shown.add_row(*(Text(_text(c), style="bold green" if mark else "") for c, mark in zip(row, best, strict=True)))
+    for row in block.rest:
+        shown.add_row(*map(_text, row), style="dim")
+    return shown
+
+
+def print_block(block: TableBlock, columns: Sequence[str] = (), most: int = MOST, of: str = "rows") -> None:
+    """Print the first rows of a table of the report, all columns or some; nothing where it is empty."""
+    if block:
+        kept = [i for i, name in enumerate(block.head) if not columns or name in columns]
+        rows, head = [[row[i] for i in kept] for row in block.rows], [block.head[i] for i in kept]
+        shown = TableBlock(rows[:most], head)
+        if _width(shown) > terminal().width:  # intervals are the first to go
+            shown = TableBlock([[c.text if isinstance(c, Cell) else c for c in row] for row in rows[:most]], head)
+        terminal().print(rich_table(shown))
+        if len(rows) > most:
+            terminal().print(f"the first {most} of {len(rows):,} {of}; the report lists all")
+
+
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print mean ± spread over seeds, in bold what is clearly the best of a column, the majority-only floor dimmed."""
+    """Print mean ± spread over seeds. Columns that the terminal has no room for are left out: files and reports have
+    them all."""
     out = console or terminal()
-    kept = list(range(len(table.columns)))
-    measured = [(row.label.replace("yardstick: ", "* "), row) for row in table.yardsticks]
-    names = [*(row.shown for row in table.rows), *(name for name, _ in measured), FLOOR]
-    label = min(max(map(len, names)), LABEL)
+    columns = list(table.columns)
 
-    def room(i: int) -> int:
-        cells = (mean_spread(*row.cells[i]) for row in (*table.rows, *table.yardsticks))
-        return 3 + max(len(METRICS[table.columns[i]].title), *map(len, cells))
+    for least in sorted(columns[1:], key=lambda c: METRICS[c].priority):
+        if _width(table.block(columns, test=False)) > out.width:
+            columns.remove(least)
+    tested = len(table.rows) > 1 and _width(table.block(columns)) <= out.width
+    look = {"title": table.title, "title_justify": "left", "title_style": "bold"}
+    out.print(rich_table(table.block(columns, test=tested), **look))
+    if table.yardsticks:
+        out.print(Text("yardsticks are neither ranked nor tested", style="dim"))
+    if table.seeds > 1:
+        short = f"mean ± standard deviation over {plural(table.seeds, 'seed')}; the report has the paired tests"
+        out.print(Text(footnote(table) if tested else short, style="dim"))
 
-    others = [i for i in kept if table.columns[i] != table.metric]
-    for least in sorted(others, key=lambda i: METRICS[table.columns[i]].priority):
-        if label + 1 + sum(map(room, kept)) > out.width:  # files and reports have them all
-            kept.remove(least)
-    tested = len(table.rows) > 1 and label + 1 + sum(map(room, kept)) + 24 <= out.width
-    shown = bare_table(title=table.title, title_justify="left", title_style="bold")
-    shown.add_column(
-        "method", overflow="fold", min_width=label
-    )  # so that a long label wraps, where numbers would be cut
-    for i in kept:
-        shown.add_column(METRICS[table.columns[i]].title, justify="right", no_wrap=True)
-    if tested:
-        shown.add_column(f"Δ {METRICS[table.metric].title}", justify="right", no_wrap=True)
-        shown.add_column("p", justify="right", no_wrap=True)
-    for row in table.rows:
-        cells = [Text(mean_spread(*row.cells[i]), style="bold green" if table.marked(row, i) else "") for i in kept]
-        delta, _, p = difference(row)
-        shown.add_row(row.shown, *cells, *((delta or "–", p or "–") if tested else ()))
-    if table.floor:
-        floors = [table.floor.get(table.columns[i]) for i in kept]
-        shown.add_row(FLOOR, *("–" if f is None else f"{f:.3f}" for f in floors), style="dim")
-    for name, row in measured:
-        values = [mean_spread(*row.cells[i]) for i in kept]
-        shown.add_row(name, *values, *(("", "") if tested else ()), style="dim")
-    out.print(shown)
-    if measured:
-        out.print(Text("* yardsticks are neither ranked nor tested", style="dim"))
-    seeds = max(row.seeds for row in table.rows)
-    if tested and seeds > 1:
-        out.print(Text(footnote(table), style="dim"))
-    elif seeds > 1:
-        out.print(Text(f"mean ± standard deviation over {seeds} seeds; the report has the paired tests", style="dim"))
+
+def _width(block: TableBlock) -> int:
+    """Return the columns of a terminal that a table needs if only the labels of its rows are wrapped."""
+    widths = [max(len(_text(c)) for c in cells) for cells in zip(block.head, *block.rows, *block.rest, strict=True)]
+    return min(widths[0], LABEL) + 1 + sum(3 + width for width in widths[1:])
+
+
+def _text(cell: str | Cell) -> str:
+    """Return a cell without the interval of a difference, for which a terminal has no room."""
+    return cell.text if isinstance(cell, Cell) and cell.small.startswith("[") else str(cell)

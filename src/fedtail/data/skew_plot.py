@@ -1,4 +1,4 @@
-"""The label-skew plot of a federation: sites by classes, with class totals above and site sizes beside."""
+"""The label-skew plot of a federation: sites by classes, each with its samples."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ def skew_figure(inspection: Inspection) -> Any:
     chart = Heat(
         f"{inspection.name}: {inspection.total.sum():,} training samples, {c} classes, {k:,} sites",
         inspection.table[:, order],
-        inspection.sites,
-        [inspection.classes[i] for i in order],
+        [f"{site} ({n:,})" for site, n in zip(inspection.sites, inspection.table.sum(1), strict=True)],
+        [f"{inspection.classes[i]} ({inspection.total[i]:,})" for i in order],
         "site",
         "class, rarest first",
         unit="samples",
         marked=marked[:, order],
-        totals=True,
         caption=f"{skew}; {lacking:,} of {k:,} sites lack a class {rare}",
     )
     return draw(chart)

@@ -13,6 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedtail.plots import Chart
+from fedtail.report.comparison import Comparison, Contender
+from fedtail.words import fixed, percent, plural, shortened, signed, times
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,20 @@ class Cell:
     key: float = math.nan
     """What its column sorts by, where the text does not begin with the number."""
 
+    def __str__(self) -> str:
+        small = self.small if self.small[:1] in ("", "±", "(", "[") else f"({self.small})"
+        return f"{self.text} {small}".strip()
+
 
 Cells = Sequence[str | Cell]
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the page, drawn by the macro that is named like its class."""
+    """A part of the page, drawn by the macro that is named like its class; its first field is what it shows."""
 
     def __bool__(self) -> bool:
-        return True
+        return bool(next(iter(vars(self).values())))
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,6 @@ class Text(Block):
 
     text: str
     look: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.text)
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,6 @@ class Items(Block):
     items: Sequence[str]
     look: str = ""
 
-    def __bool__(self) -> bool:
-        return bool(self.items)
-
 
 @dataclass(frozen=True)
 class Tiles(Block):
@@ -70,39 +70,57 @@ class Tiles(Block):
 
     tiles: Sequence[tuple[str, str, str]]
 
-    def __bool__(self) -> bool:
-        return bool(self.tiles)
-
 
 @dataclass(frozen=True)
 class Table(Block):
     """A table that can be sorted by its columns; the first column heads its row."""
 
-    head: Sequence[str]
     rows: Sequence[Cells]
+    head: Sequence[str]
     name: str = ""
+    look: str = ""
     runs: Sequence[int | None] = ()
     """Colour of the contender of each row, for the page's filter."""
     rest: Sequence[Cells] = ()
     """Rows that stay below the others."""
-    look: str = ""
 
-    def __bool__(self) -> bool:
-        return bool(self.rows)
+    def markdown(self) -> str:
+        """Return the table as GitHub-flavoured Markdown."""
+
+        def line(cells: Cells) -> str:
+            return "| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |"
+
+        rule = "|---|" + "---:|" * (len(self.head) - 1)
+        return "\n".join([line(self.head), rule, *map(line, [*self.rows, *self.rest])])
+
+
+def table_of(
+    comparison: Comparison,
+    rows: Iterable[tuple[Contender, Cells]],
+    head: Sequence[str],
+    name: str,
+    look: str = "",
+    *,
+    at: int = 0,
+    always: bool = False,
+) -> Table:
+    """Return a table whose rows are of contenders; where these are several (or ``always``), the column ``at`` says of
+    which, and the page's filter hides the rows."""
+    found, named = list(rows), always or comparison.several
+    labelled = [[*cells[:at], one.label, *cells[at:]] if named else cells for one, cells in found]
+    runs = [comparison.own_colour(one) for one, _ in found]
+    return Table(labelled, [*head[:at], "Method", *head[at:]] if named else head, name, look, runs)
 
 
 @dataclass(frozen=True)
 class Charts(Block):
     """Charts in a grid that fits the screen; those with nothing to draw are left out."""
 
-    charts: Sequence[Chart]
+    charts: Sequence[Chart | None]
     size: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "charts", [chart for chart in self.charts if chart])
-
-    def __bool__(self) -> bool:
-        return bool(self.charts)
 
 
 @dataclass(frozen=True)
@@ -127,31 +145,22 @@ class Section:
     blocks: Sequence[Block]
 
 
-def kept(blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks that have something to show."""
-    return [block for block in blocks if block]
-
-
-def _kind(block: Block) -> str:
-    return type(block).__name__.lower()
-
-
 @cache
 def environment() -> Environment:
     """Return the templates of the package; everything that is filled in is escaped."""
-    from fedtail.report import scale, svg
+    from fedtail.report import svg
 
-    env = Environment(
-        loader=PackageLoader("fedtail.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    env.globals |= {"svg": svg.svg, "ticks": scale.ticks, "colour": svg.shade_of, "edge": svg.WIDTH - 6}
-    env.globals |= {"kind": _kind, "kept": kept, "finite": math.isfinite}
+    env = _environment(autoescape=True)
+    env.globals |= {"svg": svg.svg, "ticks": svg.ticks, "colour": svg.shade_of, "edge": svg.WIDTH - 6}
+    env.globals |= {"value_text": svg.value_text, "shortened": lambda name: shortened(name, svg.MOST_LETTERS)}
+    env.globals |= {"kind": lambda block: type(block).__name__.lower(), "finite": math.isfinite}
     env.tests["text"] = lambda value: isinstance(value, str)
     return env
+
+
+def _environment(**options: Any) -> Environment:
+    look: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, **options}
+    return Environment(loader=PackageLoader("fedtail.report"), **look)
 
 
 def source(name: str) -> Markup:
@@ -160,20 +169,30 @@ def source(name: str) -> Markup:
 
 
 def template(name: str, **values: Any) -> str:
-    """Return a filled-in template."""
+    """Return a filled-in template of the page."""
     return environment().get_template(name).render(**values)
 
 
-def markdown(name: str, **values: Any) -> str:
-    """Return a filled-in Markdown template; what is filled in cannot begin a table's cell or a line."""
-    env = Environment(
-        loader=PackageLoader("fedtail.report"),
-        autoescape=False,
-        undefined=StrictUndefined,
-        finalize=lambda v: (
-            " ".join(str(v).replace("|", "\\|").replace("<", "&lt;").split()) if isinstance(v, str) else v
-        ),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+@cache
+def _plain(**options: Any) -> Environment:
+    env = _environment(autoescape=False, keep_trailing_newline=True, **options)
+    env.globals |= {f.__name__: f for f in (fixed, percent, plural, signed, times)} | {"finite": math.isfinite}
+    return env
+
+
+def _cell_text(value: Any) -> Any:
+    if isinstance(value, Table):
+        return value.markdown().replace("<", "&lt;")
+    return " ".join(value.replace("|", "\\|").replace("<", "&lt;").split()) if isinstance(value, str) else value
+
+
+def plain_template(name: str, **values: Any) -> str:
+    """Return a filled-in template of plain text; into Markdown nothing is filled in that begins a cell, line or tag."""
+    env = _plain(finalize=_cell_text) if name.endswith(".md") else _plain()
     return env.get_template(name).render(**values)
+
+
+def say(paragraph: str, **values: Any) -> str:
+    """Return a paragraph of ``sentences.txt`` as plain text in one line; empty where it has nothing to say."""
+    macro = getattr(_plain(trim_blocks=False).get_template("sentences.txt").module, paragraph)
+    return " ".join(str(macro(**values)).split()).replace(" ,", ",").replace(" .", ".")

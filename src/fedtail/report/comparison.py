@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedtail.core.metrics import signed
 from fedtail.errors import FedtailError, one_of
 from fedtail.runs.record import RunRecord
 from fedtail.runs.yardstick import Yardstick, beside
@@ -24,14 +26,10 @@ class Contender:
     label: str
     runs: tuple[RunRecord, ...]
 
-    def values(self, metric: str) -> dict[object, float]:
-        """Seed -> final test metric; seeds without it are left out."""
+    def values(self, metric: str) -> dict[Any, float]:
+        """Seeds of run and data -> final test metric; seeds without it are left out."""
         values = {pair_key(r): r.metric(metric) for r in self.runs}
         return {k: v for k, v in values.items() if math.isfinite(v)}
-
-    def by_seed(self, metric: str) -> dict[str, float]:
-        """``seed 0`` -> final test metric."""
-        return {f"seed {r.seed}": r.metric(metric) for r in self.runs if math.isfinite(r.metric(metric))}
 
     def mean(self, metric: str) -> float:
         values = list(self.values(metric).values())
@@ -74,12 +72,35 @@ class Comparison:
     def reference(self) -> Contender:
         return self.contenders[self.baseline]
 
+    @property
+    def several(self) -> bool:
+        return len(self.contenders) > 1
+
+    @cached_property
+    def colours(self) -> dict[str, int]:
+        """Label -> colour: the baseline takes the neutral colour 0, the rest follow in order."""
+        if not self.several:
+            return {self.reference.label: 1}
+        others = [one.label for one in self.contenders if one is not self.reference]
+        return {self.reference.label: 0} | {label: i for i, label in enumerate(others, start=1)}
+
+    def own_colour(self, contender: Contender) -> int | None:
+        """Return the colour by which the page's filter hides what is all about one contender; None of the only one."""
+        return self.colours[contender.label] if self.several else None
+
+    def scored(self, metric: str) -> list[Contender]:
+        """Return the contenders that have a metric, best first."""
+        known = [one for one in self.contenders if math.isfinite(one.mean(metric))]
+        return sorted(known, key=lambda one: -signed(metric, one.mean(metric)))
+
 
 def comparisons(runs: Sequence[RunRecord], baseline: str | None = None) -> list[Comparison]:
     """Group runs by their data, then by method, rates and whatever else differs.
 
     ``baseline`` is the label of the contender that the others are tested against; by default FedAvg, else the first.
     """
+    if not runs:
+        raise FedtailError("a report needs at least one run")
     by_data: dict[str, list[RunRecord]] = {}
     for run in runs:
         # the same settings can mean other files, so the classes must be the same too
@@ -98,7 +119,7 @@ def comparisons(runs: Sequence[RunRecord], baseline: str | None = None) -> list[
     return out
 
 
-def pair_key(run: RunRecord) -> object:
+def pair_key(run: RunRecord) -> tuple[int, Any]:
     """Runs of two contenders are a pair if this is the same: the seed of the run and that of the data."""
     return run.seed, run.setting("data", "seed")
 
@@ -125,10 +146,8 @@ def _contenders(runs: Sequence[RunRecord]) -> tuple[list[Contender], list[str]]:
 
 
 def _baseline(contenders: Sequence[Contender], wanted: str | None) -> int:
-    for i, contender in enumerate(contenders):
-        if contender.label == wanted:
-            return i
-    return next((i for i, contender in enumerate(contenders) if contender.runs[0].method == "fedavg"), 0)
+    fedavg = next((i for i, contender in enumerate(contenders) if contender.runs[0].method == "fedavg"), 0)
+    return next((i for i, contender in enumerate(contenders) if contender.label == wanted), fedavg)
 
 
 def _rates(run: RunRecord) -> str:
@@ -144,28 +163,21 @@ OWN = ("table", "tables", "site_tables", "images")
 def _data_title(run: RunRecord, common: set[str]) -> str:
     name, path = str(run.setting("data", "name", "data")), run.setting("data", "path")
     files = Path(str(path)).absolute()
-    files = files.parent if "*" in files.name else files
-    parts = [files.stem if path and name in OWN else name]
-    n_clients = len(run.clients.get("sizes") or run.rate_path()[0])
-    parts.append(plural(n_clients, "client"))
+    parts = [(files.parent if "*" in files.name else files).stem if path and name in OWN else name]
+    parts.append(plural(len(run.clients.get("sizes") or run.rate_path()[0]), "client"))
     split, alpha = run.setting("data", "partition"), run.setting("data", "alpha")
     if split == "auto":  # the data's own sites where it has some, else Dirichlet
         own = any(not str(s).startswith("client ") for s in run.clients.get("sites") or [])
         split = "own sites" if own else "dirichlet"
     if split:
         parts.append(f"{split} {alpha:g}" if "dirichlet" in str(split) and alpha is not None else str(split))
-    named = {"data.name", "data.clients", "data.partition", "data.alpha"}
-    flat = _flat(run, "data")
-    parts += [f"{k.rpartition('.')[2]} {setting(v)}" for k, v in flat.items() if k not in common | named]
+    named = common | {"data.name", "data.clients", "data.partition", "data.alpha"}
+    parts += [f"{k.rpartition('.')[2]} {setting(v)}" for k, v in _flat(run, "data").items() if k not in named]
     return " · ".join(parts)
 
 
-def _flat(run: RunRecord, section: str | None = None) -> dict[str, Any]:
-    return {
-        k: v
-        for k, v in flatten(run.config).items()
-        if makes_a_difference(k) and (section is None or k.startswith(section))
-    }
+def _flat(run: RunRecord, section: str = "") -> dict[str, Any]:
+    return {k: v for k, v in flatten(run.config).items() if makes_a_difference(k) and k.startswith(section)}
 
 
 def makes_a_difference(key: str) -> bool:
@@ -181,9 +193,3 @@ def _keys(flats: Iterable[dict[str, Any]]) -> list[str]:
 def _common(flats: Sequence[dict[str, Any]]) -> set[str]:
     """Keys with the same value everywhere."""
     return {k for k in _keys(flats) if all(k in f and f[k] == flats[0][k] for f in flats)}
-
-
-def require_runs(runs: Sequence[RunRecord]) -> None:
-    """Refuse a report of no runs."""
-    if not runs:
-        raise FedtailError("a report needs at least one run")

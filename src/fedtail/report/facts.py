@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.evidence import area_interval
-from fedtail.core.metrics import METRICS, signed
-from fedtail.report.comparison import Comparison, Contender
+from fedtail.core.metrics import METRICS
+from fedtail.report.blocks import say
+from fedtail.report.comparison import Comparison
 from fedtail.report.pictures import class_order
 from fedtail.runs.record import RunRecord
-from fedtail.words import fixed, percent, plural, times
+from fedtail.words import plural
 
 METRIC = "macro_f1"
 SMALL = 30
@@ -117,45 +118,26 @@ def number_in(values: Any, name: str) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def best_of(comparison: Comparison, metric: str = METRIC) -> Contender | None:
-    """Return the contender with the best mean; None where none was scored."""
-    scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
-    return max(scored, key=lambda one: signed(metric, one.mean(metric))) if scored else None
-
-
 def in_short(comparison: Comparison, metric: str = METRIC) -> str:
     """Return the paragraph for somebody who only wants to know what came of it; empty where nothing was scored."""
-    best = best_of(comparison, metric)
-    if best is None:
+    if not (scored := comparison.scored(metric)):
         return ""
-    run = best.runs[0]
-    n_sites, n_test = len(run.clients.get("sites") or run.rate_path()[0]), int(np.nansum(run.per_class("support")))
-    text = f"{plural(n_sites, 'site')} trained one model together, without handing over their data. "
-    if n_test:
-        text += f"It was tested on {plural(n_test, 'sample')} that it had never seen. "
-    findings = found_and_missed(run)
-    seed = f" (seed {run.seed} of {len(best.runs)})" if len(best.runs) > 1 else ""
-    for one in findings:
-        rare = "the rarer of two classes" if len(run.classes) == 2 else f"the rarest of {len(run.classes)} classes"
-        count = f"{one.found:,}, {percent(round(one.found / one.support, 2))}" if one.found else "none"
-        text += f"Of {one.support:,} cases of {one.name}, {rare}, it finds {count}{seed}. "
-        answers = one.found + one.false_alarms
-        right = f"right in {one.found:,} of them" if one.found else "never right"
-        text += f"It says {one.name} {times(answers)}, and is {right}. " if answers else f"It never says {one.name}. "
+    best, run = scored[0], scored[0].runs[0]
     sites = telling(run)
-    if len(sites) > 1:
-        mean = float(np.mean([site.value() for site in sites]))
-        text += (
-            f"At the weakest of {len(sites)} sites, {sites[0].name} ({plural(sites[0].samples, 'sample')}), "
-            f"{METRICS[METRIC].words} is {fixed(sites[0].value(), 2)}, against {fixed(mean, 2)} on average. "
-        )
-    floor = number_in(run.result.get("floor"), metric)
-    if math.isfinite(floor):
-        text += (
-            f"Over all classes, {METRICS[metric].words} is {fixed(best.mean(metric), 2)}; always answering the most "
-            f"frequent class would reach {fixed(floor, 2)} and find none of the rare cases."
-        )
-    return text.strip()
+    return say(
+        "in_short",
+        run=run,
+        best=best,
+        n_sites=len(run.clients.get("sites") or run.rate_path()[0]),
+        n_test=int(np.nansum(run.per_class("support"))),
+        found=found_and_missed(run),
+        sites=sites,
+        floor=number_in(run.result.get("floor"), metric),
+        mean=best.mean(metric),
+        words=METRICS[metric].words,
+        site_words=METRICS[METRIC].words,
+        site_mean=float(np.mean([site.value() for site in sites] or [math.nan])),
+    )
 
 
 def area_with_interval(run: RunRecord, c: int) -> tuple[float, str]:

@@ -13,46 +13,56 @@ from fedtail.plots import PAGE, STYLE, Chart, draw
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import at_sites
 from fedtail.report.pictures import curve, groups, label_map, moved, progress, rates_of, recall_by_class
-from fedtail.report.probabilities import reliability
-from fedtail.report.sections.classes import pr_charts, scored
+from fedtail.report.probabilities import pr_charts, reliability
+from fedtail.report.sections.classes import scored
 from fedtail.report.sections.sites import sites_chart
 from fedtail.runs.record import RunRecord
 
-Picture = Callable[[Comparison], "Chart | None"]
+Picture = Callable[[Comparison, str], "Chart | None"]
 
 
 def _curve(name: str, label: str) -> Picture:
     share = {"floor": 0.0, "ceiling": 1.0} if name.startswith("test.") else {}
-    return lambda c: curve(c, name, "", label, **share)
+    return lambda comparison, metric: curve(comparison, name, "", label, **share)
 
 
-def _classes(comparison: Comparison) -> Chart | None:
+def _classes(comparison: Comparison, metric: str) -> Chart | None:
     first = scored(comparison)
-    return None if first is None else recall_by_class(comparison, first)
+    return None if first is None else recall_by_class(comparison, first, precision=not comparison.several)
 
 
-def _groups(comparison: Comparison) -> Chart | None:
-    first = scored(comparison)
-    return None if first is None or first.train_counts is None else groups(comparison, first)
-
-
-def _rates(comparison: Comparison) -> Chart | None:
+def _rates(comparison: Comparison, metric: str) -> Chart | None:
     moving = [one for one in comparison.contenders if moved(one)]
     return rates_of(comparison, moving[-1]) if moving else None
 
 
+def _sites(comparison: Comparison, metric: str) -> Chart | None:
+    one = comparison.contenders[0]
+    split, rows = at_sites(one.runs[0])
+    return sites_chart(comparison, [(one, split, rows)], metric) if rows else None
+
+
+def _precision_recall(comparison: Comparison, metric: str) -> Chart | None:
+    return next(iter(pr_charts(comparison, comparison.runs[0])), None)
+
+
 FIGURES: dict[str, Picture] = {
+    "curves": progress,
     "macro-f1": _curve("test.macro_f1", "macro F1"),
     "tail-accuracy": _curve("test.tail", "accuracy of the rarest third"),
     "accuracy": _curve("test.accuracy", "accuracy"),
     "train-loss": _curve("train_loss", "training loss"),
     "alignment": _curve("alignment", "mean cosine to the aggregate"),
-    "per-class": _classes,
-    "groups": _groups,
+    "classes": _classes,
+    "groups": lambda comparison, metric: groups(comparison),
+    "sites": _sites,
+    "reliability": lambda comparison, metric: reliability(comparison, comparison.contenders[0]),
+    "pr": _precision_recall,
     "rates": _rates,
-    "label-map": lambda c: label_map(c.runs[0]),
+    "label-map": lambda comparison, metric: label_map(comparison.runs[0]),
 }
-WIDE = ("per-class", "label-map")
+"""What ``fedtail report --format pdf`` draws, by the name of the file, and what ``result.plot`` does."""
+WIDE = ("classes", "sites", "label-map")
 
 
 def write_figures(compared: Sequence[Comparison], folder: Path, suffix: str) -> list[Path]:
@@ -64,7 +74,7 @@ def write_figures(compared: Sequence[Comparison], folder: Path, suffix: str) -> 
         place = folder / f"problem-{i + 1}" if len(compared) > 1 else folder
         place.mkdir(parents=True, exist_ok=True)
         for name, picture in FIGURES.items():
-            chart = picture(comparison)
+            chart = picture(comparison, "macro_f1")
             if not chart:
                 continue
             path = place / f"{name}.{suffix}"
@@ -78,38 +88,11 @@ def write_figures(compared: Sequence[Comparison], folder: Path, suffix: str) -> 
 
 
 def plot(run: RunRecord, kind: str, metric: str) -> Any:
-    """Return one picture of one run as a figure; see ``PLOTS``."""
-    if kind not in PLOTS:
-        raise one_of("plot", kind, PLOTS)
+    """Return one picture of one run as a figure; see ``FIGURES``."""
+    if kind not in FIGURES:
+        raise one_of("plot", kind, FIGURES)
     METRICS[metric]
-    chart = PLOTS[kind](Comparison("", (Contender(run.method_title, (run,)),), 0), metric)
+    chart = FIGURES[kind](Comparison("", (Contender(run.method_title, (run,)),), 0), metric)
     if not chart:
         raise FedtailError("nothing to draw: the sites do not share what this picture is made of")
-    return draw(chart, PAGE if kind in ("classes", "sites") else None)
-
-
-def _plot_classes(comparison: Comparison, metric: str) -> Chart | None:
-    first = scored(comparison)
-    return None if first is None else recall_by_class(comparison, first, precision=True)
-
-
-def _plot_sites(comparison: Comparison, metric: str) -> Chart | None:
-    one = comparison.contenders[0]
-    split, rows = at_sites(one.runs[0])
-    return sites_chart(comparison, [(one, split, rows)], metric) if rows else None
-
-
-def _plot_curves(comparison: Comparison, metric: str) -> Chart | None:
-    charts = pr_charts(comparison, comparison.runs[0])
-    return charts[0] if charts else None
-
-
-PLOTS: dict[str, Callable[[Comparison, str], Chart | None]] = {
-    "curves": progress,
-    "classes": _plot_classes,
-    "sites": _plot_sites,
-    "reliability": lambda c, metric: reliability(c, c.contenders[0]),
-    "pr": _plot_curves,
-}
-"""What ``result.plot`` draws: a metric over rounds, recall and precision of classes, a metric of each site, how often
-the top class is right, precision against recall."""
+    return draw(chart, PAGE if kind in WIDE else None)

@@ -8,10 +8,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedtail.errors import writing
-from fedtail.report.blocks import Block, Section, kept, source, template
-from fedtail.report.comparison import Comparison, comparisons, require_runs
+from fedtail.report.blocks import Block, Section, source, template
+from fedtail.report.comparison import Comparison, comparisons
 from fedtail.report.facts import provenance
-from fedtail.report.pictures import palette
 from fedtail.report.sections import (
     classes,
     columns,
@@ -63,7 +62,6 @@ def write_report(
         baseline: label of the contender to compare with; by default FedAvg, else the first.
         metric: the one that is tested against the baseline.
     """
-    require_runs(runs)
     return write_text(Path(path), render(comparisons(runs, baseline), title, metric))
 
 
@@ -80,12 +78,9 @@ def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1",
     parts, links = [], []
     for i, comparison in enumerate(compared):
         prefix = f"p{i}-" if len(compared) > 1 else ""
-        sections = [Section(key, name, kept(draw(comparison, metric))) for key, name, draw in PARTS]
-        sections = [section for section in sections if section.blocks]
+        sections = [Section(key, name, blocks) for key, name, draw in PARTS if any(blocks := draw(comparison, metric))]
         links += [(f"{prefix}top", comparison.title)] if prefix else [(s.key, s.title) for s in sections]
-        parts.append(
-            {"prefix": prefix, "title": comparison.title, "colours": palette(comparison), "sections": sections}
-        )
+        parts.append({"prefix": prefix, "comparison": comparison, "sections": sections})
     dates = sorted(value for c in compared for r in c.runs for key, value in provenance(r) if key == "date")
     when = f", {dates[-1]}" if dates else ""
     return template(

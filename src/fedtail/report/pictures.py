@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedtail.core.metrics import METRICS
 from fedtail.core.movement import path_variation
@@ -18,21 +18,8 @@ from fedtail.words import number
 
 FEW = 8
 """Clients up to which each has a line of its own."""
-MOST_ROWS, MOST_ROUNDS, MOST_CLIENTS = 100, 60, 200
+MOST_ROWS, MOST_CLIENTS = 100, 200
 SEEDS = "Mean over seeds; the band is ± one standard deviation."
-
-
-def palette(comparison: Comparison) -> dict[str, int]:
-    """Label -> colour: the baseline takes the neutral colour 0, the rest follow in order."""
-    others = [one.label for i, one in enumerate(comparison.contenders) if i != comparison.baseline]
-    if len(comparison.contenders) == 1:
-        return {comparison.contenders[0].label: 1}
-    return {comparison.reference.label: 0} | {label: i for i, label in enumerate(others, start=1)}
-
-
-def own_colour(comparison: Comparison, contender: Contender) -> int | None:
-    """Return the colour by which the page's filter hides what is all about one contender; None where it is alone."""
-    return palette(comparison)[contender.label] if len(comparison.contenders) > 1 else None
 
 
 def class_order(run: RunRecord) -> np.ndarray:
@@ -44,11 +31,8 @@ def class_order(run: RunRecord) -> np.ndarray:
 
 def over_seeds(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return column means and standard deviations of (seeds, n); NaN where undefined."""
-    seen = np.isfinite(table)
-    n = seen.sum(axis=0)
-    mean = np.where(n > 0, np.where(seen, table, 0.0).sum(axis=0) / np.maximum(n, 1), np.nan)
-    square = np.where(seen, (table - mean) ** 2, 0.0).sum(axis=0) / np.maximum(n - 1, 1)
-    return mean, np.where(n > 1, np.sqrt(square), np.nan)
+    frame = pd.DataFrame(table)
+    return frame.mean().to_numpy(), frame.std().to_numpy()
 
 
 def per_class(contender: Contender, name: str, n_classes: int) -> np.ndarray:
@@ -56,16 +40,10 @@ def per_class(contender: Contender, name: str, n_classes: int) -> np.ndarray:
     return np.array([v for r in contender.runs if (v := r.per_class(name)).size == n_classes])
 
 
-def line_of(contender: Contender, name: str, c: int) -> Line:
-    """Return a curve of a contender, with the spread over its seeds."""
-    t, mean, spread = contender.band(name)
-    return Line(contender.label, c, t + 1, mean, spread)
-
-
 def curve(comparison: Comparison, name: str, title: str, label: str, **more: Any) -> Lines:
     """Draw something over the rounds: a metric, the loss, the alignment of updates."""
-    colours = palette(comparison)
-    lines = [line_of(one, name, colours[one.label]) for one in comparison.contenders]
+    bands = [(one.label, *one.band(name)) for one in comparison.contenders]
+    lines = [Line(label, comparison.colours[label], t + 1, mean, spread) for label, t, mean, spread in bands]
     more = {"caption": SEEDS if max(len(one.runs) for one in comparison.contenders) > 1 else "", **more}
     return Lines(title, lines, label, runs=True, **more)
 
@@ -85,8 +63,10 @@ def progress(comparison: Comparison, metric: str) -> Lines:
 
 def every_seed(comparison: Comparison, metric: str) -> Rows:
     """Draw a dot per seed and a bar at the mean of each contender."""
-    colours = palette(comparison)
-    rows = [(one.label, colours[one.label], one.by_seed(metric)) for one in comparison.contenders]
+    rows = [
+        (one.label, comparison.colours[one.label], {f"seed {seed}": v for (seed, _), v in one.values(metric).items()})
+        for one in comparison.contenders
+    ]
     return seeds(f"Every seed: {METRICS[metric].words}", rows, METRICS[metric].words, runs=True)
 
 
@@ -115,7 +95,7 @@ def seeds(title: str, rows: Sequence[tuple[str, int, Mapping[str, float]]], labe
 
 def recall_by_class(comparison: Comparison, first: RunRecord, *, precision: bool = False) -> Rows:
     """Draw the recall of each class, rarest first, with its training samples in numbers."""
-    colours, order, counts = palette(comparison), class_order(first), first.train_counts
+    colours, order, counts = comparison.colours, class_order(first), first.train_counts
     several = max(len(one.runs) for one in comparison.contenders) > 1
     series = []
     for one in comparison.contenders:
@@ -138,88 +118,44 @@ def recall_by_class(comparison: Comparison, first: RunRecord, *, precision: bool
     )
 
 
-def thirds(values: np.ndarray) -> np.ndarray:
-    """(seeds, C) per-class values, rarest class first -> (seeds, 3) tail, middle and head means.
-
-    Thirds as the head and tail metrics count them; two columns where nothing is left for the middle.
-    """
-    n = values.shape[1]
-    size = max(1, n // 3)
-    parts = [values[:, :size], values[:, size : n - size], values[:, n - size :]]
-    return np.stack([_nanmean(p) for p in parts if p.shape[1]], axis=1)
-
-
-def _nanmean(values: np.ndarray) -> np.ndarray:
-    """Return means over the classes that have test samples; NaN if none has."""
-    seen = np.isfinite(values)
-    total = np.where(seen, values, 0.0).sum(axis=1)
-    return np.where(seen.any(axis=1), total / np.maximum(seen.sum(axis=1), 1), np.nan)
-
-
-def groups(comparison: Comparison, first: RunRecord) -> Rows:
-    """Draw mean recall by thirds of the classes."""
-    colours, order, n = palette(comparison), class_order(first), len(first.classes)
-    size = max(1, n // 3)
-    between = n - 2 * size
-    names = [f"rarest ({size})", *([f"middle ({between})"] if between else []), f"most frequent ({size})"]
-    stacks = [(one, per_class(one, "accuracy", n)) for one in comparison.contenders] if n > 2 else []
+def groups(comparison: Comparison) -> Rows:
+    """Draw the mean recall of the rarest and the most frequent third of the classes, and of few-, medium- and many-shot
+    classes where there are such."""
+    names = {"tail": "rarest third", "head": "most frequent third", "few": "few-shot", "medium": "medium-shot"}
+    known = len(comparison.runs[0].classes) > 2
+    names = {n: title for n, title in {**names, "many": "many-shot"}.items() if known and comparison.scored(n)}
     series = [
-        Series(one.label, colours[one.label], *over_seeds(thirds(stack[:, order])))
-        for one, stack in stacks
-        if stack.size
-    ]
-    caption = "Mean recall by thirds of the classes by training samples (number of classes in parentheses)."
-    return Rows("Rare and frequent classes", names, series, "recall", "classes", caption=caption, runs=True)
-
-
-def shots(comparison: Comparison) -> Rows:
-    """Draw the recall of many-, medium- and few-shot classes."""
-    names = [n for n in ("few", "medium", "many") if any(math.isfinite(one.mean(n)) for one in comparison.contenders)]
-    colours = palette(comparison)
-    series = [
-        Series(one.label, colours[one.label], np.array([*map(one.mean, names)]), np.array([*map(one.spread, names)]))
+        Series(one.label, comparison.colours[one.label], np.array([*map(one.mean, names)]),
+               np.array([*map(one.spread, names)]))
         for one in comparison.contenders
-    ]
-    caption = "Classes with at most 20, 21 to 99 and at least 100 training samples."
-    title = "Few-, medium- and many-shot classes"
-    return Rows(title, names if len(names) > 1 else [], series, "recall", "classes", caption=caption, runs=True)
+    ]  # fmt: skip
+    caption = (
+        "Mean recall of the classes with the fewest and the most training samples; few-, medium- and many-shot: "
+        "with at most 20, 21 to 99 and at least 100 training samples."
+    )
+    title = "Rare and frequent classes"
+    return Rows(title, list(names.values()), series, "recall", "classes", caption=caption, runs=True)
 
 
-def rates_of(comparison: Comparison, contender: Contender) -> Lines | Heat:
-    """Draw the resampling rates of a run: steps of a few clients; of many a map, each with the rate that it ends at."""
+def rates_of(comparison: Comparison, contender: Contender) -> Lines | Rows:
+    """Draw the resampling rates of a run: steps of a few clients; of many the first and the last, a row each."""
     run = contender.runs[0]
     path, end = run.rate_path(), run.search_rounds()
-    n_clients = path.shape[1]
-    sites = [str(s) for s in run.clients.get("sites") or range(n_clients)]
-    title, c = f"Rates of {contender.label}", own_colour(comparison, contender)
-    if n_clients <= FEW:
-        lines = [Line(sites[k], k, np.arange(1, len(path) + 1), path[:, k]) for k in range(n_clients)]
+    sites = [str(s) for s in run.clients.get("sites") or range(path.shape[1])]
+    title, c = f"Rates of {contender.label}", comparison.own_colour(contender)
+    if len(sites) <= FEW:
+        lines = [Line(name, k, np.arange(1, len(path) + 1), path[:, k]) for k, name in enumerate(sites)]
         mark = float(end) if 0 < end < len(path) else None
         look: dict[str, Any] = {"steps": True, "mark": mark, "mark_label": "search ends", "run": c}
         return Lines(title, lines, "resampling rate", caption=f"Seed {run.seed}.", **look)
-    rows = np.argsort(-path[-1], kind="stable")
-    rows = rows[np.unique(np.linspace(0, n_clients - 1, min(n_clients, MOST_ROWS)).round().astype(int))]
-    rounds = np.unique(np.linspace(0, len(path) - 1, min(len(path), MOST_ROUNDS)).round().astype(int))
-    shown = path[np.ix_(rounds, rows)].T
-    low, high = float(path.min()), float(path.max())
-    part = f" {len(rows)} of {n_clients:,} clients, from highest to lowest rate." if len(rows) < n_clients else ""
+    order = [k for k in np.argsort(-path[-1], kind="stable") if k in some_of(len(sites), MOST_ROWS)]
+    series = [Series(name, i, path[t][order]) for name, i, t in (("first round", 0, 0), ("last round", 1, -1))]
+    names = [sites[k] for k in order]
     over = f" The search ended after round {end}." if 0 < end < len(path) else ""
-    return Heat(
-        title,
-        shown.round(3),
-        [sites[k] for k in rows],
-        [str(t + 1) for t in rounds],
-        "client",
-        "round",
-        shade=0.05 + 0.95 * (shown - low) / max(high - low, 1e-12),
-        unit="rate",
-        numbers=False,
-        every=math.ceil((len(rounds) + 1) / 10),
-        sides=[f"{path[-1, k]:.3f}" for k in rows],
-        caption=f"Seed {run.seed}. Colours range from {low:.3f} to {high:.3f}; each row ends with its last rate."
-        f"{over}{part}",
-        run=c,
-    )
+    part = f" {len(order)} of {len(sites):,} clients." if len(order) < len(sites) else ""
+    caption = f"Seed {run.seed}.{over}{part}"
+    look = {"whole": False, "link": True, "sides": [f"{path[-1, k]:.3f}" for k in order], "side_label": "last"}
+    return Rows(title, names, series, "resampling rate", "client", caption=caption, run=c, **look)
 
 
 def movement(contender: Contender) -> list[tuple[RunRecord, np.ndarray, np.ndarray]]:
@@ -256,9 +192,9 @@ def label_map(run: RunRecord) -> Heat | None:
     )
 
 
-def some_of(n_clients: int) -> list[int]:
-    """Return all clients, or ``MOST_CLIENTS`` of them at even distances."""
-    return [int(k) for k in np.unique(np.linspace(0, n_clients - 1, min(n_clients, MOST_CLIENTS)).round())]
+def some_of(n_clients: int, most: int = MOST_CLIENTS) -> list[int]:
+    """Return all clients, or ``most`` of them at even distances."""
+    return [int(k) for k in np.unique(np.linspace(0, n_clients - 1, min(n_clients, most)).round())]
 
 
 def site_name(run: RunRecord, client: object) -> str:

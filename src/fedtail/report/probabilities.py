@@ -11,50 +11,61 @@ import numpy as np
 from fedtail.core.evidence import wilson
 from fedtail.plots import SHARES, Dot, Line, Lines
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.pictures import over_seeds, own_colour, palette, per_class
+from fedtail.report.facts import number_in
+from fedtail.report.pictures import class_order, over_seeds, per_class
 from fedtail.runs.record import RunRecord
-from fedtail.words import fixed, number, percent, plural
+from fedtail.words import fixed, number, percent
 
 GRID = np.linspace(0.0, 1.0, 51)
 """Recalls at which the curves of several seeds are averaged."""
 LEAST_POSITIVES = 10
 """Samples of a class below which thresholds on it are not drawn: they would be drawn from luck."""
-RATIOS = (1, 10, 100)
-"""What a missed sample may cost, in false alarms, where no costs were declared."""
+MOST_LINES = 7
+"""Classes that share a chart of precision-recall curves, each with a colour of its own."""
 ODDS = (0.0001, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 """Probabilities that the axis of thresholds is labelled at; it is even in log-odds, since rare classes live near 0."""
 
 
-def precision_recall(title: str, lines: Sequence[Line], dots: Sequence[Dot], caption: str, **more: Any) -> Lines:
-    """Draw precision against recall."""
-    look: dict[str, Any] = {"x_label": "recall", "floor": 0.0, "ceiling": 1.0, "full": True, "x_ticks": SHARES}
-    return Lines(title, lines, "precision", between=True, dots=dots, caption=caption, **look, **more)
-
-
-def curves_of_classes(contender: Contender, group: Sequence[int]) -> Lines:
-    """Draw the precision-recall curves of some classes of one contender."""
-    first, lines, dots = contender.runs[0], [], []
-    areas = over_seeds(per_class(contender, "pr_auc", len(first.classes)))[0]
-    for i, c in enumerate(group, start=1):  # colour 0 is grey, which is for what others are compared with
-        area = f" ({areas[c]:.2f})" if areas.size > c and math.isfinite(areas[c]) else ""
-        lines.append(Line(first.classes[c] + area, i, *pr_curve(contender, first.classes[c])))
-        dots += decision_dots(contender, c, i)
+def pr_charts(comparison: Comparison, first: RunRecord) -> list[Lines]:
+    """Draw precision against recall, rarest class first: of one contender some classes a chart, of several one each."""
+    known = [c for c in class_order(first).tolist() if any(_curve(r, first.classes[c]) for r in comparison.runs)]
     split = "On the test set." if _curves(first)[0] == "test" else "On the private validation splits."
+    if comparison.several:
+        support = first.per_class("support")
+        return [
+            _precision_recall(
+                first.classes[c],
+                [(one.label, comparison.colours[one.label], one, c) for one in comparison.contenders],
+                f"{int(support[c]):,} of {int(support.sum()):,} test samples are of this class."
+                if support.size
+                else "",
+                runs=True,
+            )
+            for c in known
+        ]
+    only = comparison.reference
+    areas = over_seeds(per_class(only, "pr_auc", len(first.classes)))[0]
+    names = {c: first.classes[c] + (f" ({areas[c]:.2f})" if areas.size > c else "") for c in known}
     caption = f"{split} In parentheses: PR-AUC. Each point is a threshold; the dot marks the current decision rule."
-    return precision_recall("Precision and recall of each class", lines, dots, caption)
+    return [
+        _precision_recall(
+            "Precision and recall of each class",
+            # colour 0 is grey, which is for what others are compared with
+            [(names[c], i, only, c) for i, c in enumerate(known[start : start + MOST_LINES], start=1)],
+            caption,
+        )
+        for start in range(0, len(known), MOST_LINES)
+    ]
 
 
-def curves_of_class(comparison: Comparison, first: RunRecord, c: int) -> Lines:
-    """Draw the precision-recall curves of one class, a line per contender."""
-    colours, lines, dots = palette(comparison), [], []
-    for one in comparison.contenders:
-        recall, precision = pr_curve(one, first.classes[c])
-        if recall.size:
-            lines.append(Line(one.label, colours[one.label], recall, precision))
-            dots += decision_dots(one, c, colours[one.label])
-    support = first.per_class("support")
-    of = f"{int(support[c]):,} of {int(support.sum()):,} test samples belong to this class." if support.size else ""
-    return precision_recall(first.classes[c], lines, dots, of, runs=True)
+def _precision_recall(
+    title: str, series: Sequence[tuple[str, int, Contender, int]], caption: str, *, runs: bool = False
+) -> Lines:
+    """Draw (name, colour, contender, class), each with the point where the decision stands."""
+    lines = [Line(name, i, *pr_curve(one, one.runs[0].classes[c])) for name, i, one, c in series]
+    dots = [dot for _, i, one, c in series for dot in decision_dots(one, c, i)]
+    look: dict[str, Any] = {"x_label": "recall", "floor": 0.0, "ceiling": 1.0, "full": True, "x_ticks": SHARES}
+    return Lines(title, lines, "precision", between=True, dots=dots, caption=caption, runs=runs, **look)
 
 
 def decision_dots(contender: Contender, c: int, colour: int) -> list[Dot]:
@@ -66,14 +77,14 @@ def decision_dots(contender: Contender, c: int, colour: int) -> list[Dot]:
     return [Dot(recall, precision, colour, name)] if recall > 0 else []
 
 
-def recorded_curve(run: RunRecord, name: str) -> dict[str, list[float]]:
+def _curve(run: RunRecord, name: str) -> dict[str, list[float]]:
     """Return the precision-recall curve of a class as the run recorded it."""
     return dict((_curves(run)[1].get("pr") or {}).get(name) or {})
 
 
 def pr_curve(contender: Contender, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (recall, precision): the recorded points of one run; of several, their mean at common recalls."""
-    curves = [one for r in contender.runs if (one := recorded_curve(r, name))]
+    curves = [curve for r in contender.runs if (curve := _curve(r, name))]
     points = [np.array([c["recall"], c["precision"]], dtype=np.float64) for c in curves]
     if len(points) <= 1:
         return (points[0][0], points[0][1]) if points else (np.empty(0), np.empty(0))
@@ -87,36 +98,33 @@ def _curves(run: RunRecord) -> tuple[str, dict[str, Any]]:
 
 
 def reliability(comparison: Comparison, contender: Contender) -> Lines:
-    """Draw how often the top class is right against how probable it was said to be."""
-    run, many = contender.runs[0], len(comparison.contenders) > 1
+    """Draw how often the top class is right against how probable it was said to be, with 95 % intervals."""
+    run = contender.runs[0]
     split, curves = _curves(run)
     before = curves.get("reliability_before") if calibrated(run) else None
     pairs = [("before calibration", 0, before), ("calibrated" if before else "model", 1, curves.get("reliability"))]
-    errors = [_get(run.result.get("before"), "calibration_error")] if before else []
+    lines = []
+    for name, c, bins in pairs:
+        if bins:
+            p, a, n = (np.array(bins[key], dtype=np.float64) for key in ("probability", "accuracy", "samples"))
+            ends = np.array([wilson(share, int(of)) for share, of in zip(a, n, strict=True)]).reshape(-1, 2)
+            lines.append(Line(name, c, p, a, samples=n, low=ends[:, 0], high=ends[:, 1]))
+    errors = [number_in(run.result.get("before"), "calibration_error")] if before else []
     change = " → ".join(fixed(e) for e in [*errors, run.metric("calibration_error")] if math.isfinite(e))
     where = "the test set" if split == "test" else "the private validation splits"
-    return reliability_of(
-        f"Reliability{f' of {contender.label}' if many else ''}",
-        [(name, c, values) for name, c, values in pairs if values],
-        f"Seed {run.seed}, {where}; larger dots have more samples."
+    look: dict[str, Any] = {"floor": 0.0, "ceiling": 1.0, "full": True, "x_ticks": SHARES, "x_name": "{:.3f}".format}
+    return Lines(
+        f"Reliability{f' of {contender.label}' if comparison.several else ''}",
+        lines,
+        "fraction correct",
+        "mean predicted probability",
+        diagonal=True,
+        caption=f"Seed {run.seed}, {where}; larger dots have more samples."
         + (f" Calibration error {change}." if change else "")
         + " On the diagonal, probabilities mean what they say; below it, the model is overconfident.",
-        run=own_colour(comparison, contender),
+        run=comparison.own_colour(contender),
+        **look,
     )
-
-
-def reliability_of(
-    title: str, series: Sequence[tuple[str, int, Mapping[str, Sequence[float]]]], caption: str, **more: Any
-) -> Lines:
-    """Draw (name, colour, probability / accuracy / samples) against the diagonal, with 95 % intervals."""
-    lines = []
-    for name, c, bins in series:
-        p, a, n = (np.array(bins[key], dtype=np.float64) for key in ("probability", "accuracy", "samples"))
-        ends = np.array([wilson(share, int(of)) for share, of in zip(a, n, strict=True)]).reshape(-1, 2)
-        lines.append(Line(name, c, p, a, samples=n, low=ends[:, 0], high=ends[:, 1]))
-    look: dict[str, Any] = {"floor": 0.0, "ceiling": 1.0, "full": True, "x_ticks": SHARES, "x_name": "{:.3f}".format}
-    label = "mean predicted probability"
-    return Lines(title, lines, "fraction correct", label, diagonal=True, caption=caption, **look, **more)
 
 
 def calibrated(run: RunRecord) -> bool:
@@ -127,7 +135,8 @@ def calibrated(run: RunRecord) -> bool:
 
 
 def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
-    """Draw what a threshold on one class finds, and what it costs; nothing from fewer than ten samples of it."""
+    """Draw what a threshold on one class finds, and its cost where costs were declared; nothing from fewer than ten
+    samples of the class."""
     run = contender.runs[0]
     tradeoff = run.result.get("tradeoff") or {}
     support, n = int(tradeoff.get("support") or 0), int(tradeoff.get("samples") or 0)
@@ -137,7 +146,7 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
     rising = np.argsort(x, kind="stable")
     chosen = tradeoff.get("chosen")
     labels = {at: f"{p:g}" for p in ODDS if x.min() - 0.5 <= (at := float(_log_odds(np.array(p)))) <= x.max() + 0.5}
-    who = f", {contender.label}" if len(comparison.contenders) > 1 else ""
+    who = f", {contender.label}" if comparison.several else ""
     name, split = str(tradeoff.get("class")), tradeoff.get("split", "validation")
     common: dict[str, Any] = {
         "x_label": "threshold",
@@ -147,22 +156,13 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
         "x_name": lambda v: f"{1 / (1 + math.exp(-v)):.3g}",
         "mark": None if chosen is None else float(_log_odds(np.array(chosen, dtype=np.float64))),
         "mark_label": "" if chosen is None else f"chosen: {percent(chosen)}",
-        "run": own_colour(comparison, contender),
+        "run": comparison.own_colour(contender),
     }
-    recall, precision = (np.array(tradeoff[k], dtype=np.float64)[rising] for k in ("recall", "precision"))
-    lines, dots = [], []
-    costs = _costs(tradeoff, rising, support)
-    for i, (label, values) in enumerate(costs.items(), start=3 if len(costs) == 1 else 1):
-        lines.append(Line(label, i, x[rising], values))
-        least = int(np.nanargmin(values))
-        dots.append(Dot(float(x[rising][least]), float(values[least]), i, f"minimum: {number(float(values[least]))}"))
-    declared = "cost" in tradeoff
-    about = (
-        "Cost of misses and false alarms for this class at the declared costs; the dot marks the minimum."
-        if declared
-        else "Total cost of misses and false alarms, if a miss costs as much as this many false alarms; 1 is the cost "
-        "of never predicting the class. Dots: minimum."
+    recall, precision, cost = (
+        np.array(tradeoff.get(k) or [math.nan] * len(x), dtype=np.float64)[rising]
+        for k in ("recall", "precision", "cost")
     )
+    least = int(np.argmin(np.nan_to_num(cost, nan=math.inf)))
     return [
         Lines(
             f"Recall and precision of {name} by threshold{who}",
@@ -174,11 +174,10 @@ def thresholds(comparison: Comparison, contender: Contender) -> list[Lines]:
         ),
         Lines(
             f"Cost of a threshold on {name}{who}",
-            lines,
-            "cost per sample" if declared else "cost (1: never predicted)",
-            ceiling=None if declared else 2.0,
-            dots=dots,
-            caption=about,
+            [Line("cost per sample", 3, x[rising], cost)],
+            "cost per sample",
+            dots=[Dot(float(x[rising][least]), float(cost[least]), 3, f"minimum: {number(float(cost[least]))}")],
+            caption="Misses and false alarms of this class at the declared costs; the dot marks the minimum.",
             **common,
         ),
     ]
@@ -196,19 +195,3 @@ def _at(tradeoff: Mapping[str, Any], chosen: float | None) -> str:
     i = int(np.argmin(np.abs(np.array(tradeoff["threshold"], dtype=np.float64) - chosen)))
     missed, alarms = int(tradeoff["missed"][i]), int(tradeoff["false_alarms"][i])
     return f"At the chosen threshold, {missed:,} are missed and {alarms:,} alarms are false."
-
-
-def _costs(tradeoff: Mapping[str, Any], rising: np.ndarray, support: int) -> dict[str, np.ndarray]:
-    """Name -> cost at each threshold."""
-    if "cost" in tradeoff:
-        return {"cost per sample": np.array(tradeoff["cost"], dtype=np.float64)[rising]}
-    missed, alarms = (np.array(tradeoff[k], dtype=np.float64)[rising] for k in ("missed", "false_alarms"))
-    return {
-        f"a miss costs {plural(r, 'false alarm')}": np.minimum((r * missed + alarms) / (r * max(support, 1)), 2.0)
-        for r in RATIOS
-    }
-
-
-def _get(values: Any, name: str) -> float:
-    value = values.get(name) if isinstance(values, dict) else None
-    return float(value) if isinstance(value, int | float) else math.nan

@@ -1,29 +1,16 @@
-"""Contenders ranked, and the files of a ranking: ``comparison.md``, ``comparison.csv`` and ``comparison.json``."""
+"""The files of a ranking: ``comparison.md``, ``comparison.csv`` and ``comparison.json``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedtail.core.metrics import signed
 from fedtail.files import write_atomically
 from fedtail.report.comparison import Comparison
-from fedtail.report.tables import Row, Table, headline, to_csv, to_markdown
+from fedtail.report.tables import Table, to_csv, to_markdown
 from fedtail.rounds.history import plain
-
-
-def ranking(comparison: Comparison, metric: str) -> Table:
-    """The headline table, best first by ``metric``; undefined last."""
-    table = headline(comparison, metric)
-    column = table.columns.index(metric)
-
-    def key(row: Row) -> float:
-        return -signed(metric, row.cells[column][0])
-
-    return replace(table, rows=tuple(sorted(table.rows, key=key)))
 
 
 def write_rankings(

@@ -6,15 +6,16 @@ import json
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
 
-from fedtail.plots import Chart, Heat, Line, Lines, Rows, Series, thinned
+from fedtail.plots import Chart, Heat, Line, Lines, Rows, thinned
 from fedtail.report.blocks import Table, environment
-from fedtail.report.scale import Scale, nice_range, ticks
-from fedtail.words import mean_spread, number, shortened
+from fedtail.words import mean_spread, number
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 12, 46
@@ -32,6 +33,53 @@ MOST_CELLS = 400
 """Cells of a map in a data table that is written out."""
 LEAST = 15
 """Least size of a cell with a name of its own: no name is dropped, a map of many scrolls."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map from data to canvas units."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span else 0.5
+        return round(self.start + share * (self.stop - self.start), 2)
+
+    @property
+    def middle(self) -> float:
+        return round((self.start + self.stop) / 2, 2)
+
+    def within(self, value: float) -> float:
+        """Return the nearest value that the axis has."""
+        return min(max(value, self.low), self.high)
+
+    def data(self) -> list[float]:
+        return [self.low, self.high, self.start, self.stop]
+
+
+def ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """Return round numbers around [low, high], about ``count`` of them.
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    values = MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [round(float(v), 12) + 0.0 for v in values]
+
+
+def nice_range(values: Sequence[float], floor: float | None, ceiling: float | None) -> tuple[float, float]:
+    """Return a range that holds all finite values, ends on ticks and stays within floor and ceiling."""
+    finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    pad = (abs(high) * 0.1 or 0.5) if high - low < 1e-9 else 0.0
+    around = ticks(low - pad, high + pad)
+    return max(around[0], -math.inf if floor is None else floor), min(
+        around[-1], math.inf if ceiling is None else ceiling
+    )
 
 
 def svg(chart: Chart) -> Markup:
@@ -54,22 +102,14 @@ def _lines(chart: Lines) -> dict[str, Any]:
     y = Scale(*nice_range([*bounds, *ends_at], chart.floor, chart.ceiling), height - BOTTOM, TOP)
     ends = [float(v) for li in lines for v in (li.x.min(), li.x.max())] + list(chart.x_ticks or ())
     x = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT)
-    whole = {v: f"{v:g}" for v in ticks(x.low, x.high, 6) if v == int(v)} or {x.low: f"{x.low:g}"}
+    whole = {v: f"{v:g}" for v in ticks(x.low, x.high) if v == int(v) and x.low <= v <= x.high}
     last = ", ".join(f"{li.name} {number(float(li.y[-1]))}" for li in lines[:8])
     return {
         "kind": "lines",
         "x": x,
         "y": y,
-        "x_ticks": chart.x_ticks or whole,
-        "series": [
-            {
-                "line": li,
-                "path": _path(li, x, y, chart.steps),
-                "band": _band(li, x, y),
-                "points": list(_points(li, x, y)),
-            }
-            for li in lines
-        ],
+        "x_ticks": chart.x_ticks or whole or {x.low: f"{x.low:g}"},
+        "series": [(line, _path(line, x, y, chart.steps), _band(line, x, y)) for line in lines],
         "size": (WIDTH, height),
         "summary": f"Line chart over {chart.x_label}; last values: {last}. Arrow keys step through the values.",
         "table": _line_table(chart, lines),
@@ -78,36 +118,20 @@ def _lines(chart: Lines) -> dict[str, Any]:
         else [],
         "data": _json(
             {
-                "x": [x.low, x.high, x.start, x.stop],
-                "y": [y.low, y.high, y.start, y.stop],
+                "x": x.data(),
+                "y": y.data(),
                 "label": chart.x_label,
                 "steps": chart.steps,
                 "between": chart.between,
                 "names": [chart.x_name(v) for v in sorted({round(float(v), 5) for li in lines for v in li.x})],
                 "series": [
-                    {
-                        "name": li.name,
-                        "c": shade_of(li.colour),
-                        "x": li.x.tolist(),
-                        "y": li.y.tolist(),
-                        "s": li.spread.tolist(),
-                    }
+                    {"name": li.name, "c": shade_of(li.colour)}
+                    | {key: values.tolist() for key, values in (("x", li.x), ("y", li.y), ("s", li.spread))}
                     for li in lines
                 ],
             }
         ),
     }
-
-
-def _points(line: Line, x: Scale, y: Scale) -> Iterator[dict[str, Any]]:
-    """Yield dots as large as their samples are many; a lone point is one too."""
-    if line.samples.size:
-        for i, n in enumerate(line.samples):
-            size = round(2.5 + 6 * math.sqrt(float(n) / float(line.samples.max())), 1)
-            ends = {"low": y(float(line.low[i])), "high": y(float(line.high[i]))}
-            yield {"x": x(float(line.x[i])), "y": y(float(line.y[i])), "r": size, **ends}
-    elif len(line.x) == 1:
-        yield {"x": x(float(line.x[0])), "y": y(float(line.y[0])), "r": 4, "low": None, "high": None}
 
 
 def _path(line: Line, x: Scale, y: Scale, steps: bool) -> str:
@@ -145,10 +169,10 @@ def _line_table(chart: Lines, lines: Sequence[Line]) -> Table:
         for li in lines:
             at = np.flatnonzero(li.x == v)
             spread = float(li.spread[at[0]]) if at.size and li.spread.size else math.nan
-            row.append(_value(float(li.y[at[0]]), spread if spread > 0 else math.nan) if at.size else "–")
+            row.append(value_text(float(li.y[at[0]]), spread if spread > 0 else math.nan) if at.size else "–")
         rows.append(row)
     part = f" ({len(keep)} of {len(every)} points)" if len(keep) < len(every) else ""
-    return Table([chart.x_label + part, *(li.name for li in lines)], rows)
+    return Table(rows, [chart.x_label + part, *(li.name for li in lines)])
 
 
 def _rows(chart: Rows) -> dict[str, Any]:
@@ -164,27 +188,14 @@ def _rows(chart: Rows) -> dict[str, Any]:
     top = 26.0 if (chart.sides and chart.side_label) or n > FEW else 8.0
     x, y = Scale(low, high, left, right), Scale(0, n, top, top + tall * n)
     shift = 0.0 if chart.owners else min(8.0, tall * 0.7 / max(apart, 1))
-    series = [_row_series(chart, s, x, y, (i - (apart - 1) / 2) * shift) for i, s in enumerate(chart.series)]
-    names = []
-    for j in range(n):
-        dots = [(d["x"], d["y"]) for s in series for d in s["dots"] if d["row"] == j]
-        names.append(
-            {
-                "parts": parts[j],
-                "at": y(j + 0.5),
-                "side": chart.sides[j] if chart.sides else "",
-                "owner": chart.owners[j] if chart.owners else None,
-                "link": " ".join(f"{a:g},{b:g}" for a, b in dots) if chart.link and len(dots) > 1 else "",
-            }
-        )
     seeds = list(dict.fromkeys(name for s in chart.series for each in s.each for name in each))
     return {
         "kind": "marks",
         "x": x,
         "y": y,
         "tall": tall,
-        "names": names,
-        "series": series,
+        "names": parts,
+        "shifts": [(i - (apart - 1) / 2) * shift for i in range(apart)],
         "twice": n > FEW,
         "size": (WIDTH, y.stop + 44),
         "summary": f"{chart.x_label} of {n} rows. Arrow keys step through the values.",
@@ -193,62 +204,29 @@ def _rows(chart: Rows) -> dict[str, Any]:
     }
 
 
-def _row_series(chart: Rows, series: Series, x: Scale, y: Scale, shift: float) -> dict[str, Any]:
-    dots = []
-    for j, name in enumerate(chart.names):
-        v, spread = float(series.values[j]), series.spread(j)
-        if not math.isfinite(v):
-            continue
-        each = dict(series.each[j]) if series.each else {}
-        ends: tuple[float, float] | None = None
-        if each:
-            ends = x(min(each.values())), x(max(each.values()))
-        elif math.isfinite(spread) and spread > 0:
-            ends = x(x.within(v - spread)), x(x.within(v + spread))
-        dots.append(
-            {
-                "row": j,
-                "x": x(v),
-                "y": round(y(j + 0.5) + shift, 1),
-                "tip": f"{name}\n{series.name}: {_value(v, spread)}",
-                "range": ends,
-                "each": [(x(value), f"{name}\n{seed}: {number(value)}") for seed, value in each.items()],
-            }
-        )
-    return {"colour": series.colour, "dots": dots}
-
-
 def _row_table(chart: Rows, seeds: Sequence[str]) -> Table:
-    if seeds:
+    if seeds:  # each row is of one series
         owner = {j: s for s in chart.series for j in range(len(chart.names)) if s.each and s.each[j]}
         rows = [
-            [name, *(number(owner[j].each[j].get(s, math.nan)) for s in seeds), number(float(owner[j].values[j]))]
-            for j, name in enumerate(chart.names)
-            if j in owner
+            [chart.names[j], *(number(s.each[j].get(seed, math.nan)) for seed in seeds), number(float(s.values[j]))]
+            for j, s in sorted(owner.items(), key=lambda item: item[0])
         ]
-        return Table([chart.heading, *seeds, "mean"], rows)
-    rows = [
-        [
-            name,
-            *([chart.sides[j]] if chart.sides else []),
-            *(_value(float(s.values[j]), s.spread(j)) for s in chart.series),
-        ]
-        for j, name in enumerate(chart.names)
-    ]
-    return Table([chart.heading, *([chart.side_label] if chart.sides else []), *(s.name for s in chart.series)], rows)
+        return Table(rows, [chart.heading, *seeds, "mean"])
+    columns = [[value_text(float(v), s.spread(j)) for j, v in enumerate(s.values)] for s in chart.series]
+    sides = [chart.sides] if chart.sides else []
+    head = [chart.heading, *([chart.side_label] if chart.sides else []), *(s.name for s in chart.series)]
+    return Table([list(row) for row in zip(chart.names, *sides, *columns, strict=True)], head)
 
 
 def _heat(chart: Heat) -> dict[str, Any]:
     values, (n_rows, n_columns) = chart.values, chart.values.shape
     left = 40 + 7 * min(max(map(len, chart.rows)), MOST_LETTERS)
-    right = 12 + (8 * max(map(len, chart.sides)) if chart.sides else 0)
     width = 2 * WIDTH if chart.wide else WIDTH
-    cell = min((width - left - right) / n_columns, 84 if chart.wide else 46 if n_columns > 6 else 70)
-    cell = max(cell, LEAST) if chart.every == 1 else cell
+    cell = max(min((width - left - 12) / n_columns, 84 if chart.wide else 46 if n_columns > 6 else 70), LEAST)
     tall = min(max(cell, LEAST), 30) if n_rows > 1 else 30
     tall = min(tall, 18) if n_rows > 24 else tall
     long = min(max(map(len, chart.columns)), MOST_LETTERS)
-    turned = 7.5 * long > cell * chart.every  # so that every class has its name
+    turned = 7.5 * long > cell  # so that every class has its name
     height = 8 + tall * n_rows + (20 + 6.3 * long if turned else 22) + 24
     x = Scale(0, n_columns, left, round(left + cell * n_columns, 2))
     y = Scale(0, n_rows, 8, round(8 + tall * n_rows, 2))
@@ -260,16 +238,14 @@ def _heat(chart: Heat) -> dict[str, Any]:
         "x": x,
         "y": y,
         "cells": list(_cells(levels, x, y, cell, tall)),
-        "numbers": list(_numbers(values, levels, x, y))
-        if chart.numbers and cell >= 24 and tall >= 16 and values.size <= 600
-        else [],
-        "names": list(_names(chart, x, y, turned)),
-        "size": (max(x.stop + right, width), height),
+        "levels": levels if chart.numbers and cell >= 24 and tall >= 16 and values.size <= 600 else None,
+        "turned": turned,
+        "size": (max(x.stop + 12, width), height),
         "summary": f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",
         # of many cells the page's script makes the table when it is opened
         "table": Table(
-            [heading, *chart.columns],
             [[chart.rows[r], *(number(float(v), 2) for v in values[r])] for r in range(n_rows)],
+            [heading, *chart.columns],
         )
         if values.size <= MOST_CELLS
         else None,
@@ -297,33 +273,7 @@ def _cells(levels: np.ndarray, x: Scale, y: Scale, cell: float, tall: float) -> 
             yield level, path
 
 
-def _numbers(values: np.ndarray, levels: np.ndarray, x: Scale, y: Scale) -> Iterator[dict[str, Any]]:
-    for (r, c), value in np.ndenumerate(values):
-        if value > 0:
-            text = f"{value:g}" if float(value).is_integer() else f"{value:.2f}".lstrip("0")
-            ink = "on-dark" if levels[r, c] > LEVELS * 0.55 else "on-light"
-            yield {"x": x(c + 0.5), "y": y(r + 0.5), "text": text, "ink": ink}
-
-
-def _names(chart: Heat, x: Scale, y: Scale, turned: bool) -> Iterator[dict[str, Any]]:
-    """Yield the names beside the rows and below the columns, and what stands at the end of a row."""
-
-    def text(whole: str, at_x: float, at_y: float, anchor: str, **more: bool) -> dict[str, Any]:
-        shown = {"text": shortened(whole, MOST_LETTERS), "whole": whole}
-        return {"x": at_x, "y": at_y, "anchor": anchor, "turn": False, "dy": False, **shown, **more}
-
-    for r, name in enumerate(chart.rows):
-        yield text(name, x.start - 7, y(r + 0.5), "end", dy=True)
-    for r, name in enumerate(chart.sides):
-        yield text(name, x.stop + 8, y(r + 0.5), "start", dy=True)
-    for c, name in enumerate(chart.columns):
-        if c % chart.every == 0 and turned:
-            yield text(name, round(x(c + 0.5) + 3, 2), y.stop + 8, "end", turn=True)
-        elif c % chart.every == 0:
-            yield text(name, x(c + 0.5), y.stop + 16, "middle")
-
-
-def _value(mean: float, spread: float) -> str:
+def value_text(mean: float, spread: float = math.nan) -> str:
     """Return a value as the charts write it; whole numbers stay whole."""
     return mean_spread(mean, spread) if math.isfinite(spread) else number(mean)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
 
 from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
-from fedtail.report.blocks import Block, Cell, Text
+from fedtail.report.blocks import Cell, plain_template, say
 from fedtail.report.blocks import Table as TableBlock
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import best_of
-from fedtail.report.sections.yardsticks import yardstick_cells
+from fedtail.report.facts import number_in
+from fedtail.report.pictures import over_seeds
 from fedtail.runs.yardstick import TITLES
 from fedtail.words import fixed, mean_spread, p_value
 
-NOTHING = "Always the majority class"
+NOTHING = "always the majority class"
 CLEAR = 0.05
 """A difference with a smaller p is taken as one."""
 LEAST_SEEDS = 6
@@ -40,16 +41,11 @@ class Row:
     label: str
     seeds: int
     cells: tuple[tuple[float, float], ...]
-    versus: Paired | None
+    versus: Paired | None = None
     """None for the baseline itself, or where no seed is shared."""
-    p_holm: float
+    p_holm: float = math.nan
     note: str = ""
     """Why the row is not quite like the others: cut short, another number of rounds."""
-
-    @property
-    def shown(self) -> str:
-        """The label with the note."""
-        return f"{self.label} ({self.note})" if self.note else self.label
 
 
 @dataclass(frozen=True)
@@ -63,23 +59,52 @@ class Table:
     metric: str
     floor: dict[str, float]
     """Always answering the most frequent class; empty if not recorded."""
-    yardsticks: tuple[Row, ...] = ()
+    yardsticks: tuple[Row, ...]
     """What the contenders are measured against, and are not ranked with."""
-    winners: tuple[str | None, ...] = ()
+    winners: tuple[str | None, ...]
     """Per column the row that is better than all others; None where a test cannot tell."""
 
-    def marked(self, row: Row, column: int) -> bool:
-        """Whether a cell is set in bold."""
-        return bool(self.winners) and self.winners[column] == row.label
+    @property
+    def seeds(self) -> int:
+        return max(row.seeds for row in self.rows)
+
+    def block(
+        self, columns: Sequence[str] | None = None, *, test: bool = True, colours: Mapping[str, int] | None = None
+    ) -> TableBlock:
+        """Return some columns, by default all, with the difference from the baseline and its p behind the first."""
+        chosen = [self.columns.index(c) for c in (self.columns if columns is None else columns)]
+        test = test and len(self.rows) > 1
+        head = ["Method", *(["Seeds"] if self.seeds > 1 else []), *(METRICS[self.columns[i]].title for i in chosen)]
+        behind = len(head) - len(chosen) + 1
+
+        def line(row: Row, versus: Sequence[str | Cell], seeds: str) -> list[str | Cell]:
+            cells: list[str | Cell] = [
+                Cell(row.label, small=f"({row.note})" if row.note else ""),
+                *([seeds] if self.seeds > 1 else []),
+            ]
+            cells += [_cell(row.cells[i], "best" if self.winners[i] == row.label else "") for i in chosen]
+            return [*cells[:behind], *(versus if test else []), *cells[behind:]]
+
+        floor = Row(NOTHING, 0, tuple((number_in(self.floor, c), math.nan) for c in self.columns))
+        rest = [line(floor, ("", ""), "")] if self.floor else []
+        rest += [line(row, ("", ""), str(row.seeds)) for row in self.yardsticks]
+        rows = [line(row, difference(row), str(row.seeds)) for row in self.rows]
+        head[behind:behind] = [f"Δ {head[behind - 1]}", "p"] if test else []
+        runs = [(colours or {}).get(row.label) for row in self.rows]
+        return TableBlock(rows if chosen else [], head, "Headline table", "headline", runs, rest)
+
+    def most_telling(self) -> list[str]:
+        """Return the tested metric, then those that say most, no more than a screen has room for."""
+        others = sorted(self.columns[1:], key=lambda c: -METRICS[c].priority)[: MOST_COLUMNS - 1]
+        return [c for c in self.columns if c in others or c == self.metric]
 
 
 def winner(contenders: Sequence[Contender], metric: str) -> str | None:
-    """Return the contender that a paired test over six shared seeds or more tells from every other (Holm-corrected,
-    p < 0.05); None where there is none: the largest of some means that are equal but for luck deserves no mark."""
-    scored = [one for one in contenders if math.isfinite(one.mean(metric))]
-    if len(scored) < 2:
+    """Return the best contender, if a paired test over six shared seeds or more tells it from every other
+    (Holm-corrected, p < 0.05): the largest of some means that are equal but for luck deserves no mark."""
+    if len(contenders) < 2:
         return None
-    best, *others = sorted(scored, key=lambda one: -signed(metric, one.mean(metric)))
+    best, *others = contenders
     tests = [paired(best.values(metric), one.values(metric)) for one in others]
     if any(t is None or t.n < LEAST_SEEDS for t in tests):
         return None
@@ -87,16 +112,16 @@ def winner(contenders: Sequence[Contender], metric: str) -> str | None:
     return best.label if all(p < CLEAR for p in holm(apart)) else None
 
 
-def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
-    """A row per contender; ``metric`` is the one that is tested against the baseline, and the first column."""
+def headline(comparison: Comparison, metric: str = "macro_f1", *, ranked: bool = False) -> Table:
+    """A row per contender, ``ranked`` from the best on; ``metric`` is the first column, and the one that is tested
+    against the baseline."""
     two = len(comparison.runs[0].classes) == 2  # whose mean PR-AUC hides the rare one
     known = [m.name for m in metrics() if m.name == metric or (m.headline and not (two and m.name == "pr_auc"))]
-    known = sorted(known, key=lambda name: name != metric)
-    columns = tuple(c for c in known if any(math.isfinite(one.mean(c)) for one in comparison.contenders))
+    columns = [c for c in sorted(known, key=lambda name: name != metric) if comparison.scored(c)]
     base = comparison.reference
     tests = [None if one is base else paired(one.values(metric), base.values(metric)) for one in comparison.contenders]
     adjusted = holm([t.p_t if t else math.nan for t in tests])
-    rows = tuple(
+    rows = [
         Row(
             label=one.label,
             seeds=len(one.runs),
@@ -106,122 +131,57 @@ def headline(comparison: Comparison, metric: str = "macro_f1") -> Table:
             note=length_note(one, comparison),
         )
         for one, test, p in zip(comparison.contenders, tests, adjusted, strict=True)
-    )
-    floor: dict[str, float] = next(
-        (r.result["floor"] for r in comparison.runs if isinstance(r.result.get("floor"), dict)), {}
-    )
-    measured = tuple(
-        Row(
-            label=f"yardstick: {TITLES[kind]}",
-            seeds=sum(y.kind == kind for y in comparison.yardsticks),
-            cells=cells,
-            versus=None,
-            p_holm=math.nan,
-        )
-        for kind, cells in yardstick_cells(comparison.yardsticks, columns).items()
-    )
+    ]
+    if ranked:
+        rows.sort(key=lambda row: -signed(metric, row.cells[columns.index(metric)][0]) if metric in columns else 0.0)
+    floors = (r.result["floor"] for r in comparison.runs if isinstance(r.result.get("floor"), dict))
     return Table(
         title=comparison.title,
-        columns=columns,
-        rows=rows,
+        columns=tuple(columns),
+        rows=tuple(rows),
         baseline=base.label,
         metric=metric,
-        floor=floor,
-        yardsticks=measured,
-        winners=tuple(winner(comparison.contenders, c) for c in columns),
+        floor=next(floors, {}),
+        yardsticks=tuple(_yardsticks(comparison, columns)),
+        winners=tuple(winner(comparison.scored(c), c) for c in columns),
     )
+
+
+def _yardsticks(comparison: Comparison, columns: Sequence[str]) -> Iterator[Row]:
+    """Yield what lies beside the runs, mean and spread over seeds."""
+    for kind, title in TITLES.items():
+        values = [[number_in(y.test, c) for c in columns] for y in comparison.yardsticks if y.kind == kind]
+        if values and columns:
+            mean, spread = over_seeds(np.array(values))
+            yield Row(f"yardstick: {title}", len(values), tuple(zip(mean.tolist(), spread.tolist(), strict=True)))
 
 
 def length_note(one: Contender, comparison: Comparison) -> str:
     """What is unusual about a contender's length: a run that was cut short, that stopped by ``run.patience``, or that
     was asked for another number of rounds than the others were."""
-    short = [r for r in one.runs if not r.finished]
-    if short:
-        done = ", ".join(sorted({f"{len(r.history)} of {r.rounds}" for r in short}))
-        return f"incomplete: {done} rounds"
-    stopped = sorted(
-        {len(r.history) for r in one.runs if len(r.history) < r.rounds and not (r.folder / "rates.toml").is_file()}
-    )
-    if stopped:
-        return f"stopped after {', '.join(map(str, stopped))} rounds"
-    if len({r.rounds for r in comparison.runs}) > 1:
-        return f"{', '.join(map(str, sorted({r.rounds for r in one.runs})))} rounds"
-    return ""
+    if short := {f"{len(r.history)} of {r.rounds}" for r in one.runs if not r.finished}:
+        return f"incomplete: {', '.join(sorted(short))} rounds"
+    ends = [len(r.history) for r in one.runs if len(r.history) < r.rounds and not (r.folder / "rates.toml").is_file()]
+    if ends:
+        return f"stopped after {', '.join(map(str, sorted(set(ends))))} rounds"
+    asked = sorted({r.rounds for r in one.runs})
+    return f"{', '.join(map(str, asked))} rounds" if len({r.rounds for r in comparison.runs}) > 1 else ""
 
 
 def footnote(table: Table) -> str:
     """Which test, over how many seeds, and what it can and cannot show. Plain text."""
-    sizes = sorted({r.versus.n for r in table.rows if r.versus})
-    name = METRICS[table.metric].words
-    if not sizes:
-        return "± is the standard deviation over seeds." if max(r.seeds for r in table.rows) > 1 else ""
-    if sizes[0] < 2:
-        return "Only one seed is shared, so significance cannot be tested; run at least three."
-    n = sizes[0]
-    several = ", Holm-corrected" if sum(r.versus is not None for r in table.rows) > 1 else ""
-    bold = " Bold: significantly better than every other method." if any(table.winners) else ""
-    weak = ""
-    if n < 6:
-        weak = (
-            f" With {n} seeds, an exact sign-flip test cannot give p below {2 / 2**n:.3g}, and the t-test "
-            "relies on normality: treat p as a hint."
-        )
-    return (
-        f"± is the standard deviation over seeds. Difference in {name} from {table.baseline}, paired over {n} "
-        f"shared seeds, with its 95 % interval; p from a two-sided paired t-test{several}.{bold}{weak}"
-    )
+    sizes = [row.versus.n for row in table.rows if row.versus]
+    words = METRICS[table.metric].words
+    return say("footnote", table=table, words=words, n=min(sizes, default=0), several=len(sizes) > 1)
 
 
-def difference(row: Row) -> tuple[str, str, str]:
-    """(difference, interval, p) as text."""
+def difference(row: Row) -> tuple[str | Cell, str]:
+    """Return the difference from the baseline with its interval, and p."""
     v = row.versus
     if v is None:
-        return "", "", ""
+        return "baseline", "–"
     interval = f"[{v.low:+.3f}, {v.high:+.3f}]" if math.isfinite(v.low) else ""
-    return f"{v.difference:+.3f}", interval, p_value(row.p_holm)
-
-
-def table_block(table: Table, colours: Mapping[str, int]) -> Block:
-    """Return the table of the page: the tested metric and its test first, then what says most, and no more columns than
-    a screen has room for. ``colours``: of the contenders, for the filter."""
-    others = sorted(table.columns[1:], key=lambda c: -METRICS[c].priority)[: MOST_COLUMNS - 1]
-    return _block(table, [c for c in table.columns if c in others or c == table.metric], colours, test=True)
-
-
-def all_metrics(table: Table, colours: Mapping[str, int]) -> Block:
-    """Return every metric that the runs have; nothing where the headline table has them all."""
-    if len(table.columns) <= MOST_COLUMNS:
-        return Text("")
-    return _block(table, table.columns, colours, test=False)
-
-
-def _block(table: Table, columns: Sequence[str], colours: Mapping[str, int], test: bool) -> TableBlock:
-    if not columns:
-        return TableBlock(["Method"], [])
-    test = test and len(table.rows) > 1
-    seeds = max(r.seeds for r in table.rows) > 1
-    first, *others = columns
-    at = [table.columns.index(c) for c in columns]
-    head = ["Method", *(["Seeds"] if seeds else []), METRICS[first].title]
-    head += [*([f"Δ {METRICS[first].title}", "p"] if test else []), *(METRICS[c].title for c in others)]
-    blank = ["", ""] if test else []
-    rest: list[list[str | Cell]] = []
-    if table.floor:
-        floor = [fixed(table.floor.get(c)) for c in columns]
-        rest.append([NOTHING, *([""] if seeds else []), floor[0], *blank, *floor[1:]])
-    for row in table.yardsticks:
-        values = [_cell(row.cells[i]) for i in at]
-        rest.append([row.label, *([str(row.seeds)] if seeds else []), values[0], *blank, *values[1:]])
-    rows: list[list[str | Cell]] = []
-    for row in table.rows:
-        cells = [_cell(row.cells[i], "best" if table.marked(row, i) else "") for i in at]
-        out: list[str | Cell] = [Cell(row.label, small=row.note), *([str(row.seeds)] if seeds else []), cells[0]]
-        if test:
-            delta, interval, p = difference(row)
-            out += [Cell(delta, small=interval) if row.versus else "baseline", p or "–"]
-        rows.append([*out, *cells[1:]])
-    runs = [colours.get(row.label) for row in table.rows]
-    return TableBlock(head, rows, "Headline table", runs=runs, rest=rest, look="headline")
+    return Cell(f"{v.difference:+.3f}", small=interval), p_value(row.p_holm) or "–"
 
 
 def _cell(values: tuple[float, float], look: str = "") -> Cell:
@@ -231,100 +191,59 @@ def _cell(values: tuple[float, float], look: str = "") -> Cell:
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """Return GitHub-flavoured tables, one per comparison."""
-
-    def line(cells: Sequence[str | Cell]) -> str:
-        texts = (c if isinstance(c, str) else f"{c.text} {c.small}".strip() for c in cells)
-        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
-
-    parts = []
-    for table in tables:
-        block = _block(table, table.columns, {}, test=True)
-        lines = [line(block.head), "|---|" + "---:|" * (len(block.head) - 1), *map(line, [*block.rows, *block.rest])]
-        parts.append("\n".join([f"### {table.title}\n", *lines, f"\n{footnote(table)}\n"]))
-    return "\n".join(parts)
+    return "\n".join(f"### {t.title}\n\n{t.block().markdown()}\n\n{footnote(t)}\n" for t in tables)
 
 
 def to_latex(tables: Sequence[Table]) -> str:
     """Return booktabs tables; in bold what is significantly better than all others of its column."""
-    parts = []
+    drawn = []
     for table in tables:
-        block = _block(table, table.columns, {}, test=True)
+        block = table.block()
         kept = [i for i, head in enumerate(block.head) if head != "Seeds"]
-        head = ["$p$" if block.head[i] == "p" else block.head[i].replace("Δ", r"$\Delta$") for i in kept]
-        lines = [
-            " & ".join(_tex_cell(row[i]) if i else _tex(table.rows[r].shown) for i in kept) + r" \\"
-            for r, row in enumerate(block.rows)
-        ]
-        parts.append(
-            "\\begin{table}\n  \\centering\n"
-            f"  \\caption{{{_tex(table.title)}. {_tex(footnote(table))}}}\n"
-            f"  \\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n    \\toprule\n"
-            f"    {' & '.join(head)} \\\\\n    \\midrule\n"
-            + "".join(f"    {line}\n" for line in lines)
-            + "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
-        )
-    return "% needs \\usepackage{amsmath,booktabs}\n" + "\n".join(parts)
+        rows = [[_tex(str(row[0])), *(_tex_cell(row[i]) for i in kept[1:])] for row in block.rows]
+        head = ["$p$" if block.head[i] == "p" else _tex(block.head[i]) for i in kept]
+        drawn.append({"caption": f"{_tex(table.title)}. {_tex(footnote(table))}", "head": head, "rows": rows})
+    return plain_template("table.tex", tables=drawn)
 
 
 def _tex_cell(cell: str | Cell) -> str:
     """Return a number as a formula, in bold where it is marked."""
     if isinstance(cell, str):
         return f"${cell}$" if cell[:1] in "<+-0123456789" else cell.replace("–", "--")
-    text = f"{cell.text} {cell.small}".strip() if cell.small.startswith("±") else cell.text
+    text = str(cell) if cell.small.startswith("±") else cell.text
     text = text.replace("±", r"\pm").replace("–", r"\text{--}")
     return rf"$\mathbf{{{text}}}$" if cell.look == "best" else f"${text}$"
 
 
 def to_csv(compared: Sequence[Comparison]) -> str:
     """One line per run, every scalar test metric: for whoever wants to compute for themselves."""
-    names = [m.name for m in metrics()]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["problem", "method", "seed", "rounds", *names, "seconds", "folder"])
-    for comparison in compared:
-        for contender in comparison.contenders:
-            for run in contender.runs:
-                values = [_csv(run.metric(m)) for m in names]
-                tail = [f"{run.seconds:.3f}", run.folder.name]
-                writer.writerow([comparison.title, contender.label, run.seed, len(run.history), *values, *tail])
-    return out.getvalue()
+    rows = [
+        {"problem": comparison.title, "method": contender.label, "seed": run.seed, "rounds": len(run.history)}
+        | {m.name: run.metric(m.name) for m in metrics()}
+        | {"seconds": f"{run.seconds:.3f}", "folder": run.folder.name}
+        for comparison in compared
+        for contender in comparison.contenders
+        for run in contender.runs
+    ]
+    return pd.DataFrame(rows).to_csv(index=False, float_format="%.6f", lineterminator="\n")
 
 
 def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
     """What the table says, in a sentence or two of plain text."""
-    scored = [one for one in comparison.contenders if math.isfinite(one.mean(metric))]
-    best = best_of(comparison, metric)
-    if best is None:
+    if not (scored := comparison.scored(metric)):
         return "No run was scored on test samples."
-    name = METRICS[metric].words
-    seeds = len(best.runs)
-    text = f"{best.label} reaches {name} {mean_spread(best.mean(metric), best.spread(metric))}"
-    text += f" over {seeds} seeds" if seeds > 1 else " in one run"
-    base = comparison.reference
-    if best is base:
-        others = [a for a in scored if a is not base]
-        return text + (", the best of the compared methods." if others else ".")
-    test = paired(best.values(metric), base.values(metric))
-    if test is None:
-        return text + "."
-    high = METRICS[metric].higher_is_better
-    text += f", {abs(test.difference):.3f} {'above' if high else 'below'} {base.label}"
-    if test.n > 1:
-        clear = test.low > 0 if high else test.high < 0
-        text += f" (95 % interval {test.low:+.3f} to {test.high:+.3f}{'' if clear else ', which includes zero'})"
-    text += "."
-    return text + _tail_sentence(best, base)
-
-
-def _tail_sentence(best: Contender, base: Contender) -> str:
-    a, b = best.mean("tail"), base.mean("tail")
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return ""
-    return f" On the rarest third of the classes, its accuracy is {a:.3f}, compared with {b:.3f}."
-
-
-def _csv(value: float) -> str:
-    return f"{value:.6f}" if math.isfinite(value) else ""
+    best, base = scored[0], comparison.reference
+    return say(
+        "summary",
+        best=best,
+        base=base,
+        value=mean_spread(best.mean(metric), best.spread(metric)),
+        words=METRICS[metric].words,
+        test=None if best is base else paired(best.values(metric), base.values(metric)),
+        up=METRICS[metric].higher_is_better,
+        compared=len(scored),
+        tail=(best.mean("tail"), base.mean("tail")),
+    )
 
 
 def _tex(text: str) -> str:

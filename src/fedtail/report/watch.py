@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class Watch:
         self._last_asked = 0.0
         self._last_served = threading.Event()
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self))
         except OSError as error:
             raise FedtailError(f"cannot serve the page at port {port}: {error.strerror}; choose another") from None
         self._server.daemon_threads = True
@@ -67,35 +68,32 @@ class Watch:
                 return render(comparisons([run]), self.folder.name, live=state)
         return template("waiting.html", live=state)
 
-    def _handler(watch) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                # a page elsewhere that has its name resolve to this machine is not answered
-                if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
-                    self.send_error(403)
-                    return
-                watch._last_asked = time.monotonic()
-                last = watch.done
-                if self.path == "/state":
-                    self._answer(watch.state(), "text/plain")
-                elif self.path == "/":
-                    self._answer(watch.page(), "text/html")
-                    if last:
-                        watch._last_served.set()
-                else:
-                    self.send_error(404)
 
-            def _answer(self, text: str, kind: str) -> None:
-                body = text.encode()
-                self.send_response(200)
-                self.send_header("Content-Type", f"{kind}; charset=utf-8")
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Cache-Control", "no-store")
-                self.end_headers()
-                with contextlib.suppress(OSError):
-                    self.wfile.write(body)
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, watch: Watch, *args: Any) -> None:
+        self._watch = watch
+        super().__init__(*args)
 
-            def log_message(self, *args: Any) -> None:
-                """Say nothing: the terminal is the run's."""
+    def do_GET(self) -> None:
+        # a page elsewhere that has its name resolve to this machine is not answered
+        if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
+            self.send_error(403)
+            return
+        watch, last = self._watch, self._watch.done
+        watch._last_asked = time.monotonic()
+        if self.path not in ("/", "/state"):
+            self.send_error(404)
+            return
+        body = (watch.page() if self.path == "/" else watch.state()).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", f"text/{'html' if self.path == '/' else 'plain'}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+        if last and self.path == "/":
+            watch._last_served.set()
 
-        return Handler
+    def log_message(self, *args: Any) -> None:
+        """Say nothing: the terminal is the run's."""

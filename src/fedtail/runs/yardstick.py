@@ -52,6 +52,8 @@ class Yardstick:
     """Test metrics; of ``alone`` their means over sites."""
     seconds: float
     sites: tuple[AtSite, ...] = field(default=())
+    confusions: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Site -> counts on its own test rows, row = true class; empty where the test set is nobody's own."""
 
     @property
     def title(self) -> str:

@@ -36,8 +36,8 @@ from fedtail.settings import DecisionSettings, PrivacySettings, Settings
 
 MOST_ALONE = 20
 """Most sites that are trained alone: of more, so many from the largest to the smallest."""
-Measured = tuple[dict[str, Any], tuple[AtSite, ...]]
-"""Test metrics, and for sites alone a record of each."""
+Measured = tuple[dict[str, Any], tuple[AtSite, ...], dict[str, list[list[int]]]]
+"""Test metrics, for sites alone a record of each, and counts on each site's own test rows."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ class Setup:
         return self.ready.federation
 
 
-def measure_yardsticks(settings: Settings, run: RunRecord, base: Path) -> Iterator[Yardstick]:
-    """The yardsticks of one federated run, those on file without being measured again."""
-    files = {kind: base / FOLDER / f"{kind}-{run.folder.name}.json" for kind in MEASURED}
+def measure_yardsticks(
+    settings: Settings, run: RunRecord, base: Path, kinds: Iterable[str] = ()
+) -> Iterator[Yardstick]:
+    """The yardsticks of one federated run, all or of some kinds, those on file without being measured again."""
+    files = {kind: base / FOLDER / f"{kind}-{run.folder.name}.json" for kind in kinds or MEASURED}
     setup = None if all(path.is_file() for path in files.values()) else set_up(settings, run)
     for kind, path in files.items():
         if path.is_file():
@@ -68,9 +70,16 @@ def measure_yardsticks(settings: Settings, run: RunRecord, base: Path) -> Iterat
         if kind in ("boosting", "logistic") and len(setup.raw.input_shape) != 1:
             continue
         began = time.perf_counter()
-        test, sites = MEASURED[kind](setup)
-        took = time.perf_counter() - began
-        found = Yardstick(kind=kind, seed=run.seed, run=run.folder.name, test=test, seconds=took, sites=sites)
+        test, sites, confusions = MEASURED[kind](setup)
+        found = Yardstick(
+            kind=kind,
+            seed=run.seed,
+            run=run.folder.name,
+            test=test,
+            seconds=time.perf_counter() - began,
+            sites=sites,
+            confusions=confusions,
+        )
         found.save(path)
         yield found
 
@@ -87,12 +96,16 @@ def alone(setup: Setup) -> Measured:
     federation, run = setup.federation, setup.run
     federated, rates = load_model(run.folder, allow_code=True), run.rate_path()[-1]
     tests, sites = [], []
+    confusions: dict[str, list[list[int]]] = {}
     for k in chosen_sites(federation):
         module, decision = train_alone(setup, one_client(federation, [k], federation.sites[k]), float(rates[k]))
         own = Split.of(federation, federation.validation[k])
         if federation.test_clients.size:
             own = replace(federation_split(federation, "test"), rows=np.flatnonzero(federation.test_clients == k))
-        tests.append(scored(module, federation, federation_split(federation, "test"), decision))
+        split = federation_split(federation, "test")
+        guess = answers(module, federation, split, decision)
+        tests.append(summed(confusion_matrix(split.labels, guess, federation.n_classes), federation))
+        confusions |= {name: m for name, m in on_own_rows(federation, guess).items() if name == federation.sites[k]}
         several = len(np.unique(own.labels)) > 1  # of one class alone, always answering it would have an F1 of 1
         site = AtSite(
             site=federation.sites[k],
@@ -102,7 +115,7 @@ def alone(setup: Setup) -> Measured:
             federated=scored(federated.module, federation, own, federated.decision, k)["macro_f1"] if several else None,
         )
         sites.append(site)
-    return mean_metrics(tests), tuple(sites)
+    return mean_metrics(tests), tuple(sites), confusions
 
 
 def pooled_network(setup: Setup) -> Measured:
@@ -110,7 +123,10 @@ def pooled_network(setup: Setup) -> Measured:
     federation, run = setup.federation, setup.run
     everything = one_client(federation, range(federation.n_clients), "all sites")
     module, decision = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
-    return scored(module, federation, federation_split(federation, "test"), decision), ()
+    split = federation_split(federation, "test")
+    guess = answers(module, federation, split, decision)
+    test = summed(confusion_matrix(split.labels, guess, federation.n_classes), federation)
+    return test, (), on_own_rows(federation, guess)
 
 
 def with_sklearn(kind: str) -> Callable[[Setup], Measured]:
@@ -132,7 +148,8 @@ def with_sklearn(kind: str) -> Callable[[Setup], Measured]:
             warnings.simplefilter("ignore")  # of convergence: the yardstick is what its defaults give
             model.fit(x, federation.pool.y.numpy()[rows])
         guess = model.predict(federation.transform(federation.test.x).numpy())
-        return summed(confusion_matrix(federation.test.y.numpy(), guess, federation.n_classes), federation), ()
+        test = summed(confusion_matrix(federation.test.y.numpy(), guess, federation.n_classes), federation)
+        return test, (), on_own_rows(federation, guess)
 
     return measure
 
@@ -198,14 +215,28 @@ def chosen_sites(federation: Federation) -> list[int]:
 def scored(
     module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1
 ) -> dict[str, Any]:
-    """All metrics of a model on a split, by its decision. ``site``: the client whose rows these are, -1 for none."""
+    """All metrics of a model on a split, by its decision."""
+    guess = answers(module, federation, split, decision, site)
+    return summed(confusion_matrix(split.labels, guess, federation.n_classes), federation)
+
+
+def answers(module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1) -> np.ndarray:
+    """A model's answers on a split, by its decision. ``site``: the client whose rows these are, -1 for none."""
     module.eval()
     if isinstance(module, TreesModule):
         module.site = site
     with torch.no_grad():
-        p, y = probabilities_of(((module(x), y) for x, y in split.batches()), federation.n_classes)
-    answers = decision.answers(decision.probabilities(p))
-    return summed(confusion_matrix(y, answers, federation.n_classes), federation)
+        p, _ = probabilities_of(((module(x), y) for x, y in split.batches()), federation.n_classes)
+    return decision.answers(decision.probabilities(p))
+
+
+def on_own_rows(federation: Federation, guess: np.ndarray) -> dict[str, list[list[int]]]:
+    """Site -> counts of some answers on the common test set, on the rows that are the site's own."""
+    y, owner = federation.test.y.numpy(), federation.test_clients
+    return {
+        name: confusion_matrix(y[owner == k], guess[owner == k], federation.n_classes).astype(int).tolist()
+        for k, name in enumerate(federation.sites if owner.size else ())
+    }
 
 
 def summed(confusion: np.ndarray, federation: Federation) -> dict[str, Any]:

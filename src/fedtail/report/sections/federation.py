@@ -54,19 +54,17 @@ def troubles(comparison: Comparison, metric: str) -> list[Block]:
     lead = f"A client's reply was missing or refused {times(len(rows))}; the round continued without it."
     part = f"The first {MOST_ROWS} of {len(rows)}." if len(rows) > MOST_ROWS else ""
     head = ["Method", "Seed", "Round", "Client", "Reason"]
-    return [Items(notes), Text(lead), Table(head, rows[:MOST_ROWS], "Missing and refused replies"), Text(part, "note")]
+    return [Items(notes), Text(lead), Table(rows[:MOST_ROWS], head, "Missing and refused replies"), Text(part, "note")]
 
 
 def sites_table(run: RunRecord) -> Table:
-    """Each site's samples, the rounds it took part in and those it missed or was refused in."""
+    """Each site's samples and the rounds it took part in."""
     sizes, held = run.clients.get("sizes") or [], run.clients.get("validation_sizes") or []
     rows = []
-    for k in some_of(len(sizes)) if sizes else []:
+    for k in some_of(len(sizes)) if sizes else ():
         took_part = sum(k in record.get("clients", []) for record in run.history)
-        missed = sum(any(r.get("client") == k for r in record.get("refused", [])) for record in run.history)
-        validation = f"{held[k]:,}" if k < len(held) else "–"
-        rows.append([site_name(run, k), f"{sizes[k]:,}", validation, str(took_part), str(missed)])
-    return Table(["Site", "Training samples", "Validation samples", "Rounds taken part in", "Missed"], rows, "Sites")
+        rows.append([site_name(run, k), f"{sizes[k]:,}", f"{held[k]:,}" if k < len(held) else "–", str(took_part)])
+    return Table(rows, ["Site", "Training samples", "Validation samples", "Rounds taken part in"], "Sites")
 
 
 def traffic(run: RunRecord) -> Text:

@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedtail.plots import Heat, Rows, Series
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.pictures import curve, own_colour, site_name
+from fedtail.report.pictures import curve, site_name
 from fedtail.rounds.history import influence_of
 from fedtail.runs.record import RunRecord
 from fedtail.words import number, times
 
-MOST_ROWS = 60
-MOST_ROUNDS = 60
 USUAL = 3.0
 """Distances from the other sites' updates, over their median, that are still usual."""
 HEAD = ("Site", "Rounds", "Share of the step", "Weight", "By samples", "Cosine", "Distance", "Flagged", "Refused", "")
 NOTE = (
-    "Weight: the weight of a site's update in the new model; by samples: the weight its size would give. "
+    "Means over the rounds. Weight: that of a site's update in the new model; by samples: what its size would give. "
     "Cosine: with the sum of the other sites' updates. Distance: from the centre of all updates, where 1 is typical. "
     f"Rounds beyond {USUAL:g}, or with an update opposed to all others (cosine near -1), are flagged."
 )
@@ -38,18 +35,15 @@ def influence(comparison: Comparison, metric: str) -> list[Block]:
     for one in comparison.contenders:
         rows = influences(one.runs[0])
         if any(math.isfinite(row["share"]) for row in rows):
-            who = own_colour(comparison, one)
-            outliers = _outliers(one, rows, who is not None)
-            content = _of_run(one, rows, who)
-            tables += content if who is None else [Fold(one.label, content, is_open=bool(outliers), run=who)]
+            outliers, who = _outliers(one, rows, comparison.several), comparison.own_colour(one)
+            table = _table(one, rows)
+            tables.append(Fold(one.label, [table], is_open=bool(outliers), run=who) if comparison.several else table)
             warnings += outliers
     if tables and not warnings:
         warnings = [Text("No site stands out: none is consistently far from the others, and none is often refused.")]
-    about = (
-        "Mean cosine between a client's update and the aggregate: 1 if all clients agree, 1/√K if their updates are "
-    )
-    look = {"ceiling": 1.0, "caption": f"{about}unrelated."}
-    aligned = curve(comparison, "alignment", "Alignment of the clients' updates", "mean cosine", **look)
+    about = "Mean cosine between a client's update and the aggregate: 1 if clients agree, 1/√K if they are unrelated."
+    title, label = "Alignment of the clients' updates", "mean cosine"
+    aligned = curve(comparison, "alignment", title, label, ceiling=1.0, caption=about)
     return [*warnings, *tables, Text(NOTE if tables else "", "note"), Charts([aligned])]
 
 
@@ -82,69 +76,16 @@ def _outliers(one: Contender, rows: Sequence[Row], several: bool) -> list[Text]:
     return out
 
 
-def _of_run(one: Contender, rows: Sequence[Row], who: int | None) -> list[Block]:
-    run = one.runs[0]
-    ordered = sorted(rows, key=lambda row: (-row["stands_out"], -np.nan_to_num(row["share"])))
-    names = [site_name(run, row["clients"]) for row in ordered]
-    shown = ordered[:MOST_ROWS]
-    claimed = np.array([row["claimed"] for row in shown])
-    if not np.isfinite(claimed).any():
-        claimed = run.weights[[row["clients"] for row in shown]]
-    series = [
-        Series("share of the samples", 0, claimed),
-        Series("share of the step", 1, np.array([row["share"] for row in shown])),
-    ]
-    title, named = "How much each site moves the model", names[: len(shown)]
-    chart = Rows(
-        title,
-        named,
-        series,
-        "share",
-        "site",
-        whole=False,
-        link=True,
-        caption=f"Seed {run.seed}, mean over the rounds. A site that moves the model more than its sample count "
-        "explains has large updates, or updates unlike the others'.",
-        run=who,
-    )
+def _table(one: Contender, rows: Sequence[Row]) -> Table:
     cells: list[list[str | Cell]] = [
         [
-            name,
+            site_name(one.runs[0], row["clients"]),
             str(row["rounds"]),
-            *(number(v) for v in (row["share"], row["weight"], row["claimed"], row["cosine"], row["distance"])),
+            *(number(row[key]) for key in ("share", "weight", "claimed", "cosine", "distance")),
             Cell(str(row["flagged"]), look="worse" if row["flagged"] else ""),
             Cell(str(row["refused"]), look="worse" if row["refused"] else ""),
             Cell("stands out" if row["stands_out"] else "", look="worse"),
         ]
-        for name, row in zip(names, ordered, strict=True)
+        for row in sorted(rows, key=lambda row: (-row["stands_out"], -np.nan_to_num(row["share"])))
     ]
-    table = Table(HEAD, cells, f"{one.label}: influence of sites", runs=[who] * len(cells) if who is not None else ())
-    return [Charts([c for c in (chart, _distances(run, ordered, who)) if c], "packed"), table]
-
-
-def _distances(run: RunRecord, ordered: Sequence[Row], who: int | None) -> Heat | None:
-    """Draw the distance to the other sites, round by round: when did a site begin to stand out?"""
-    records = [r for r in run.history if (r.get("influence") or {}).get("distance")]
-    if len(records) < 2:
-        return None
-    kept = [records[i] for i in np.unique(np.linspace(0, len(records) - 1, MOST_ROUNDS).round().astype(int))]
-    place = {row["clients"]: i for i, row in enumerate(ordered[:MOST_ROWS])}
-    values = np.full((len(place), len(kept)), math.nan)
-    for column, record in enumerate(kept):
-        for k, distance in zip(record["clients"], record["influence"]["distance"], strict=False):
-            if k in place and distance is not None:
-                values[place[k], column] = distance
-    return Heat(
-        "Distance from the other sites, round by round",
-        values.round(2),
-        [site_name(run, row["clients"]) for row in ordered[:MOST_ROWS]],
-        [str(r["round"] + 1) for r in kept],
-        "site",
-        "round",
-        shade=np.clip(np.nan_to_num(values) / (2 * USUAL), 0, 1),
-        unit="times the typical",
-        numbers=False,
-        every=math.ceil((len(kept) + 1) / 8),
-        caption=f"1 is typical; beyond {USUAL:g} (half intensity) a site is flagged.",
-        run=who,
-    )
+    return Table(cells, HEAD, f"{one.label}: influence of sites")

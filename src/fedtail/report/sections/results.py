@@ -7,14 +7,12 @@ import math
 import numpy as np
 from markupsafe import Markup
 
-from fedtail.core.evidence import rarest
 from fedtail.core.metrics import METRICS, metrics
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles
-from fedtail.report.comparison import Comparison
-from fedtail.report.facts import area_with_interval, best_of, found_and_missed, in_short, number_in, provenance, telling
-from fedtail.report.pictures import class_order, curve, every_seed, palette
-from fedtail.report.probabilities import calibrated
-from fedtail.report.tables import all_metrics, footnote, headline, summary, table_block
+from fedtail.report.blocks import Block, Cell, Charts, Fold, Table, Text, Tiles, table_of
+from fedtail.report.comparison import Comparison, Contender
+from fedtail.report.facts import area_with_interval, found_and_missed, in_short, number_in, provenance, telling
+from fedtail.report.pictures import class_order, curve, every_seed
+from fedtail.report.tables import MOST_COLUMNS, footnote, headline, summary
 from fedtail.runs.record import RunRecord
 from fedtail.settings import flatten
 from fedtail.words import duration, fixed, plural, setting
@@ -25,72 +23,53 @@ MOST_TILES = 4
 REVEALED = "The sites revealed only totals, as they could up to version 0.2: there is accuracy but nothing per class."
 
 
-def shown_metric(comparison: Comparison, metric: str) -> str:
-    """Return the tested metric, or accuracy, which is all that some runs of version 0.2 have."""
-    return metric if best_of(comparison, metric) is not None else "accuracy"
-
-
 def results(comparison: Comparison, metric: str) -> list[Block]:
     """In short, the headline table and every single seed."""
-    metric = shown_metric(comparison, metric)
-    table, colours = headline(comparison, metric), palette(comparison)
+    # accuracy is all that some runs of version 0.2 have
+    metric = metric if comparison.scored(metric) else "accuracy"
+    table = headline(comparison, metric)
     totals = any(run.is_real and run.result and not run.per_class().size for run in comparison.runs)
-    dots = [every_seed(comparison, name) for name in (metric, "tail")] if len(comparison.runs) > 1 else []
+    more = table.block(test=False, colours=comparison.colours) if len(table.columns) > MOST_COLUMNS else Text("")
     return [
         Text(in_short(comparison, metric), "short"),
         _tiles(comparison, metric),
         Text(summary(comparison, metric), "lead"),
         *verdicts(comparison),
-        table_block(table, colours),
+        table.block(table.most_telling(), colours=comparison.colours),
         Text(footnote(table), "note"),
         Text(REVEALED if totals else "", "note"),
-        Fold("All metrics", [all_metrics(table, colours)]),
-        Charts(dots),
+        Fold("All metrics", [more]),
+        Charts([every_seed(comparison, name) for name in (metric, "tail")] if len(comparison.runs) > 1 else []),
     ]
 
 
 def _tiles(comparison: Comparison, metric: str) -> Tiles:
     """The best contender in a few numbers, each beside what it is to be read against."""
-    best = best_of(comparison, metric)
-    if best is None:
+    if not (scored := comparison.scored(metric)):
         return Tiles([])
-    run, seeds = best.runs[0], f"mean of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
-    tiles = [
-        (
-            f"{one.found:,} of {one.support:,}",
-            f"cases of {one.name} found",
-            plural(one.false_alarms, "false alarm") + (f"; seed {run.seed}" if seeds else ""),
-        )
-        for one in found_and_missed(run)
-    ]
+    best, run = scored[0], scored[0].runs[0]
+    seeds = f"mean of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
+    tiles = []
+    for one in found_and_missed(run):
+        beside = plural(one.false_alarms, "false alarm") + (f"; seed {run.seed}" if seeds else "")
+        tiles.append((f"{one.found:,} of {one.support:,}", f"cases of {one.name} found", beside))
     floor = number_in(run.result.get("floor"), metric)
     against = f"{floor:.3f} when always predicting the majority class" if math.isfinite(floor) else seeds
     tiles.append((fixed(best.mean(metric)), METRICS[metric].words, against))
-    each = [sites for r in best.runs if len(sites := telling(r)) > 1]
-    if each:
-        worst = each[0][0]
-        who = f"{worst.name}, {worst.samples:,} samples"
-        value = float(np.mean([sites[0].value() for sites in each]))
-        tiles.append(
-            (fixed(value), "macro F1 at the worst site", f"{seeds}; in seed {run.seed}: {who}" if seeds else who)
-        )
-    if len(run.classes) == 2 and math.isfinite(best.mean("rare_pr_auc")):
-        interval = "" if seeds else f"95 % interval {area_with_interval(run, int(class_order(run)[0]))[1]}"
-        tiles.append((fixed(best.mean("rare_pr_auc")), "PR-AUC of the rarer class", seeds or interval))
-    elif math.isfinite(best.mean("tail")):
-        tiles.append((fixed(best.mean("tail")), "recall of the rarest third", _tail_note(run)))
-    if math.isfinite(best.mean("calibration_error")):
-        before = number_in(run.result.get("before"), "calibration_error") if calibrated(run) else math.nan
-        note = f"{before:.3f} before calibration" if math.isfinite(before) else "0: probabilities mean what they say"
-        tiles.append((fixed(best.mean("calibration_error")), "calibration error", note))
+    if each := [sites for r in best.runs if len(sites := telling(r)) > 1]:
+        value, who = np.mean([sites[0].value() for sites in each]), f"{each[0][0].name}, {each[0][0].samples:,} samples"
+        beside = f"{seeds}; in seed {run.seed}: {who}" if seeds else who
+        tiles.append((fixed(float(value)), "macro F1 at the worst site", beside))
+    area = "rare_pr_auc" if len(run.classes) == 2 else "tail"
+    interval = "" if seeds else f"95 % interval {area_with_interval(run, int(class_order(run)[0]))[1]}"
+    for name, title, beside in (
+        ("rare_pr_auc", "PR-AUC of the rarer class", seeds or interval),
+        ("tail", "recall of the rarest third", seeds or "of the classes"),
+        ("calibration_error", "calibration error", "0: probabilities mean what they say"),
+    ):
+        if math.isfinite(best.mean(name)) and name in (area, "calibration_error"):
+            tiles.append((fixed(best.mean(name)), title, beside))
     return Tiles(tiles[:MOST_TILES])
-
-
-def _tail_note(run: RunRecord) -> str:
-    support, counts = run.per_class("support"), run.train_counts
-    if counts is None or support.size != counts.size:
-        return "of the classes"
-    return f"{int(support[rarest(counts)].sum()):,} test samples"
 
 
 def verdicts(comparison: Comparison) -> list[Text]:
@@ -106,23 +85,22 @@ def verdicts(comparison: Comparison) -> list[Text]:
 
 def races(comparison: Comparison, metric: str) -> list[Block]:
     """What ``auto`` tried for learning rate and resampling rate, what won, and what it chose from the sites' sizes."""
-    colours, rows, runs, several = palette(comparison), [], [], len(comparison.runs) > 1
+    several = len(comparison.runs) > 1
     chosen_by = METRICS[str(comparison.runs[0].setting("run", "metric", "accuracy"))]
+    judged = ("reward", *chosen_by.smooth)
+    rows = []
     for contender in comparison.contenders:
         for run in contender.runs:
             for record in run.history:
                 for tried in record.get("race", []):
-                    others = ("reward", "diverged", *chosen_by.smooth)
-                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in others]
-                    shown = [fixed(tried[k]) if k in tried else "" for k in ("reward", *chosen_by.smooth)]
-                    shown = ["diverged", *("" for _ in chosen_by.smooth)] if tried.get("diverged") else shown
-                    kept = run.result.get("found", {}).get(name) == value
-                    row = [name, f"{value:g}", *shown, "kept" if kept else "", str(record["round"] + 1)]
-                    rows.append([*([contender.label, str(run.seed)] if several else []), *row])
-                    runs.append(colours[contender.label])
-    blocks = settled(comparison)
+                    ((name, value),) = [(k, v) for k, v in tried.items() if k not in (*judged, "diverged")]
+                    shown = [fixed(tried[k]) if k in tried else "" for k in judged]
+                    shown = ["diverged", *shown[1:]] if tried.get("diverged") else shown
+                    kept = "kept" if run.result.get("found", {}).get(name) == value else ""
+                    row = [name, f"{value:g}", *shown, kept, str(record["round"] + 1)]
+                    rows.append((contender, [*([str(run.seed)] if several else []), *row]))
     if not rows:
-        return blocks
+        return settled(comparison)
     smooth = [METRICS[name] for name in chosen_by.smooth]
     words = " and ".join(one.words for one in smooth)
     by = f"{words} or, if sites do not reveal these, by {chosen_by.words}" if smooth else chosen_by.words
@@ -130,24 +108,19 @@ def races(comparison: Comparison, metric: str) -> list[Block]:
         "Every site trained with each of these values (each learning rate with its own model). The models were "
         f"compared on the sites' private validation splits by {by}, and the better ones continued."
     )
-    titles = [chosen_by.title, *(one.title for one in smooth)]
-    head = [*(["Method", "Seed"] if several else []), "Setting", "Value", *titles, "", "Round"]
-    return [*blocks, Text(text), Table(head, rows, "Race", runs=runs, look="fit")]
+    head = [*(["Seed"] if several else []), "Setting", "Value", chosen_by.title, *(one.title for one in smooth)]
+    table = table_of(comparison, rows, [*head, "", "Round"], "Race", "fit", always=several)
+    return [*settled(comparison), Text(text), table]
 
 
 def settled(comparison: Comparison) -> list[Block]:
     """What ``auto`` chose from the number and the size of the sites."""
     chosen = [run.result.get("found", {}) for run in comparison.runs]
-    batches = sorted({int(one["batch_size"]) for one in chosen if "batch_size" in one})
-    blocks: list[Block] = []
-    if batches:
-        text = (
-            "Batch size {}, chosen from the training samples of the median site (<code>local.batch_size=auto</code>)."
-        )
-        blocks.append(Text(Markup(text).format(" or ".join(map(str, batches)))))
-    if any(one.get("server_optimizer", "none") != "none" for one in chosen):
-        blocks.append(Text(Markup("Many small sites: Adam at the server (<code>server.optimizer=auto</code>).")))
-    return blocks
+    batches = " or ".join(str(b) for b in sorted({int(one["batch_size"]) for one in chosen if "batch_size" in one}))
+    text = Markup("Batch size {}, from the training samples of the median site (<code>local.batch_size=auto</code>).")
+    server = any(one.get("server_optimizer", "none") != "none" for one in chosen)
+    adam = Markup("Many small sites: Adam at the server (<code>server.optimizer=auto</code>).")
+    return [Text(text.format(batches) if batches else ""), Text(adam if server else "")]
 
 
 def curves(comparison: Comparison, metric: str) -> list[Block]:
@@ -167,18 +140,15 @@ def curves(comparison: Comparison, metric: str) -> list[Block]:
 
 def timings(comparison: Comparison, metric: str) -> list[Block]:
     """Time per round and in all, and on what."""
-    colours = palette(comparison)
-    rows: list[list[str | Cell]] = []
-    runs = []
-    for contender in comparison.contenders:
-        each = [s for r in contender.runs for s in r.timings]
-        hardware = sorted({_hardware(r) for r in contender.runs})
-        total = float(np.mean([r.seconds for r in contender.runs]))
+    rows: list[tuple[Contender, list[str | Cell]]] = []
+    for one in comparison.contenders:
+        each = [s for r in one.runs for s in r.timings]
+        total = float(np.mean([r.seconds for r in one.runs]))
         per_round = f"{np.median(each):.3g} s" if each else "–"
-        rounds = max(len(r.history) for r in contender.runs)
-        rows.append([contender.label, str(rounds), per_round, Cell(duration(total), key=total), ", ".join(hardware)])
-        runs.append(colours[contender.label])
-    return [Table(["Method", "Rounds", "Median round", "Whole run (mean)", "Hardware"], rows, "Timings", runs=runs)]
+        rounds, hardware = max(len(r.history) for r in one.runs), sorted({_hardware(r) for r in one.runs})
+        rows.append((one, [str(rounds), per_round, Cell(duration(total), key=total), ", ".join(hardware)]))
+    head = ["Rounds", "Median round", "Whole run (mean)", "Hardware"]
+    return [table_of(comparison, rows, head, "Timings", always=True)]
 
 
 def configuration(comparison: Comparison, metric: str) -> list[Block]:
@@ -191,16 +161,14 @@ def configuration(comparison: Comparison, metric: str) -> list[Block]:
     differ = [[k, *(setting(f[k]) if k in f else "–" for f in flats)] for k in keys if k not in same]
     rows = [[k, setting(flats[0].get(k))] for k in same]
     rows.append(["run.seed", ", ".join(str(s) for s in sorted({r.seed for r in comparison.runs}))])
-    shared = Table(["Setting", "Value"], rows, "Settings shared by all")
-    made: dict[str, list[str]] = {}
-    for run in comparison.runs:
-        for title, value in provenance(run):
-            made.setdefault(title, []).append(value)
-    origin = [[title, "; ".join(dict.fromkeys(values))] for title, values in made.items()]
+    made = [pair for run in comparison.runs for pair in provenance(run)]
+    origin = [[what, "; ".join(dict.fromkeys(v for w, v in made if w == what))] for what in dict(made)]
     return [
-        Table(["Made by", ""], origin, "How the runs were made", look="fit"),
-        Table(["Setting", *(one.label for one in comparison.contenders)], differ, "Settings that differ"),
-        Fold(f"Settings shared by all runs ({len(rows)})", [shared]),
+        Table(origin, ["Made by", ""], "How the runs were made", "fit"),
+        Table(differ, ["Setting", *(one.label for one in comparison.contenders)], "Settings that differ"),
+        Fold(
+            f"Settings shared by all runs ({len(rows)})", [Table(rows, ["Setting", "Value"], "Settings shared by all")]
+        ),
     ]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.metrics import METRICS, metrics
-from fedtail.plots import Line, Lines, Rows, Series
-from fedtail.report.blocks import Block, Cell, Charts, Fold, Heading, Table, Text
+from fedtail.plots import Lines, Rows, Series
+from fedtail.report.blocks import Block, Cell, Charts, Fold, Heading, Table, Text, say
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import METRIC, SMALL, AtSite, at_sites, number_in, telling
-from fedtail.report.pictures import class_order, curve, line_of, own_colour, palette, site_name
+from fedtail.report.pictures import class_order, curve
 from fedtail.runs.record import RunRecord
-from fedtail.words import fixed, plural
+from fedtail.words import fixed
 
 MOST_ROWS = 24
 """Sites drawn, the worst of them; the map has all."""
@@ -46,74 +46,54 @@ def sites(comparison: Comparison, metric: str) -> list[Block]:
         f"Recall of each class on each site's own {results[0][1]} samples; stronger colour is higher. Italics: fewer "
         f"than {THIN} samples; –: none."
     )
-    text = _worst_in_words(best)
-    text = f"{best.label}: {text}" if len(comparison.contenders) > 1 else text[:1].upper() + text[1:]
     return [
-        Text(text, "lead"),
-        _summary(comparison),
+        Text((f"{best.label}. " if comparison.several else "") + worst_in_words(best), "lead"),
         Charts([sites_chart(comparison, results), _history(comparison)], "packed"),
         *([Heading("Recall by site and class"), *maps, Text(note, "note")] if maps else []),
     ]
 
 
-def _worst_in_words(contender: Contender) -> str:
+def worst_in_words(contender: Contender) -> str:
+    """Return which site is the worst, and whether that says something."""
     run = contender.runs[0]
-    split, every = at_sites(run)
-    rows = telling(run)
-    values = np.array([site.value() for site in rows])
-    where = "their own test sets" if split == "test" else "their private validation splits"
-    name = METRICS[METRIC].words
-    seed = f"in seed {run.seed}, " if len(contender.runs) > 1 else ""
-    text = (
-        f"{seed}the worst site is {rows[0].name} with {name} {values[0]:.3f}; {plural(len(rows), 'site')} have "
-        f"{values.mean():.3f} ± {values.std():.3f} on {where}."
+    (split, every), rows = at_sites(run), telling(run)
+    values = [site.value() for site in rows]
+    return say(
+        "worst_site",
+        seed=run.seed if len(contender.runs) > 1 else None,
+        rows=rows,
+        words=METRICS[METRIC].words,
+        mean=float(np.mean(values)),
+        spread=float(np.std(values)),
+        split=split,
+        small=SMALL,
+        large=[site for site in rows if site.samples >= SMALL],
+        untold=len(every) - len(rows),
     )
-    large = [site for site in rows if site.samples >= SMALL]
-    if rows[0].samples < SMALL and large:
-        text += (
-            f" It has only {plural(rows[0].samples, 'sample')}; among sites with at least {SMALL}, the worst is "
-            f"{large[0].name} with {large[0].value():.3f}."
-        )
-    if len(every) > len(rows):
-        text += f" {plural(len(every) - len(rows), 'site')} with samples of one class alone cannot tell."
-    return text
 
 
-def _summary(comparison: Comparison) -> Table:
-    """A row per contender: worst, mean and spread over sites, as means over seeds."""
-    colours, rows, runs = palette(comparison), [], []
-    if len(comparison.contenders) == 1:  # the lead says it, and the part about decisions what they changed
-        return Table([], [])
-    for one in comparison.contenders:
-        each = [v for r in one.runs if len(v := [s.value() for s in telling(r)]) > 1]
-        before = [v for r in one.runs if len(v := _before(telling(r))) > 1]
-        if not each:
-            continue
-        row = [one.label]
-        for values in (before, each):
-            row += [fixed(float(np.mean([f(v) for v in values]))) if values else "–" for f in (min, np.mean, _sd)]
-        rows.append(row)
-        runs.append(colours[one.label])
-    if all(row[1] == "–" for row in rows):
-        rows = [[row[0], *row[4:]] for row in rows]
-        head = ["Method", "Worst site", "Mean of sites", "Spread"]
-    else:
-        head = ["Method", *(f"{h}, argmax" for h in ("Worst", "mean", "spread"))]
-        head += ["Worst, with decision", "mean", "spread"]
-    return Table(head, rows, "Worst site and spread", runs=runs)
+def site_table(run: RunRecord) -> Table:
+    """Return each site's samples, those of the rarest class among them, and macro F1, worst first."""
+    split, rows = at_sites(run)
+    rare = int(class_order(run)[0])
+    before = bool(_before(rows))
+    cells = [
+        [s.name, f"{s.samples:,}", f"{s.positives(rare):,}", fixed(s.value()), *([fixed(s.argmax())] if before else [])]
+        for s in rows
+    ]
+    plain = ["Plain argmax"] if before else []
+    return Table(
+        cells, ["Site, worst first", f"{split.capitalize()} samples", f"of {run.classes[rare]}", "Macro F1", *plain]
+    )
 
 
 def _before(rows: Sequence[AtSite]) -> list[float]:
     return [v for site in rows if math.isfinite(v := site.argmax())]
 
 
-def _sd(values: Sequence[float]) -> float:
-    return float(np.std(values))
-
-
 def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = METRIC) -> Rows:
     """Draw a row per site: the contenders beside each other, or before and after the decision of the only one."""
-    colours, (first, split, rows) = palette(comparison), results[0]
+    first, split, rows = results[0]
     rows = sorted((s for s in rows if math.isfinite(s.value(metric))), key=lambda s: _badness(s, metric))
     shown = rows[:MOST_ROWS]
     names = [site.name for site in shown]
@@ -128,7 +108,9 @@ def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = 
         series = []
         for one, _, theirs in results:
             by_name = {site.name: site.value(metric) for site in theirs}
-            series.append(Series(one.label, colours[one.label], np.array([by_name.get(n, math.nan) for n in names])))
+            series.append(
+                Series(one.label, comparison.colours[one.label], np.array([by_name.get(n, math.nan) for n in names]))
+            )
     mean = float(np.mean([site.value(metric) for site in rows])) if len(results) == 1 and rows else None
     return Rows(
         "Every site, worst first",
@@ -150,25 +132,11 @@ def _badness(site: AtSite, metric: str) -> float:
 
 
 def _history(comparison: Comparison) -> Lines:
-    """Draw the worst site after every round that was validated."""
-    known = [one for one in comparison.contenders if one.band("sites.worst")[0].size]
-    if not known:
-        return Lines("", [])
-    records = [r["sites"] for r in known[0].runs[0].history if r.get("sites")]
-    look: dict[str, Any] = {"floor": 0.0, "ceiling": 1.0}
-    title, label = "The worst site by round", METRICS[str(records[-1].get("metric", METRIC))].words
-    if len(comparison.contenders) > 1:
-        caption = "The worst site of each round, on private validation splits."
-        return curve(comparison, "sites.worst", title, label, caption=caption, **look)
-    t, mean, _ = known[0].band("sites.mean")
-    spread = known[0].band("sites.spread")[1]
-    lines = [Line("mean of the sites", 0, t + 1, mean, spread), line_of(known[0], "sites.worst", 2)]
-    lines[1] = Line("worst site", 2, lines[1].x, lines[1].y)
-    who = [site_name(known[0].runs[0], r.get("client", r.get("site"))) for r in records]
-    others = len(set(who)) - 1
-    more = f"; {plural(others, 'other site')} in some rounds." if others else ", as in every round."
-    caption = f"Private validation splits; band: the spread over sites. Worst in the last round: {who[-1]}{more}"
-    return Lines(title, lines, label, caption=caption, **look)
+    """Draw the worst site of every round that was validated."""
+    records = [r["sites"] for r in comparison.runs[0].history if r.get("sites")]
+    label = METRICS[str(records[-1].get("metric", METRIC)) if records else METRIC].words
+    caption = "The worst site of each round, on private validation splits."
+    return curve(comparison, "sites.worst", "The worst site by round", label, floor=0.0, ceiling=1.0, caption=caption)
 
 
 def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open: bool) -> Block | None:
@@ -199,9 +167,8 @@ def _map(comparison: Comparison, one: Contender, rows: Sequence[AtSite], is_open
     ]
     head += [*(run.classes[c] for c in order), *(m.title for m in others)]
     look = "heat turned" if len(order) > 12 else "heat"
-    table = Table(head, cells, f"{one.label}: sites by classes", look=look)
-    run_colour = own_colour(comparison, one)
-    return table if run_colour is None else Fold(one.label, [table], is_open=is_open, run=run_colour)
+    table = Table(cells, head, f"{one.label}: sites by classes", look)
+    return Fold(one.label, [table], is_open=is_open, run=comparison.own_colour(one)) if comparison.several else table
 
 
 def _of_site(site: AtSite, metric: str, rare: int) -> Cell:
