@@ -11,7 +11,7 @@ import typer
 from fedtail.cli.evaluate import Data, Label, Model, Site, judged_by
 from fedtail.cli.flags import Json
 from fedtail.cli.options import AllowCode, RunFolder
-from fedtail.cli.progress import print_notes, terminal
+from fedtail.cli.progress import console, print_notes, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError
@@ -52,8 +52,7 @@ def monitor(
     """
     judged = judged_by(model, data, label, site, allow_code)
     path = state or (Path(model) / STATE if Path(model).is_dir() else Path(STATE))
-    for note in judged.notes:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    print_notes(judged.notes)
     if reference:
         watch = Watch.begin(judged)
         watch.save(path)
