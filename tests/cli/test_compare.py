@@ -64,7 +64,7 @@ def test_compare_prints_a_table_and_picks_learning_rates(capsys, monkeypatch, tm
         "fedprox.mu=0.3", "--out", str(tmp_path),
     )  # fmt: skip
     assert code == 0, err
-    assert "FedProx" in out and "majority only" in out and "4 runs" in out
+    assert "FedProx" in out and "always the majority class" in out and "4 runs" in out
     table = (tmp_path / "comparison.csv").read_text()
     assert table.count("fedavg") == table.count("fedprox") == 1
     assert "lr0.2-" in table and "lr0.0001" not in table

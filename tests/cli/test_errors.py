@@ -283,7 +283,7 @@ def test_an_output_without_unicode_does_not_end_a_finished_run(tmp_path: Path) -
         text=True,
         check=False,
     )
-    assert done.returncode == 0 and "majority only" in done.stdout and done.stderr == ""
+    assert done.returncode == 0 and "Majority only" in done.stdout and done.stderr == ""
 
 
 def test_ctrl_c_while_torch_is_imported_shows_no_traceback(capsys, monkeypatch) -> None:

@@ -37,7 +37,7 @@ def write_life_report(watch: Watch, path: Path) -> Path:
         script=source("page.js"),
         links=[(section.key, section.title) for section in sections],
         facts=[plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])],
-        parts=[{"prefix": "", "title": "", "colours": {}, "sections": sections}],
+        parts=[{"prefix": "", "comparison": None, "sections": sections}],
         many=0,
         live=None,
         made=f"Made by fedtail {VERSION} from counts. This page is self-contained.",
@@ -127,4 +127,4 @@ def _looks(watch: Watch) -> list[Block]:
         ]
         for look in reversed(watch.looks)
     ]
-    return [Table(["Look", "Rows", "With labels", "Strange", "Changed"], rows, "Looks, the latest first")]
+    return [Table(rows, ["Look", "Rows", "With labels", "Strange", "Changed"], "Looks, the latest first")]
