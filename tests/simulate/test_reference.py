@@ -66,5 +66,5 @@ def test_whether_a_model_draws_is_tried_without_a_trace(module: nn.Module, draws
 
 
 def test_the_batched_path_is_refused_where_it_would_silently_be_another(federation: Federation) -> None:
-    with pytest.raises(FedtailError, match=r"batched path runs on the CPU and on CUDA, not on meta"):
+    with pytest.raises(FedtailError, match=r"batched path runs on the CPU, not on meta"):
         simulator(federation, nn.Linear(10, 5), FedAvg(), Settings.of(path="batched", device="meta"))
