@@ -36,6 +36,7 @@ def test_reports_read_run_folders_only() -> None:
     allowed = ("fedtail.report", "fedtail.runs.record", "fedtail.rounds.history")
     allowed += (
         "fedtail.runs.yardstick",
+        "fedtail.runs.monitor",  # its state is the record of a model's life, as a folder is that of a run
         "fedtail.core",
         "fedtail.settings",
         "fedtail.errors",

@@ -15,7 +15,7 @@ from fedtail.core.metrics import METRICS
 from fedtail.report.blocks import Cell
 from fedtail.report.blocks import Table as TableBlock
 from fedtail.report.tables import Table, footnote
-from fedtail.words import plural
+from fedtail.words import listing, plural
 
 MOST = 20
 """Classes or sites that a terminal shows; the report and ``--json`` have all."""
@@ -70,7 +70,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
     look = {"title": table.title, "title_justify": "left", "title_style": "bold"}
     out.print(rich_table(table.block(columns, test=tested), **look))
     if table.yardsticks:
-        out.print(Text("yardsticks are neither ranked nor tested", style="dim"))
+        below = listing([row.label for row in table.yardsticks])
+        out.print(Text(f"{below} are yardsticks: neither ranked nor tested", style="dim"))
     if table.seeds > 1:
         short = f"mean ± standard deviation over {plural(table.seeds, 'seed')}; the report has the paired tests"
         out.print(Text(footnote(table) if tested else short, style="dim"))

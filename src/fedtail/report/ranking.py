@@ -32,8 +32,7 @@ def _described(table: Table) -> dict[str, Any]:
         "baseline": table.baseline,
         "floor": table.floor,
         "yardsticks": {
-            row.label.removeprefix("yardstick: "): {c: m for c, (m, _) in zip(table.columns, row.cells, strict=True)}
-            for row in table.yardsticks
+            row.label: {c: m for c, (m, _) in zip(table.columns, row.cells, strict=True)} for row in table.yardsticks
         },
         "ranking": [
             {

@@ -153,7 +153,7 @@ def _yardsticks(comparison: Comparison, columns: Sequence[str]) -> Iterator[Row]
         values = [[number_in(y.test, c) for c in columns] for y in comparison.yardsticks if y.kind == kind]
         if values and columns:
             mean, spread = over_seeds(np.array(values))
-            yield Row(f"yardstick: {title}", len(values), tuple(zip(mean.tolist(), spread.tolist(), strict=True)))
+            yield Row(title, len(values), tuple(zip(mean.tolist(), spread.tolist(), strict=True)))
 
 
 def length_note(one: Contender, comparison: Comparison) -> str:

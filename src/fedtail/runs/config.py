@@ -140,7 +140,9 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
     """A ``Settings`` from nested dictionaries; every bad value is one clear line."""
     settings = checked(Settings, current(raw))
     METRICS[settings.run.metric]
-    for name in set(settings.run.diagnostics) - set(DIAGNOSTICS_OF_UPDATES):
+    for name in sorted(set(settings.run.diagnostics) - set(DIAGNOSTICS_OF_UPDATES)):
+        if name not in DIAGNOSTICS:
+            raise one_of("run.diagnostics", name, [*DIAGNOSTICS_OF_UPDATES, *DIAGNOSTICS])
         DIAGNOSTICS[name]
     for section, registry in REGISTRIES.items():
         part: Named = getattr(settings, section)
