@@ -48,7 +48,7 @@ def test_it_trains_the_packages_model_at_the_packages_rates(single: ModuleType, 
     module = build_model("mlp", federation.input_shape, 10, seed=3)
     own = single.network(64, 10)
     single.load(own, single.vector(module))
-    settings = {"rounds": 14, "lr": 0.4, "batch_size": 32, "seed": 7, "path": "reference"}
+    settings = {"rounds": 14, "lr": 0.1, "batch_size": 32, "seed": 7, "path": "reference"}
     result = ft.fit(federation, module, "fedcgnm", drawn(FedHOO(3)) if rates == "fedhoo" else rates, **settings)
 
     def rows(index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,11 +57,12 @@ def test_it_trains_the_packages_model_at_the_packages_rates(single: ModuleType, 
     search = drawn(single.FedHOO(3)) if rates == "fedhoo" else None
     x, path = single.train(
         own, [rows(index) for index in federation.train], rows(np.concatenate(federation.validation)), 10, search,
-        rounds=14, lr=0.4, batch=32, seed=7,
+        rounds=14, lr=0.1, batch=32, seed=7,
     )  # fmt: skip
     np.testing.assert_allclose(path, [r["rates"] for r in result.history], atol=1e-12)
     assert rates == 0.6 or len({tuple(p) for p in path}) > 4
-    assert float((x - result.x).norm() / result.x.norm()) < 1e-3
+    # At four times this learning rate training is chaotic: the last bits of one machine are 0.08 after 14 rounds.
+    assert float((x - result.x).norm() / result.x.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("counts", [[9, 9, 9, 9], [50, 30, 10, 10], [4, 0, 0], [7, 3], [100, 5, 90, 0, 6, 5], [1, 1]])

@@ -75,5 +75,5 @@ def test_a_run_says_what_it_chose_and_a_resumed_one_keeps_it(tmp_path: Path) -> 
         f"batches of 16 (local.batch_size=auto): the median site has {middle:,.0f} training samples" in about["notes"]
     )
     assert json.loads((whole.folder / "result.json").read_text())["found"] == {"batch_size": 16}
-    assert "Batch size 16, chosen" in whole.report().read_text()
+    assert "Batch size 16, from the training samples" in whole.report().read_text()
     assert 'batch_size = "auto"' in (whole.folder / "config.toml").read_text()

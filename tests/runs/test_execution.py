@@ -316,12 +316,6 @@ def test_fit_refuses_numbers_out_of_range(option: str, value: float) -> None:
         ft.fit(ft.partition(pool, clients=2), **{"rounds": 1, option: value})
 
 
-def test_of_several_processes_only_the_first_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtail.runs.execution.rank", lambda: 1)
-    folder = run(small(tmp_path, "run.trackers=tensorboard", "run.rounds=1")).folder
-    assert folder.parent == tmp_path / ".rank1" and not (folder / "tensorboard").exists()
-
-
 def test_a_result_tells_rates_and_what_else_was_searched_apart(tmp_path: Path) -> None:
     search = ["rates.name=fedhoo", "rates.searches=lr", "rates.low=0.01", "rates.high=0.2", "rates.base_rate=0.5"]
     result = run(small(tmp_path, *search))
