@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedtail.cli import main
 from fedtail.report import load_run, write_report
@@ -20,8 +22,9 @@ from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.runs.yardstick import TITLES, AtSite, Yardstick, beside
+from fedtail.settings import Settings
 from fedtail.study.compare import chosen_methods, method_configs
-from fedtail.study.yardsticks import chosen_sites, measure_yardsticks
+from fedtail.study.yardsticks import best_pooled, chosen_sites, measure_yardsticks
 from tests.conftest import blob_federation
 from tests.encoders import TINY, draw_folder
 from tests.run_folders import write_run
@@ -40,8 +43,27 @@ def test_every_yardstick_has_test_metrics_and_sites_alone_are_named(measured: tu
     _, found = measured
     assert [y.kind for y in found] == list(TITLES)
     assert all(0 <= y.test["macro_f1"] <= 1 and y.run == "a" for y in found)
+    for y in found:  # what a run has, its yardsticks have
+        assert all(np.isfinite(y.test[name]) for name in ("pr_auc", "rare_pr_auc", "calibration_error", "worst_site"))
     alone = found[0]
     assert len(alone.sites) == 3 and alone.test["macro_f1"] == pytest.approx(np.mean([s.test for s in alone.sites]))
+
+
+def test_of_two_pooled_models_the_better_on_validation_rows_is_the_yardstick() -> None:
+    federation = blob_federation(3)
+    setup: Any = SimpleNamespace(raw=federation, settings=Settings())
+    y, width = torch.cat([federation.pool.y, federation.test.y]).numpy(), federation.n_classes
+    x = torch.cat([federation.transform(s.x) for s in (federation.pool, federation.test)]).numpy()
+    truth = {row.tobytes(): np.eye(width)[c] for row, c in zip(x, y, strict=True)}
+
+    def knowing(_: Any) -> Any:
+        return lambda rows: np.array([truth[row.tobytes()] + 0.1 for row in rows])
+
+    def blind(_: Any) -> Any:
+        return lambda rows: np.tile(np.arange(1.0, width + 1), (len(rows), 1))
+
+    for fits in ([blind, knowing], [knowing, blind]):
+        assert best_pooled(setup, fits)[0]["macro_f1"] == 1.0
 
 
 def test_a_yardstick_answers_by_the_decision_that_the_run_has(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedtail.core.decisions import (
     class_shares,
     share_weights,
 )
+from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
@@ -52,10 +53,21 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
     where each site is to have its own, what sites find there by themselves."""
     if wanted.calibrate == "none" and wanted.goal == "argmax" and wanted.scope == "global":
         return Decisions()
-    scores = _validation(problem, x, Decision())
+    goal = common_goal(lambda one: _validation(problem, x, one), wanted, classes)
+    if wanted.scope == "global":
+        return Decisions(goal.common)
+    return Decisions(goal.common, problem.engine.site_decisions(x, goal))
+
+
+def common_goal(ask: Callable[[Decision], Scores | None], wanted: DecisionSettings, classes: Sequence[str]) -> SiteGoal:
+    """The decision that the settings ask for, with what sites need to find one of their own.
+
+    ask: counts of all validation rows under a decision.
+    """
+    scores = ask(Decision())
     if scores is None or not scores.n:
         raise FedtailError("decision: choosing it needs validation data at the clients (data.validation)")
-    decision, scores = calibrated(lambda one: _validation(problem, x, one), wanted.calibrate, scores)
+    decision, scores = calibrated(ask, wanted.calibrate, scores)
     shares, curve = class_shares(scores), []
     if wanted.goal == "cost":
         decision = replace(decision, costs=tuple(tuple(float(v) for v in row) for row in wanted.costs or ()))
@@ -65,22 +77,18 @@ def choose_decisions(problem: Problem, x: Tensor, wanted: DecisionSettings, clas
         decision = decision.with_promise(target, promise, len(classes))
     elif wanted.goal == "macro_f1":
         tried = [replace(decision, weights=share_weights(shares, power)) for power in POWERS]
-        curve = [_macro_f1(problem, _validation(problem, x, one) or scores) for one in tried]
+        curve = [float(summarize((ask(one) or scores).confusion)["macro_f1"]) for one in tried]
         decision = tried[int(np.argmax(curve))]
     elif wanted.goal == "balanced_accuracy":
         decision = replace(decision, weights=share_weights(shares, EQUAL))
-    decision = decision.with_sets(scores)
-    if wanted.scope == "global":
-        return Decisions(decision)
-    goal = SiteGoal(
-        common=decision,
+    return SiteGoal(
+        common=decision.with_sets(scores),
         goal=wanted.goal,
         shares=tuple(shares.tolist()),
         curve=tuple(curve),
         recall=wanted.recall,
         confidence=wanted.confidence,
     )
-    return Decisions(decision, problem.engine.site_decisions(x, goal))
 
 
 def calibrated(
@@ -104,10 +112,6 @@ def calibrated(
         if step > 1 and moved < SETTLED:
             break
     return decision, scores
-
-
-def _macro_f1(problem: Problem, scores: Scores) -> float:
-    return float(problem.metrics(scores.confusion)["macro_f1"])
 
 
 def _validation(problem: Problem, x: Tensor, decision: Decision) -> Scores | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ from torch import nn
 from fedtail.boosting.loop import run_rounds
 from fedtail.boosting.model import TreesModule
 from fedtail.core.decisions import Decision
-from fedtail.core.evidence import confusion_matrix
-from fedtail.core.metrics import summarize
-from fedtail.data.federation import Federation
+from fedtail.core.metrics import signed, summarize
+from fedtail.core.scores import Scores
+from fedtail.data.federation import Federation, Samples
 from fedtail.rates import Uniform
 from fedtail.rounds.evaluation import Split, federation_split, probabilities_of
 from fedtail.rounds.race import usual_lrs
 from fedtail.rounds.selection import kept_model
 from fedtail.runs.build import Prepared, build, build_federation, prepare
-from fedtail.runs.decide import choose_decisions
+from fedtail.runs.decide import choose_decisions, common_goal
 from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import load_model
 from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick, load_yardstick
@@ -98,24 +99,29 @@ def alone(setup: Setup) -> Measured:
     tests, sites = [], []
     confusions: dict[str, list[list[int]]] = {}
     for k in chosen_sites(federation):
-        module, decision = train_alone(setup, one_client(federation, [k], federation.sites[k]), float(rates[k]))
+        name = federation.sites[k]
+        module, decision = train_alone(setup, one_client(federation, [k], name), float(rates[k]))
         own = Split.of(federation, federation.validation[k])
         if federation.test_clients.size:
             own = replace(federation_split(federation, "test"), rows=np.flatnonzero(federation.test_clients == k))
         split = federation_split(federation, "test")
-        guess = answers(module, federation, split, decision)
-        tests.append(summed(confusion_matrix(split.labels, guess, federation.n_classes), federation))
-        confusions |= {name: m for name, m in on_own_rows(federation, guess).items() if name == federation.sites[k]}
+        test, at_sites = judged(federation, probabilities(module, federation, split), decision)
+        tests.append(test)
+        confusions |= {name: at_sites[name]} if name in at_sites else {}
         several = len(np.unique(own.labels)) > 1  # of one class alone, always answering it would have an F1 of 1
         site = AtSite(
-            site=federation.sites[k],
+            site=name,
             samples=len(setup.raw.train[k]),
-            test=tests[-1]["macro_f1"],
-            own=scored(module, federation, own, decision)["macro_f1"] if several else None,
-            federated=scored(federated.module, federation, own, federated.decision, k)["macro_f1"] if several else None,
+            test=test["macro_f1"],
+            own=macro_f1(module, federation, own, decision) if several else None,
+            federated=macro_f1(federated.module, federation, own, federated.decision, k) if several else None,
         )
         sites.append(site)
-    return mean_metrics(tests), tuple(sites), confusions
+    means = {key: float(np.mean([t[key] for t in tests])) for key, v in tests[0].items() if isinstance(v, float)}
+    each = [site.own for site in sites if site.own is not None]
+    if each:  # a site alone is judged at home
+        means |= {"worst_site": min(each), "site_spread": float(np.std(each))}
+    return means, tuple(sites), confusions
 
 
 def pooled_network(setup: Setup) -> Measured:
@@ -123,42 +129,84 @@ def pooled_network(setup: Setup) -> Measured:
     federation, run = setup.federation, setup.run
     everything = one_client(federation, range(federation.n_clients), "all sites")
     module, decision = train_alone(setup, everything, float(run.rate_path()[-1] @ run.weights))
-    split = federation_split(federation, "test")
-    guess = answers(module, federation, split, decision)
-    test = summed(confusion_matrix(split.labels, guess, federation.n_classes), federation)
-    return test, (), on_own_rows(federation, guess)
+    p = probabilities(module, federation, federation_split(federation, "test"))
+    test, confusions = judged(federation, p, decision)
+    return test, (), confusions
 
 
-def with_sklearn(kind: str) -> Callable[[Setup], Measured]:
-    """A measurement that fits a scikit-learn classifier to all training rows."""
+Rows = tuple[np.ndarray, np.ndarray]
+"""(N, width) inputs and (N,) labels."""
+Fitted = Callable[[np.ndarray], np.ndarray]
+"""(N, width) inputs -> (N, C) probabilities."""
 
-    def measure(setup: Setup) -> Measured:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
 
-        federation = setup.raw
-        rows = np.concatenate(federation.train)
-        x = federation.transform(federation.pool.x[rows]).numpy()
-        model: Any = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-        if kind == "boosting":
-            model = HistGradientBoostingClassifier(class_weight="balanced", random_state=setup.run.seed)
+def boosting(setup: Setup) -> Measured:
+    """scikit-learn's gradient boosting on all training rows, unweighted or with weights share^-1/2, whichever is better
+    on validation rows after the decision step."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    def fit(rows: Rows, power: float) -> Fitted:
+        x, y = rows
+        shares = np.bincount(y, minlength=setup.raw.n_classes) / len(y)
+        weights = np.maximum(shares, 1 / len(y)) ** -power
+        model = HistGradientBoostingClassifier(random_state=setup.run.seed).fit(x, y, sample_weight=weights[y])
+        return lambda x: spread(model, x, setup.raw.n_classes) / weights  # so that they mean what they did unweighted
+
+    return best_pooled(setup, [partial(fit, power=power) for power in (0.0, 0.5)])
+
+
+def logistic(setup: Setup) -> Measured:
+    """scikit-learn's logistic regression on all training rows, standardized."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def fit(rows: Rows) -> Fitted:
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of convergence: the yardstick is what its defaults give
-            model.fit(x, federation.pool.y.numpy()[rows])
-        guess = model.predict(federation.transform(federation.test.x).numpy())
-        test = summed(confusion_matrix(federation.test.y.numpy(), guess, federation.n_classes), federation)
-        return test, (), on_own_rows(federation, guess)
+            model.fit(*rows)
+        return lambda x: spread(model, x, setup.raw.n_classes)
 
-    return measure
+    return best_pooled(setup, [fit])
+
+
+def spread(model: Any, x: np.ndarray, n_classes: int) -> np.ndarray:
+    """(N, C) probabilities of a scikit-learn classifier, 0 for classes that it has never seen."""
+    out = np.zeros((len(x), n_classes))
+    out[:, model.classes_] = model.predict_proba(x)
+    return out
+
+
+def best_pooled(setup: Setup, fits: Sequence[Callable[[Rows], Fitted]]) -> Measured:
+    """Fit to all training rows; of several, keep the best on all validation rows by the run's metric. Each answers by
+    the decision that the run's settings ask for, found on the same rows."""
+    federation, settings = setup.raw, setup.settings
+
+    def inputs(samples: Samples) -> np.ndarray:
+        return np.asarray(federation.transform(samples.x).numpy())
+
+    train, held = (federation.pool.take(np.concatenate(part)) for part in (federation.train, federation.validation))
+    best, score = None, -np.inf
+    for fit in fits if len(held) else fits[:1]:
+        model, decision = fit((inputs(train), train.y.numpy())), Decision()
+        if len(held):
+            p, y = normalized(model(inputs(held))), held.y.numpy()
+            counted = partial(counts_of, p, y)
+            decision = common_goal(counted, settings.decision, federation.classes).common
+            value = signed(settings.run.metric, summarized(federation, counted(decision)).get(settings.run.metric))
+        if best is None or value > score:
+            best, score = (model, decision), value if len(held) else score
+    assert best is not None
+    test, confusions = judged(federation, normalized(best[0](inputs(federation.test))), best[1])
+    return test, (), confusions
 
 
 MEASURED: Mapping[str, Callable[[Setup], Measured]] = {
     "alone": alone,
     "pooled": pooled_network,
-    "boosting": with_sklearn("boosting"),
-    "logistic": with_sklearn("logistic"),
+    "boosting": boosting,
+    "logistic": logistic,
 }
 
 
@@ -212,38 +260,45 @@ def chosen_sites(federation: Federation) -> list[int]:
     return sorted(int(k) for k in picked)
 
 
-def scored(
-    module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1
-) -> dict[str, Any]:
-    """All metrics of a model on a split, by its decision."""
-    guess = answers(module, federation, split, decision, site)
-    return summed(confusion_matrix(split.labels, guess, federation.n_classes), federation)
-
-
-def answers(module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1) -> np.ndarray:
-    """A model's answers on a split, by its decision. ``site``: the client whose rows these are, -1 for none."""
+def probabilities(module: nn.Module, federation: Federation, split: Split, site: int = -1) -> np.ndarray:
+    """(N, C) a model's probabilities on a split. ``site``: the client whose rows these are, -1 for none."""
     module.eval()
     if isinstance(module, TreesModule):
         module.site = site
     with torch.no_grad():
-        p, _ = probabilities_of(((module(x), y) for x, y in split.batches()), federation.n_classes)
-    return decision.answers(decision.probabilities(p))
+        return probabilities_of(((module(x), y) for x, y in split.batches()), federation.n_classes)[0]
 
 
-def on_own_rows(federation: Federation, guess: np.ndarray) -> dict[str, list[list[int]]]:
-    """Site -> counts of some answers on the common test set, on the rows that are the site's own."""
+def normalized(p: np.ndarray) -> np.ndarray:
+    return np.asarray(p / p.sum(1, keepdims=True))
+
+
+def counts_of(p: np.ndarray, y: np.ndarray, decision: Decision) -> Scores:
+    """Counts of probabilities, and of the answers that a decision makes of them."""
+    p = decision.probabilities(p)
+    return Scores.of(p, y, decision.answers(p))
+
+
+def macro_f1(module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1) -> float:
+    """Macro F1 of a model on a split, by its decision."""
+    scores = counts_of(probabilities(module, federation, split, site), split.labels, decision)
+    return float(summarize(scores.confusion)["macro_f1"])
+
+
+def judged(
+    federation: Federation, p: np.ndarray, decision: Decision
+) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
+    """All metrics of (N, C) probabilities on the common test set, and counts on the rows that are a site's own."""
     y, owner = federation.test.y.numpy(), federation.test_clients
-    return {
-        name: confusion_matrix(y[owner == k], guess[owner == k], federation.n_classes).astype(int).tolist()
+    own = {
+        name: counts_of(p[owner == k], y[owner == k], decision).confusion
         for k, name in enumerate(federation.sites if owner.size else ())
     }
+    each = [float(summarize(m)["macro_f1"]) for m in own.values() if np.count_nonzero(m.sum(1)) > 1]
+    test = summarized(federation, counts_of(p, y, decision), each)
+    return test, {name: m.tolist() for name, m in own.items()}
 
 
-def summed(confusion: np.ndarray, federation: Federation) -> dict[str, Any]:
-    """All metrics of a confusion matrix."""
-    return summarize(confusion, federation.label_map().sum(0), federation.background)
-
-
-def mean_metrics(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of every scalar metric."""
-    return {k: float(np.mean([e[k] for e in each])) for k, v in each[0].items() if isinstance(v, float)}
+def summarized(federation: Federation, scores: Scores, sites: Sequence[float] = ()) -> dict[str, Any]:
+    """All metrics of some counts. sites: macro F1 of each site."""
+    return summarize(scores.confusion, federation.label_map().sum(0), federation.background, scores, sites or None)
