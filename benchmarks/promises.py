@@ -248,8 +248,8 @@ def flights(target: str = "cancelled") -> None:
     watch, last = Watch.begin(rows), model.decision
     c = model.classes.index(target)
     print(f"{watch.reference.n:,} reference rows of January to March; promised: recall of {target} {watch.recall:.2f}")
-    print("| month | rows | cancelled | estimated | found | with last month's threshold | changed (first three) |")
-    print("|---|---|---|---|---|---|---|")
+    print("| month | rows | cancelled | estimated | found | with last month's decision | promise | inputs moved, most |")
+    print("|---|---|---|---|---|---|---|---|")
     for month in range(4, 13):
         now = judge(model, table[months == month].reset_index(drop=True))
         assert now.y is not None
@@ -257,9 +257,12 @@ def flights(target: str = "cancelled") -> None:
         found, cases = look.seen.found(c)
         renewed = recall_of(replace(now, decision=last), c)
         last = recalibrate(now).decision
+        broken = any(what.startswith("recall of") for what in look.changed)
+        moved = [what.removeprefix("input ") for what in look.changed if what.startswith("input ")]
         print(
             f"| {look.name} | {look.seen.n:,} | {(now.y == c).mean():.3f} | {look.mix[target]:.3f} "
-            f"| {found / cases:.3f} of {cases} | {renewed:.3f} | {', '.join(look.changed[:3])} |",
+            f"| {found / cases:.3f} of {cases} | {renewed:.3f} | {'broken' if broken else 'not refuted'} "
+            f"| {', '.join(moved[:3])} |",
             flush=True,
         )
 

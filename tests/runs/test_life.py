@@ -146,6 +146,14 @@ def test_values_never_seen_are_strange(model: SavedModel) -> None:
     assert 40 <= record.seen.strange < 80 and "strange rows" in record.changed
 
 
+def test_the_inputs_of_trees_are_watched_by_name_the_site_among_them() -> None:
+    forest = ft.fit(ft.Federation.from_tables(rows(600, 0), label="y", site="site"), method="trees", rounds=2).model()
+    watch = Watch.begin(judge(forest, rows(600, 1)))
+    assert set(watch.inputs) == {"a", "b", "word", "site"} and watch.inputs[-1] == "site"
+    moved = rows(600, 2).assign(site="north")
+    assert "input site" in watch.look(judge(forest, moved)).changed
+
+
 def test_a_life_without_drift_ends_without_an_alarm_in_nineteen_of_twenty_cases() -> None:
     alarms = 0
     for life in range(60):

@@ -181,8 +181,12 @@ class Watch:
         if find is not None and find not in classes:
             raise FedtailError(f"there is no class {find!r}; the model has {', '.join(classes)}")
         schema, d = saved_schema(dict(preprocessing)), len(reference.inputs)
-        known = schema.columns if schema is not None and schema.width == d else ()
-        names = [column.name for column in known for _ in range(column.width)] or [str(i + 1) for i in range(d)]
+        columns = schema.columns if schema is not None else ()
+        names = [column.name for column in columns for _ in range(column.width)]
+        if len(names) == d - 1:  # trees take the site as one more column
+            names.append(str(preprocessing.get("site") or "site"))
+        if len(names) != d:
+            names = [str(i + 1) for i in range(d)]
         return cls(classes, tuple(names), reference, find, recall)
 
     @property
