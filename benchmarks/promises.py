@@ -248,7 +248,7 @@ def flights(target: str = "cancelled") -> None:
     watch, last = Watch.begin(rows), model.decision
     c = model.classes.index(target)
     print(f"{watch.reference.n:,} reference rows of January to March; promised: recall of {target} {watch.recall:.2f}")
-    print("| month | rows | cancelled | estimated | found | with last month's decision | promise | inputs moved, most |")
+    print("| month | rows | cancelled | estimated | found | with last month's decision | promise | moved most |")
     print("|---|---|---|---|---|---|---|---|")
     for month in range(4, 13):
         now = judge(model, table[months == month].reset_index(drop=True))
