@@ -65,11 +65,11 @@ Kept = dict[str, np.ndarray]
 """``p_held``, ``y_held``, ``p_test``, ``y_test``, the sites of test rows ``site_test``, ``cpu``."""
 
 
-def federation_of(name: str, seed: int) -> Federation:
+def federation_of(name: str, seed: int, rows: int) -> Federation:
     train, test, label = frames(name, seed)
-    if len(train) > ROWS:
+    if len(train) > rows:
         y = pd.factorize(train[label], sort=True)[0]
-        _, kept = stratified_holdout(y, np.arange(len(y)), ROWS / len(y), generator(seed, f"{name}/rows"))
+        _, kept = stratified_holdout(y, np.arange(len(y)), rows / len(y), generator(seed, f"{name}/rows"))
         train = train.iloc[kept].reset_index(drop=True)
         test = test[test[label].isin(train[label].unique())].reset_index(drop=True)
     pooled = table_from_frame(train, label, test=test, site=ASIDE[name].site)
@@ -79,7 +79,7 @@ def federation_of(name: str, seed: int) -> Federation:
     return replace(sites, own="table")
 
 
-def train(names: Iterable[str], seeds: Iterable[int], contenders: Iterable[str], folder: Path) -> None:
+def train(names: Iterable[str], seeds: Iterable[int], contenders: Iterable[str], folder: Path, rows: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     for seed in seeds:
@@ -88,7 +88,7 @@ def train(names: Iterable[str], seeds: Iterable[int], contenders: Iterable[str],
                 path = folder / f"{name}-{seed}-{contender}.npz"
                 if path.exists():
                     continue
-                federation, options, began = federation_of(name, seed), CONTENDERS[contender], time.process_time()
+                federation, options, began = federation_of(name, seed, rows), CONTENDERS[contender], time.process_time()
                 method = None if options is None else METHODS.build("fedcgnm" if options else contender, **options)
                 plain = {"decision": {"goal": "argmax"}, "diagnostics": (), "evaluate_every": 1000}
                 plain |= {} if method is None else {"rounds": ROUNDS}
@@ -237,12 +237,13 @@ def main() -> None:
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--network", default="fedcgnm", help="of `both`")
     parser.add_argument("--errors", type=float, default=0.0, help="of the decision, for `methods` and `both`")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of training, at most")
     parser.add_argument("--keep", type=Path, default=Path("choices"))
     given = parser.parse_args()
     names, seeds = TABLES.get(given.tables, given.tables.split(",")), [int(s) for s in given.seeds.split(",")]
     contenders = given.contenders.split(",")
     if given.what == "train":
-        train(names, seeds, contenders, given.keep)
+        train(names, seeds, contenders, given.keep, given.rows)
         return
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
 
