@@ -234,16 +234,14 @@ class RunSettings(Section):
     """Test the global model every this many rounds, and after the last."""
     checkpoint_every: int = Field(1, ge=1, json_schema_extra=FREE)
     """Write a checkpoint for ``--resume`` every this many rounds."""
-    trackers: tuple[str, ...] = Field((), json_schema_extra=FREE)
-    """Additional loggers: ``tensorboard``, ``mlflow``, ``wandb``."""
     diagnostics: tuple[str, ...] = ("alignment",)
     """What to log besides metrics: ``alignment`` of client updates, ``influence`` of each client on the model (always
     logged in a real federation), or a function of your own, ``file.py:name``, in the simulator (docs/reports.md)."""
 
-    @field_validator("trackers", "diagnostics", mode="before")
+    @field_validator("diagnostics", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
-        """On the command line ``run.trackers=tensorboard,mlflow`` is easier to type than a TOML list."""
+        """On the command line ``run.diagnostics=alignment,influence`` is easier to type than a TOML list."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -375,6 +373,7 @@ RETIRED: dict[str, Retired] = {
     "server.beta2": Retired(0.99, "the decay of the second moment is 0.99"),
     "server.tau": Retired(1e-3, "0.001 is added to the root of the second moment"),
     "run.validate_on": Retired("clients", "data.holdout alone has the server compare candidates", True),
+    "run.trackers": Retired((), "pass on_round to fit() or run(), which gets every record (docs/reports.md)", True),
     "run.search_only": Retired(False, "`fedtail tune` stops when the search ends", True),
     "privacy.delta": Retired(1e-5, "the delta of epsilon is 1e-5"),
     "deploy.wait": Retired(120.0, "a run waits a fifth of deploy.timeout for sites before round 0", True),

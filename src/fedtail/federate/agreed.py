@@ -51,7 +51,7 @@ QUESTION = {"format", "fedtail", "run", "trust", "sites", "what", "model", "refe
 """The keys of a document that asks for counts of a model instead of a run (``federate.counted``)."""
 SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "decision")
 """Of the settings, what sites sign; the rest is the server's own business."""
-OWN_BUSINESS = ("name", "folder", "trackers", "checkpoint_every", "seed")
+OWN_BUSINESS = ("name", "folder", "checkpoint_every", "seed")
 """Of ``[run]``, what they do not sign; the seed is theirs to draw."""
 
 
@@ -167,7 +167,7 @@ def run_document(
     hooks: Hooks = Hooks(),
 ) -> tuple[Result, str]:
     """(the result, the digest of the model). ``data``: what this process has of the sites, by client; ``settings``: the
-    document's with the process's own folder and trackers."""
+    document's with the process's own folder."""
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     names = list(document["sites"])
     settings = settings_of(document, seed) if settings is None else settings

@@ -30,7 +30,6 @@ from fedtail.runs.config import result_keys, suggestions
 from fedtail.runs.decide import check_decision
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
 from fedtail.runs.result import Result, conclude, titles_of
-from fedtail.runs.tracking import Tracker, build_trackers, check_trackers
 from fedtail.settings import (
     KEYWORDS,
     WHOLE_SECTIONS,
@@ -41,7 +40,7 @@ from fedtail.settings import (
     check_effects,
 )
 
-ON_DISK = ("name", "folder", "checkpoint_every", "trackers")
+ON_DISK = ("name", "folder", "checkpoint_every")
 """Settings of a run that is written as it goes."""
 
 
@@ -200,37 +199,28 @@ def run(
     *,
     resume: bool = False,
     search_only: bool = False,
-    on_round: RoundHook | None = None,
+    on_round: RoundHook | Sequence[RoundHook] | None = None,
     on_start: Callable[[Path, int], None] | None = None,
     on_encode: Encoded | None = None,
     on_progress: ProgressHook | None = None,
-    trackers: Sequence[Tracker] = (),
     load: Callable[[Settings], Pooled] = load_pooled,
 ) -> Result:
     """Run settings and write their run folder. With ``resume`` an interrupted run of the same settings goes on.
 
     Args:
         search_only: end the run when the rate search does.
+        on_round: one or several, called after every round with the state, the round's record and its seconds.
+        on_start: called before the first round with the run's folder and the rounds that were done before.
         on_encode: called with the images done and all of them while an encoder is at work.
         on_progress: called inside a round with how far it is.
-        trackers: listeners of the caller's own, beside those that ``run.trackers`` names.
         load: reads the data set.
     """
-    check_trackers(settings.run.trackers)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums; clients run in parallel instead
     folder = choose_folder(settings, resume)
     made = build(settings, build_federation(settings, load(settings)), progress=on_encode)
     made.problem.search_only = search_only
     with claimed(settings, folder, resume) as folder:
-        return play(
-            made,
-            folder,
-            resume=resume,
-            on_round=on_round,
-            on_start=on_start,
-            on_progress=on_progress,
-            trackers=trackers,
-        )
+        return play(made, folder, resume=resume, on_round=on_round, on_start=on_start, on_progress=on_progress)
 
 
 def play(
@@ -241,7 +231,6 @@ def play(
     on_round: RoundHook | Sequence[RoundHook] | None = None,
     on_start: Callable[[Path, int], None] | None = None,
     on_progress: ProgressHook | None = None,
-    trackers: Sequence[Tracker] = (),
     amend: Callable[[dict[str, Any]], None] | None = None,
 ) -> Result:
     """All rounds of a run, on any engine; with a ``folder`` also its history, checkpoints and results.
@@ -251,7 +240,6 @@ def play(
     problem, settings, about = made.problem, made.settings, made.about
     hooks = [on_round] if callable(on_round) else list(on_round or ())
     seconds: list[float] = []
-    outcome: dict[str, Any] | None = None
     try:
         state = problem.begin() if folder is None else _begun(made, folder, resume)
         begin_search(problem, settings, state.round)
@@ -262,8 +250,6 @@ def play(
             seconds = read_timings(folder)
             if on_start is not None:
                 on_start(folder, state.round)
-        tracked = build_trackers(settings.run.trackers if folder else (), folder or Path(), trackers)
-        tracked.on_start(settings.model_dump(), state.round)
 
         def after(now: State, record: dict[str, Any], took: float) -> bool:
             seconds.append(took)
@@ -274,21 +260,16 @@ def play(
                 last = now.round == settings.run.rounds or exhausted(now, settings.run)
                 if last or now.round % settings.run.checkpoint_every == 0:
                     save_checkpoint(folder / "checkpoint", problem.capture(now), _keys(made))
-            tracked.on_round({**record, "seconds": took})
             return True in [hook(now, record, took) for hook in hooks]  # all of them are called
 
-        try:
-            state = run_rounds(problem, settings, state, after, on_progress)
-            result = conclude(problem, state, about, settings, seconds)
-            result.architecture = made.architecture
-            if folder is not None:
-                result.finish_folder(folder)
-            outcome = result.outcome()
-        finally:
-            tracked.on_end(outcome)
+        state = run_rounds(problem, settings, state, after, on_progress)
+        result = conclude(problem, state, about, settings, seconds)
+        result.architecture = made.architecture
+        if folder is not None:
+            result.finish_folder(folder)
+        return result
     finally:
         problem.engine.close()
-    return result
 
 
 def _begun(made: Run, folder: Path, resume: bool) -> State:
