@@ -36,7 +36,7 @@ from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.state import Problem
 from fedtail.runs.build import assemble
 from fedtail.runs.decide import choose_decisions
-from fedtail.runs.told import Splits, metrics_of_test, tell_splits, worst_of
+from fedtail.runs.split_scores import Splits, metrics_of_test, score_splits, worst_of
 from fedtail.settings import DecisionSettings, Settings
 from fedtail_experiments.data.flights import CATEGORIES, CLASSES, DESTINATIONS, NUMBERS, WEATHER, read_flights
 
@@ -85,7 +85,7 @@ def problem_of(federation: Federation, settings: Settings) -> Problem:
 
 def judge(name: str, problem: Problem, federation: Federation, x: torch.Tensor) -> dict[str, Any]:
     """All that the tables need, of one model on one test set."""
-    plain = tell_splits(problem, x)
+    plain = score_splits(problem, x)
     assert plain["validation"].pooled is not None and plain["test"].pooled is not None
     support = plain["validation"].pooled.bins[:, 1].sum(-1)
     target = int(np.where(support >= LEAST, support, support.sum()).argmin())
@@ -97,7 +97,7 @@ def judge(name: str, problem: Problem, federation: Federation, x: torch.Tensor) 
     for title, wanted in DECISIONS.items():
         find = {"find": federation.classes[target]} if wanted.get("goal") == "recall" else {}
         decisions = choose_decisions(problem, x, DecisionSettings(**wanted, **find), federation.classes)
-        out[title] = described(problem, tell_splits(problem, x, decisions), target)
+        out[title] = described(problem, score_splits(problem, x, decisions), target)
     out["pr_auc_error"] = exact_difference(problem, federation, x, plain)
     return out
 

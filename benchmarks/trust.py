@@ -33,7 +33,7 @@ from fedtail.federate.site.site import Site
 from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import changed, check_config, load_config
 from fedtail.runs.execution import run
-from fedtail.runs.folder import read_history, read_timings
+from fedtail.runs.record import read_history, read_timings
 from fedtail.settings import Settings
 
 

@@ -16,7 +16,7 @@ from fedtail.core.scores import Scores
 from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.rounds.history import plain
-from fedtail.runs.told import reliable, thinned, tradeoff_of
+from fedtail.runs.split_scores import reliable, thinned, tradeoff_of
 
 Writer = Callable[..., Path]
 

@@ -35,7 +35,7 @@ def test_a_module_is_not_shadowed_by_a_function(package: str) -> None:
 def test_reports_read_run_folders_only() -> None:
     allowed = ("fedtail.report", "fedtail.runs.record", "fedtail.rounds.history")
     allowed += (
-        "fedtail.runs.yardstick",
+        "fedtail.runs.record",
         "fedtail.runs.monitor",  # its state is the record of a model's life, as a folder is that of a run
         "fedtail.core",
         "fedtail.settings",

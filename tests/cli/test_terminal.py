@@ -12,8 +12,8 @@ import pytest
 import fedtail as ft
 from fedtail.cli import main
 from fedtail.cli.data import show
-from fedtail.cli.outcome import print_outcome
 from fedtail.cli.progress import RoundProgress, terminal
+from fedtail.cli.run import print_outcome
 from fedtail.core.evidence import wilson
 from fedtail.data.inspection import inspect
 from fedtail.rates import FedHOO, Fixed, Uniform

@@ -22,7 +22,7 @@ from fedtail.core.evidence import confusion_matrix
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores, calibration_error, log_loss
-from fedtail.runs.told import tradeoff_of
+from fedtail.runs.split_scores import tradeoff_of
 from tests.core.test_scores import draw
 
 

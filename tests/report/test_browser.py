@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedtail.report import load_runs, write_report
-from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick
+from fedtail.runs.record import FOLDER, AtSite, Yardstick
 from tests.browser import complaints, forget, requests, start
 from tests.run_folders import write_run
 

@@ -15,7 +15,7 @@ from fedtail.core.metrics import shown
 from fedtail.report import load_run, load_runs, write_report, write_run_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.facts import at_sites, found_and_missed, in_short
-from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick
+from fedtail.runs.record import FOLDER, AtSite, Yardstick
 
 Writer = Callable[..., Path]
 

@@ -16,11 +16,11 @@ from fedtail.report import load_run, load_runs, write_report
 from fedtail.report.comparison import comparisons
 from fedtail.report.figures import write_figures
 from fedtail.report.page import PARTS
-from fedtail.report.sections.influence import influences
+from fedtail.report.sections.federation import influences
 from fedtail.report.svg import svg
 from fedtail.report.tables import headline, to_csv, to_latex
 from fedtail.rounds.history import influence_of
-from fedtail.runs.yardstick import FOLDER, Yardstick
+from fedtail.runs.record import FOLDER, Yardstick
 
 Writer = Callable[..., Path]
 

@@ -21,7 +21,7 @@ from fedtail.report.tables import headline
 from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
-from fedtail.runs.yardstick import TITLES, AtSite, Yardstick, beside
+from fedtail.runs.record import TITLES, AtSite, Yardstick, beside
 from fedtail.settings import Settings
 from fedtail.study.compare import chosen_methods, method_configs
 from fedtail.study.yardsticks import best_pooled, chosen_sites, measure_yardsticks

@@ -19,9 +19,8 @@ from fedtail.errors import FedtailError, one_of
 from fedtail.registry import is_own
 from fedtail.report import load_run, write_report
 from fedtail.report.comparison import comparisons
-from fedtail.report.ranking import write_rankings
 from fedtail.report.sections.yardsticks import verdict_of_federating
-from fedtail.report.tables import headline, tested
+from fedtail.report.tables import headline, tested, write_rankings
 from fedtail.settings import Settings
 from fedtail.study.cells import Outcome, seeds_of
 from fedtail.study.compare import (

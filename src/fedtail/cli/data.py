@@ -12,19 +12,19 @@ from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
-from fedtail.cli.progress import terminal
-from fedtail.cli.schema import schema_command
+from fedtail.cli.progress import print_notes, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
 from fedtail.data.skew_plot import save_skew_plot
-from fedtail.errors import FedtailError
+from fedtail.data.tables import propose_schema, schema_text
+from fedtail.data.tables.pooled import names_option
+from fedtail.errors import FedtailError, writing
 from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
 
 app = typer.Typer(help="List, download and inspect data sets.", no_args_is_help=True)
-app.command("schema")(schema_command)
 TALL = 24
 """Most rows of a table, apart from totals."""
 
@@ -221,3 +221,38 @@ def _cell(found: Inspection, k: int, c: int) -> str:
 
 def _figures(found: Inspection, k: int) -> list[str]:
     return [f"{found.table[k].sum():,}", f"{ratio(found.table[k]):.4g}", f"{found.epoch[k]:,}"]
+
+
+@app.command("schema")
+def schema_command(
+    table: Annotated[Path, typer.Argument(help="One site's table: CSV, TSV or Parquet.")],
+    label: Annotated[str, typer.Option(help="Column that holds the class.")],
+    site: Annotated[str | None, typer.Option(help="Column that names the site; not an input.")] = None,
+    exclude: Annotated[str, typer.Option(help="Columns to leave out, comma-separated.")] = "",
+    categories: Annotated[str, typer.Option(help="Columns of codes that look like numbers, comma-separated.")] = "",
+    max_levels: Annotated[int, typer.Option(min=2, help="Categories with more levels are hashed.")] = 64,
+    out: Annotated[Path | None, typer.Option(help="File to write, .toml or .json; default: standard output.")] = None,
+) -> None:
+    """Propose a schema from one table: columns, levels and classes, without any statistics.
+
+    Complete it by hand (levels and classes other sites have), give it to every site, and train with
+    `fedtail run --tables DIR --schema schema.toml`.
+    """
+    if out is not None and out.suffix not in (".toml", ".json"):
+        raise FedtailError(f"--out {str(out)!r} must end in .toml or .json")
+    schema, notes = propose_schema(
+        table,
+        label,
+        site=site,
+        exclude=names_option("exclude", exclude),
+        categories=names_option("categories", categories),
+        max_levels=max_levels,
+    )
+    text = schema_text(schema, out.suffix if out is not None else ".toml")
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(text, encoding="utf-8")
+    print_notes(notes)

@@ -40,7 +40,7 @@ from fedtail.runs.build import Run, build_federation, load_pooled
 from fedtail.runs.config import check_config
 from fedtail.runs.encoding import choose_encoding, encoder_notes
 from fedtail.runs.execution import play
-from fedtail.runs.folder import read_history
+from fedtail.runs.record import read_history
 from fedtail.runs.result import Result
 from fedtail.runs.trees import check_settings, forest_of
 from fedtail.settings import Settings

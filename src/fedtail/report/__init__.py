@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtail.report.card import write_card
-from fedtail.report.page import write_report
+from fedtail.report.page import write_card, write_report
 from fedtail.runs.record import RunRecord, load_run, load_runs
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedtail.core.metrics import signed
 from fedtail.errors import FedtailError, one_of
-from fedtail.runs.record import RunRecord
-from fedtail.runs.yardstick import Yardstick, beside
+from fedtail.runs.record import RunRecord, Yardstick, beside
 from fedtail.settings import flatten, is_free
 from fedtail.words import plural, setting
 

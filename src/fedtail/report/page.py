@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no network, no fonts, no chart library."""
+"""The files of a report: one self-contained HTML page, without network, fonts or a chart library, and a model card."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedtail.errors import writing
-from fedtail.report.blocks import Block, Section, source, template
+from fedtail.files import write_atomically
+from fedtail.report.blocks import Block, Section, plain_template, source, template
 from fedtail.report.comparison import Comparison, comparisons
-from fedtail.report.facts import provenance
+from fedtail.report.facts import in_short, provenance
+from fedtail.report.pictures import class_order
 from fedtail.report.sections import (
     classes,
-    columns,
     decisions,
     federation,
-    influence,
     rates,
     results,
     sites,
     yardsticks,
 )
+from fedtail.report.sections.classes import class_table
+from fedtail.report.sections.federation import privacy
+from fedtail.report.sections.sites import site_table
+from fedtail.report.sections.yardsticks import verdict_of_federating
+from fedtail.report.tables import headline
 from fedtail.runs.record import RunRecord
 from fedtail.version import VERSION
 from fedtail.words import plural
@@ -33,11 +38,11 @@ PARTS: tuple[tuple[str, str, Callable[[Comparison, str], list[Block]]], ...] = (
     ("classes", "Classes", classes.classes),
     ("decisions", "Decisions", decisions.decisions),
     ("confusion", "Confusion", classes.confusion),
-    ("columns", "Columns", columns.columns),
+    ("columns", "Columns", classes.columns),
     ("curves", "Learning curves", results.curves),
     ("race", "Learning rate and batches", results.races),
     ("rates", "Resampling rates", rates.rates),
-    ("influence", "Influence", influence.influence),
+    ("influence", "Influence", federation.influence),
     ("federation", "Federation", federation.federation),
     ("trouble", "What went wrong", federation.troubles),
     ("timings", "Timings", results.timings),
@@ -110,3 +115,41 @@ def _facts(compared: Sequence[Comparison]) -> list[str]:
     facts.append(f"{plural(len(runs), 'run')}, {plural(len({r.seed for r in runs}), 'seed')}")
     dates = sorted(value[:10] for r in runs for key, value in provenance(r) if key == "date")
     return facts + ([dates[-1]] if dates else [])
+
+
+CARD = "model-card.md"
+SMALL = 30
+"""Test samples of a class below which its numbers are called uncertain."""
+
+
+def model_card(run: RunRecord) -> str:
+    """Return the card as Markdown."""
+    (comparison,) = comparisons([run])
+    support = run.per_class("support")
+    tested = [(run.classes[c], support[c]) for c in class_order(run) if support.size]
+    return plain_template(
+        "model-card.md",
+        run=run,
+        title=comparison.title,
+        short=in_short(comparison),
+        gain=verdict_of_federating(comparison, pooled=False),
+        origin=provenance(run),
+        n_sites=len(run.clients.get("sites") or []),
+        sizes=[int(n) for n in run.clients.get("sizes") or []],
+        classes=class_table(comparison, run) if support.size else "",
+        metrics=headline(comparison).block(test=False),
+        sites=site_table(run),
+        thin=[name for name, n in tested if 0 < n < SMALL],
+        untested=[name for name, n in tested if not n],
+        decision=run.result.get("decision") or {},
+        privacy=privacy(comparison),
+        verdict=(run.result.get("verdict") or {}).get("said", ""),
+        notes=[str(note) for note in run.clients.get("notes") or []],
+    )
+
+
+def write_card(run: RunRecord) -> Path:
+    """Write the card into the run's folder and return its path."""
+    path = run.folder / CARD
+    write_atomically(path, model_card(run))
+    return path

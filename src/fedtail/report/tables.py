@@ -1,22 +1,27 @@
-"""The headline table: mean ± spread over seeds and a paired test, as HTML, Markdown, LaTeX and CSV."""
+"""The headline table: mean ± spread over seeds and a paired test, as HTML, Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedtail.core.metrics import METRICS, metrics, signed
 from fedtail.core.significance import Paired, holm, paired
+from fedtail.files import write_atomically
 from fedtail.report.blocks import Cell, plain_template, say
 from fedtail.report.blocks import Table as TableBlock
 from fedtail.report.comparison import Comparison, Contender
 from fedtail.report.facts import number_in
 from fedtail.report.pictures import over_seeds
-from fedtail.runs.yardstick import TITLES
+from fedtail.rounds.history import plain
+from fedtail.runs.record import TITLES
 from fedtail.words import fixed, mean_spread, p_value
 
 NOTHING = "always the majority class"
@@ -249,3 +254,40 @@ def summary(comparison: Comparison, metric: str = "macro_f1") -> str:
 def _tex(text: str) -> str:
     special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "·": r"$\cdot$", "Δ": r"$\Delta$"}
     return "".join(special.get(c, c) for c in text)
+
+
+def write_rankings(
+    folder: Path, compared: Sequence[Comparison], rankings: Sequence[Table], **more: Any
+) -> dict[str, Any]:
+    """Write the files; returns the content of ``comparison.json``, to which ``more`` is added."""
+    problems = [_described(table) for table in rankings]
+    answer: dict[str, Any] = plain({"folder": str(folder), "problems": problems, **more})
+    write_atomically(folder / "comparison.md", to_markdown(rankings))
+    write_atomically(folder / "comparison.csv", to_csv(compared))
+    write_atomically(folder / "comparison.json", json.dumps(answer, indent=1))
+    return answer
+
+
+def _described(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "metric": table.metric,
+        "baseline": table.baseline,
+        "floor": table.floor,
+        "yardsticks": {
+            row.label: {c: m for c, (m, _) in zip(table.columns, row.cells, strict=True)} for row in table.yardsticks
+        },
+        "ranking": [
+            {
+                "method": row.label,
+                "seeds": row.seeds,
+                "note": row.note or None,
+                "mean": {c: mean for c, (mean, _) in zip(table.columns, row.cells, strict=True)},
+                "spread": {c: spread for c, (_, spread) in zip(table.columns, row.cells, strict=True)},
+                "difference": row.versus.difference if row.versus else None,
+                "p": row.p_holm if row.versus else None,
+                "p_sign_flip": row.versus.p_sign_flip if row.versus else None,
+            }
+            for row in table.rows
+        ],
+    }

@@ -28,7 +28,8 @@ from fedtail.rounds.state import State
 from fedtail.runs.build import Run, build, build_federation, load_pooled
 from fedtail.runs.config import result_keys, suggestions
 from fedtail.runs.decide import check_decision
-from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed, read_history, read_timings
+from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed
+from fedtail.runs.record import read_history, read_timings
 from fedtail.runs.result import Result, conclude, titles_of
 from fedtail.settings import (
     KEYWORDS,

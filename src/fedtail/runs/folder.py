@@ -22,8 +22,9 @@ import torch
 from fedtail.data.about import About
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
-from fedtail.rounds.history import history_line, history_text, parse_history, parse_timings, plain
+from fedtail.rounds.history import history_line, history_text, plain
 from fedtail.runs.config import first_difference, load_config
+from fedtail.runs.record import read_timings
 from fedtail.settings import Settings
 from fedtail.version import VERSION
 
@@ -105,12 +106,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)  # which lets go of it, as the end of the process does
-
-
-def read_history(folder: Path) -> list[dict[str, Any]]:
-    """The records of complete rounds."""
-    path = folder / "history.jsonl"
-    return parse_history(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
 
 
 def begin_folder(
@@ -229,9 +224,3 @@ def append_round(folder: Path, history: Sequence[Mapping[str, Any]], seconds: fl
 def _append(path: Path, line: str) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
-
-
-def read_timings(folder: Path) -> list[float]:
-    """Seconds of each round done."""
-    path = folder / "timings.csv"
-    return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []

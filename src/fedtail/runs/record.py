@@ -1,11 +1,15 @@
-"""Run folders, read back: the only thing a report is made from."""
+"""Run folders, read back, and the yardsticks beside them: the only thing a report is made from.
+
+Yardsticks are what a federation is measured against. ``alone``: every site trains by itself. ``pooled``: one site has
+all data. ``boosting`` and ``logistic``: what a table's owner would do with all data and scikit-learn.
+"""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ from fedtail.core.evidence import Evidence
 from fedtail.core.metrics import METRICS, Metric
 from fedtail.core.promise import Promise
 from fedtail.errors import FedtailError
-from fedtail.rounds.history import parse_history, parse_timings
+from fedtail.files import write_atomically
+from fedtail.rounds.history import parse_history, parse_timings, plain
 from fedtail.words import percent, plural
 
 
@@ -176,10 +181,10 @@ def load_run(folder: Path | str) -> RunRecord:
     run = RunRecord(
         folder=folder,
         config=_read_toml(folder / "config.toml"),
-        history=parse_history((folder / "history.jsonl").read_text(encoding="utf-8"), str(folder / "history.jsonl")),
+        history=read_history(folder),
         clients=_read_json(folder / "clients.json"),
         result=_read_json(folder / "result.json"),
-        timings=_read_timings(folder / "timings.csv"),
+        timings=read_timings(folder),
     )
     for name, title in run._titles.get("metrics", {}).items():
         METRICS.remember(name, Metric(name=name, title=title, function=_only_read))
@@ -236,7 +241,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_timings(path: Path) -> list[float]:
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The records of complete rounds."""
+    path = folder / "history.jsonl"
+    return parse_history(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
+
+
+def read_timings(folder: Path) -> list[float]:
+    """Seconds of each round done."""
+    path = folder / "timings.csv"
     return parse_timings(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else []
 
 
@@ -256,3 +269,72 @@ def promises(run: RunRecord) -> list[str]:
         most = f"at most {cost['bound']:.3g} with {percent(cost['confidence'])} confidence"
         out.append(f"an answer costs {cost['mean']:.3g} on average, {most} (from {cost['samples']:,} cases)")
     return out
+
+
+FOLDER = "yardsticks"
+TITLES = {
+    "alone": "each site alone",
+    "pooled": "all data pooled",
+    "boosting": "pooled gradient boosting",
+    "logistic": "pooled logistic regression",
+}
+
+
+@dataclass(frozen=True)
+class AtSite:
+    """One site by itself, and the federated model at that site; macro F1 each, None where it is not defined."""
+
+    site: str
+    samples: int
+    test: float | None
+    """What the model that the site trained alone reaches on the common test set."""
+    own: float | None
+    """What that model reaches on the site's own test samples, or its validation split where the test set is nobody's
+    own."""
+    federated: float | None
+    """What the federated model reaches on the same samples."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """One yardstick under one seed."""
+
+    kind: str
+    seed: int
+    run: str
+    """Name of the run folder that it is measured against."""
+    test: dict[str, Any]
+    """Test metrics; of ``alone`` their means over sites."""
+    seconds: float
+    sites: tuple[AtSite, ...] = field(default=())
+    confusions: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Site -> counts on its own test rows, row = true class; empty where the test set is nobody's own."""
+
+    @property
+    def title(self) -> str:
+        return TITLES.get(self.kind, self.kind)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(plain(asdict(self)), indent=1))
+
+
+def load_yardstick(path: Path) -> Yardstick:
+    """Read one back."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Yardstick(**{**found, "sites": tuple(AtSite(**site) for site in found["sites"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise FedtailError(f"{path}: not a yardstick ({error}); delete it") from None
+
+
+def beside(folders: Iterable[Path]) -> list[Yardstick]:
+    """The yardsticks that lie beside run folders and were measured against one of them."""
+    known = list(folders)
+    found = [
+        load_yardstick(path)
+        for parent in dict.fromkeys(folder.parent for folder in known)
+        for path in sorted((parent / FOLDER).glob("*.json"))
+    ]
+    names = {folder.name for folder in known}
+    return [yardstick for yardstick in found if yardstick.run in names]

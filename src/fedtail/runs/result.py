@@ -29,7 +29,7 @@ from fedtail.runs.decide import choose_decisions, describe_decision
 from fedtail.runs.folder import append_round, begin_folder, clients_of, end_folder
 from fedtail.runs.record import RunRecord
 from fedtail.runs.saved import SavedModel
-from fedtail.runs.told import curves_of, metrics_of_test, site_rows, tell_splits, tradeoff_of, worst_of
+from fedtail.runs.split_scores import curves_of, metrics_of_test, score_splits, site_rows, tradeoff_of, worst_of
 from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
 
@@ -87,13 +87,13 @@ class Result:
             if of:
                 values = (of.get(m.name, np.nan) for m in known)
                 rows.append([title, *("–" if not np.isfinite(v) else f"{v:.3f}" for v in values)])
-        said = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
+        run = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
         warning = [] if self.verdict is None else [f"warning: {self.verdict.line(self.folder)}"]
-        return f"{said} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", rows, warning
+        return f"{run} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", rows, warning
 
     def __repr__(self) -> str:
-        said, rows, warning = self._table()
-        return "\n".join([said, *aligned(rows), *warning])
+        title, rows, warning = self._table()
+        return "\n".join([title, *aligned(rows), *warning])
 
     def _repr_html_(self) -> str:
         return html_table(*self._table())
@@ -197,8 +197,8 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
     best = state.best if settings.run.select == "best" else None
     x = kept_model(problem, settings, state)
     decisions = choose_decisions(problem, x, settings.decision, about.classes)
-    splits = tell_splits(problem, x, decisions)
-    before = None if decisions.plain else tell_splits(problem, x)
+    splits = score_splits(problem, x, decisions)
+    before = None if decisions.plain else score_splits(problem, x)
     pooled, validated = splits["test"].pooled, splits["validation"].pooled
     confusion = problem.engine.confusion(x, "test") if pooled is None or decisions.plain else pooled.confusion
     problem.model.load(x)
@@ -209,14 +209,17 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         counts = about.train_counts
         majority = None if counts is None else int(counts.argmax())
         floor = majority_floor(about.test_counts, majority, problem.background)
+    optional = {
+        "importance": importance_of(problem.model.module),
+        "found": {**problem.found, **_won(rates)},
+        "influence": influence_of(state.history, problem.engine.n_clients),
+    }
     summary: dict[str, Any] = {
         "rounds": state.round,
         "selected_round": state.round if best is None else best.round,
         **{key: last.get(key, 0.0) for key in ("path_variation", "path_variation_per_root_round")},
         "refused": sum(len(r["refused"]) for r in state.history),
-        **({"importance": told} if (told := importance_of(problem.model.module)) else {}),
-        **({"found": found} if (found := {**problem.found, **_found(rates)}) else {}),
-        **({"influence": told} if (told := influence_of(state.history, problem.engine.n_clients)) else {}),
+        **{name: value for name, value in optional.items() if value},
         **{key: last[key] for key in ("searched", "privacy") if key in last},
         **_cost(validated, decisions.common, settings.decision.confidence),
         "engine": problem.engine.info(),
@@ -231,7 +234,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         decision=decisions.common
         if validated is None or not decisions.plain
         else decisions.common.with_sets(validated),
-        site_decisions={about.sites[k]: one for k, one in decisions.sites.items()},
+        site_decisions={about.sites[k]: decision for k, decision in decisions.sites.items()},
         validation={} if validated is None else problem.metrics(validated.confusion, validated),
         sites=site_rows(about, splits, before, decisions),
         worst=worst_of(about.sites, splits, before),
@@ -276,7 +279,7 @@ def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str])
     return tradeoff_of(scores, target, classes[target], chosen, decision.costs)
 
 
-def _found(rates: RateStrategy) -> dict[str, float]:
+def _won(rates: RateStrategy) -> dict[str, float]:
     """The scalars that a race settled on."""
     race = race_of(rates)
     tried = {} if race is None else race.trials()

@@ -19,7 +19,7 @@ from fedtail.methods import METHODS
 from fedtail.rates import RATES
 from fedtail.runs.build import build_federation, prepare
 from fedtail.runs.config import load_config
-from fedtail.runs.folder import read_history
+from fedtail.runs.record import read_history
 from fedtail.settings import NETWORKS_ONLY, Settings
 from fedtail.study.cells import Cell, Outcome, finished, seeds_of
 

@@ -30,9 +30,8 @@ from fedtail.rounds.race import usual_lrs
 from fedtail.rounds.selection import kept_model
 from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions, common_goal
-from fedtail.runs.record import RunRecord
+from fedtail.runs.record import FOLDER, AtSite, RunRecord, Yardstick, load_yardstick
 from fedtail.runs.saved import load_model
-from fedtail.runs.yardstick import FOLDER, AtSite, Yardstick, load_yardstick
 from fedtail.settings import DecisionSettings, PrivacySettings, Settings
 
 MOST_ALONE = 20

@@ -44,7 +44,7 @@ from fedtail.report import load_run, write_report
 from fedtail.rounds.race import LRS
 from fedtail.runs.config import changed
 from fedtail.runs.execution import run
-from fedtail.runs.folder import read_history
+from fedtail.runs.record import read_history
 from fedtail.settings import Settings
 from tests.federate.conftest import find_nginx, settings, through_the_proxy
 from tests.federate.gate import Gate

@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app
 from fedtail.federate.operate.commands import QUIET, free_port
 from fedtail.federate.operate.create import create_deployment
-from fedtail.runs.folder import read_history
+from fedtail.runs.record import read_history
 from tests.federate.conftest import settings
 
 PROGRAMS = Path(sys.executable).parent

@@ -1,4 +1,5 @@
-"""The parts of the page about classes: what is found of each, how precisely, and what is mistaken for what."""
+"""The parts of the page about classes: what is found of each, how precisely, what is mistaken for what, and by which
+columns trees tell them apart."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedtail.core.evidence import wilson
 from fedtail.plots import Heat
@@ -109,3 +111,20 @@ def confusion(comparison: Comparison, metric: str) -> list[Block]:
     text = f"How the samples of each true class are classified, as fractions{seeds}; classes ordered rarest first."
     drawn = Charts(charts, "small" if len(charts) > 2 and n_classes * longest < 60 else "")
     return [Text(text), Fold(f"Confusion matrices of {n_classes} classes", [drawn]) if n_classes > 30 else drawn]
+
+
+MOST = 15
+
+
+def columns(comparison: Comparison, metric: str) -> list[Block]:
+    """Each column's share of all gains, mean over seeds; nothing of networks."""
+    blocks: list[Block] = []
+    for contender in comparison.contenders:
+        recorded = [shares for run in contender.runs if (shares := run.result.get("importance"))]
+        share = pd.DataFrame(recorded).fillna(0.0).mean().sort_index().sort_values(ascending=False, kind="stable")
+        rows = [[str(name), f"{value:.1%}"] for name, value in share.iloc[:MOST].items()]
+        if len(share) > MOST:
+            rows.append([f"{len(share) - MOST} more", f"{share.iloc[MOST:].sum():.1%}"])
+        blocks += [Table(rows, ["Column", "Share of all gains"], f"Columns that {contender.label} split by")]
+    text = "How much of what all splits gained in training was gained by splits of a column. It is no test of a cause."
+    return [Text(text), *blocks] if any(blocks) else []

@@ -12,7 +12,7 @@ from fedtail.report.blocks import Block, Charts, Text, say
 from fedtail.report.comparison import Comparison
 from fedtail.report.facts import number_in
 from fedtail.report.pictures import seeds
-from fedtail.runs.yardstick import TITLES
+from fedtail.runs.record import TITLES
 from fedtail.words import signed
 
 MOST_ROWS = 30

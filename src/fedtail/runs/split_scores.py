@@ -1,4 +1,4 @@
-"""What a finished model's probabilities tell, pooled and site by site: metrics, curves, and what a threshold costs."""
+"""Scores of a finished model on its two splits, pooled and site by site: metrics, curves, what a threshold costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPLITS = ("validation", "test")
 
 
 @dataclass(frozen=True)
-class Told:
+class SplitScores:
     """One split: the sum over sites, and each site's own metrics."""
 
     pooled: Scores | None
@@ -42,79 +42,81 @@ class Told:
     @property
     def spread(self) -> dict[str, Any]:
         """The worst site, the mean and the spread over sites; empty where nobody has samples of their own."""
-        return over_sites(self.telling, SITE_METRIC)
+        return over_sites(self.comparable, SITE_METRIC)
 
     @property
-    def telling(self) -> dict[int, float]:
+    def comparable(self) -> dict[int, float]:
         """Client -> macro F1, but for those with samples of one class alone: always answering it would make it 1."""
         rows = {k: row for k, row in self.own.items() if np.count_nonzero(row["per_class_support"]) > 1}
         return {k: float(row[SITE_METRIC]) for k, row in rows.items()}
 
-    def metrics(self, problem: Problem, confusion: np.ndarray, sites: Told) -> dict[str, Any]:
+    def metrics(self, problem: Problem, confusion: np.ndarray, sites: SplitScores) -> dict[str, Any]:
         """Every metric of the sum; ``sites``: where the worst site is looked up."""
-        return problem.metrics(confusion, self.pooled, list(sites.telling.values()) or None)
+        return problem.metrics(confusion, self.pooled, list(sites.comparable.values()) or None)
 
 
-Splits = Mapping[str, Told]
+Splits = Mapping[str, SplitScores]
 """``validation`` and ``test``."""
 
 
-def tell(problem: Problem, x: Tensor, split: str, decisions: Decisions | None = None) -> Told:
+def score_split(problem: Problem, x: Tensor, split: str, decisions: Decisions | None = None) -> SplitScores:
     """A model on ``test`` or ``validation``; the counts of one site after the other are in memory."""
     pooled: Scores | None = None
     sites: dict[int, dict[str, Any]] = {}
     drawn: dict[int, Scores] = {}
-    for k, found in problem.engine.scores(x, split, decisions):
-        pooled = found if pooled is None else pooled + found
-        if found.n:
-            sites[k] = problem.metrics(found.confusion, found)
+    for k, scores in problem.engine.scores(x, split, decisions):
+        pooled = scores if pooled is None else pooled + scores
+        if scores.n:
+            sites[k] = problem.metrics(scores.confusion, scores)
             if k >= 0 and len(drawn) < MOST_SITES:
-                drawn[k] = found
-    return Told(pooled, sites, drawn)
+                drawn[k] = scores
+    return SplitScores(pooled, sites, drawn)
 
 
-def tell_splits(problem: Problem, x: Tensor, decisions: Decisions | None = None) -> Splits:
-    return {split: tell(problem, x, split, decisions) for split in SPLITS}
+def score_splits(problem: Problem, x: Tensor, decisions: Decisions | None = None) -> Splits:
+    return {split: score_split(problem, x, split, decisions) for split in SPLITS}
 
 
 def metrics_of_test(problem: Problem, splits: Splits, confusion: np.ndarray | None = None) -> dict[str, Any]:
     """Return every metric of the test set, by its counts or by another confusion matrix; the worst site by private
     splits where the test set is nobody's own."""
-    told = splits["test"]
-    counts = told.pooled.confusion if confusion is None and told.pooled is not None else confusion
+    test = splits["test"]
+    counts = test.pooled.confusion if confusion is None and test.pooled is not None else confusion
     assert counts is not None
-    return told.metrics(problem, counts, told if told.own else splits["validation"])
+    return test.metrics(problem, counts, test if test.own else splits["validation"])
 
 
 def curves_of(
     splits: Splits, before: Splits | None, classes: Sequence[str], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Precision-recall curves of classes and the reliability of the top class on each split, for ``result.json``."""
-    found = {s: _curves(told, None if before is None else before[s], classes, names) for s, told in splits.items()}
-    return {split: drawn for split, drawn in found.items() if drawn}
+    curves = {s: _curves(one, None if before is None else before[s], classes, names) for s, one in splits.items()}
+    return {split: drawn for split, drawn in curves.items() if drawn}
 
 
-def _curves(told: Told, before: Told | None, classes: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    if told.pooled is None or not told.pooled.n:
+def _curves(
+    split: SplitScores, before: SplitScores | None, classes: Sequence[str], names: Sequence[str]
+) -> dict[str, Any]:
+    if split.pooled is None or not split.pooled.n:
         return {}
-    support = told.pooled.bins[:, 1].sum(-1)
+    support = split.pooled.bins[:, 1].sum(-1)
     order = [int(c) for c in np.argsort(support, kind="stable") if support[c]][:MOST_CLASSES]
     rare = order[0]
     out: dict[str, Any] = {
-        "pr": {str(classes[c]): thinned(told.pooled.bins[c]) for c in sorted(order)},
-        "reliability": reliable(told.pooled),
+        "pr": {str(classes[c]): thinned(split.pooled.bins[c]) for c in sorted(order)},
+        "reliability": reliable(split.pooled),
     }
     if before is not None and before.pooled is not None:
         out["reliability_before"] = reliable(before.pooled)
-    if told.drawn:
+    if split.drawn:
         out["sites"] = [
             {
                 "site": names[k],
-                "reliability": reliable(found),
+                "reliability": reliable(scores),
                 "class": str(classes[rare]),
-                "pr": thinned(found.bins[rare]) if found.bins[rare, 1].any() else None,
+                "pr": thinned(scores.bins[rare]) if scores.bins[rare, 1].any() else None,
             }
-            for k, found in told.drawn.items()
+            for k, scores in split.drawn.items()
         ]
     return out
 
@@ -173,15 +175,15 @@ def tradeoff_of(
 
 def site_rows(about: About, splits: Splits, before: Splits | None, decisions: Decisions) -> list[dict[str, Any]]:
     """A row per site that told something: its metrics on each split, and those of the plain argmax."""
-    clients = sorted({k for told in splits.values() for k in told.own})
+    clients = sorted({k for split in splits.values() for k in split.own})
     rows = []
     for k in clients:
         row: dict[str, Any] = {
             "site": about.sites[k],
-            **{s: told.own[k] for s, told in splits.items() if k in told.own},
+            **{name: split.own[k] for name, split in splits.items() if k in split.own},
         }
         if before is not None:
-            row["before"] = {s: told.own[k] for s, told in before.items() if k in told.own}
+            row["before"] = {name: split.own[k] for name, split in before.items() if k in split.own}
         if k in decisions.sites:
             row["decision"] = describe_decision(decisions.sites[k], about.classes)
         rows.append(row)
@@ -192,15 +194,15 @@ def worst_of(names: Sequence[str], splits: Splits, before: Splits | None) -> dic
     """The worst site, the mean and the spread: on the sites' own test sets, or else on their private splits."""
     split = "test" if splits["test"].own else "validation"
 
-    def named(told: Told) -> dict[str, Any]:
-        found = told.spread
-        if not found:
+    def named(scores: SplitScores) -> dict[str, Any]:
+        spread = scores.spread
+        if not spread:
             return {}
-        worst = {"site": names[found["client"]], "value": found["worst"]}
-        return worst | {key: found[key] for key in ("mean", "spread")}
+        worst = {"site": names[spread["client"]], "value": spread["worst"]}
+        return worst | {key: spread[key] for key in ("mean", "spread")}
 
-    found = named(splits[split])
-    if not found:
+    worst = named(splits[split])
+    if not worst:
         return {}
-    out = {"metric": SITE_METRIC, "split": split, **found}
+    out = {"metric": SITE_METRIC, "split": split, **worst}
     return out if before is None else {**out, "before": named(before[split])}
