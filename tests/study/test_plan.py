@@ -1,7 +1,7 @@
 """A plan before a federation: what counts allow, and what each site would gain."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -58,7 +58,7 @@ def test_each_site_is_tried_alone_left_out_and_together(federation: Federation) 
     assert found.sites[1].alone == alone[1]
     text = found.markdown()
     assert "better off together than alone" in text and "| rare |" in text
-    assert json.loads(json.dumps(found.to_json()))["classes"][0]["name"] == "rare"
+    assert json.loads(json.dumps(asdict(found)))["classes"][0]["name"] == "rare"
     assert plan(replace(federation), settings, 0.9, 0.9, trials=False).sites == ()
 
 

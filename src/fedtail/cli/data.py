@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
 from fedtail.cli.progress import print_notes, terminal
-from fedtail.cli.tables import bare_table
+from fedtail.cli.tables import bare_table, rich_table, table_width
 from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
@@ -21,12 +20,14 @@ from fedtail.data.skew_plot import save_skew_plot
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.data.tables.pooled import names_option
 from fedtail.errors import FedtailError, writing
+from fedtail.report.blocks import Table
 from fedtail.runs.build import build_federation
 from fedtail.runs.config import load_config
+from fedtail.words import listing
 
 app = typer.Typer(help="List, download and inspect data sets.", no_args_is_help=True)
 TALL = 24
-"""Most rows of a table, apart from totals."""
+"""Most sites in a table."""
 
 
 @app.command("list")
@@ -116,107 +117,57 @@ def show(found: Inspection, width: int | None = None) -> None:
         f"test samples of {shape} values, {c} classes, {k:,} sites",
         soft_wrap=True,
     )
-    for columns, rows in (_sites_down(found), _classes_down(found), _summary(found)):
-        needed = sum(max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True))
-        if needed <= out.width and len(rows) <= TALL + 4:
-            break
-    table = bare_table(padding=(0, 1, 0, 0))
-    for i, name in enumerate(columns):
-        width = max(len(name), *(len(row[i]) for row in rows))
-        table.add_column(name, justify="right" if i else "left", no_wrap=True, min_width=width if i else None)
-    for row in rows:
-        table.add_row(*(Text(cell, style="yellow" if cell.endswith("*") else "") for cell in row))
-    out.print(table)
-    if columns[1] == SUMMARY[1]:
-        out.print(_class_table(found))
+    whole = _by_class(found)
+    blocks = [whole] if k <= TALL and table_width(whole) <= out.width else [_by_site(found), _classes(found)]
+    for block in blocks:
+        out.print(rich_table(block))
     lacking = [i for i in range(k) if found.missing(i)]
     lines = [
         f"* rarest of {found.n_groups} groups at rate {found.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
         "epoch: samples per epoch after resampling",
         f"label skew {found.skew:.3f} (0: every site has the global class mix; near 1: sites share almost no classes)",
+        *(f"  {found.sites[i]} lacks {listing(found.missing(i), 6)}" for i in lacking[:5]),
+        *([f"  and {len(lacking) - 5:,} more sites; --json lists all"] if len(lacking) > 5 else []),
     ]
-    for i in lacking[:5]:
-        missing = found.missing(i)
-        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        lines.append(f"  {found.sites[i]} lacks {', '.join(missing[:6])}{more}")
-    if len(lacking) > 5:
-        lines.append(f"  and {len(lacking) - 5:,} more sites; --json lists all")
     for line in (*lines, *(f"note: {note}" for note in found.notes)):
         out.print(line, soft_wrap=True)
 
 
-SUMMARY = ("site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch")
-TextTable = tuple[list[str], list[list[str]]]
-"""Column names and rows of text."""
-
-
-def _sites_down(found: Inspection) -> TextTable:
-    """One row per site, one column per class, rarest first."""
-    rows = [
-        [site, *(_cell(found, k, c) for c in found.order), *_figures(found, k)]
-        for k, site in enumerate(found.sites[: TALL + 5])
-    ]
-    for label, counts in (("all sites", found.total), ("test", found.test)):
-        shown = (f"{n:,}" for n in counts[found.order])
-        rows.append([label, *shown, f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
-    return ["site", *(found.classes[c] for c in found.order), "samples", "imbalance", "epoch"], rows
-
-
-def _classes_down(found: Inspection) -> TextTable:
-    """The same table transposed: for few sites, and long or many class names."""
-    sites = range(min(len(found.sites), TALL))
-    rows = [
-        [found.classes[c], *(_cell(found, k, c) for k in sites), f"{found.total[c]:,}", f"{found.test[c]:,}"]
-        for c in found.order
-    ]
-    figures = [_figures(found, k) for k in sites]
-    overall = [f"{found.total.sum():,}", f"{ratio(found.total):.4g}", ""]
-    tests = [f"{found.test.sum():,}", f"{ratio(found.test):.4g}", ""]
-    for i, label in enumerate(("samples", "imbalance", "epoch")):
-        rows.append([label, *(f[i] for f in figures), overall[i], tests[i]])
-    names = list(found.sites) if len(found.sites) <= TALL else ["-" * 200]
-    return ["class", *names[: len(sites)], *["-"] * (len(sites) - len(names)), "all sites", "test"], rows
-
-
-def _summary(found: Inspection) -> TextTable:
-    """One row per site with the number of classes in each group; the middle left out where sites are many."""
-    k = len(found.sites)
-    chosen = range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]
+def _by_class(found: Inspection) -> Table:
+    """A row per site, a column per class, rarest first."""
     last = found.n_groups - 1
+
+    def cell(k: int, c: int) -> str:
+        n = int(found.table[k, c])
+        return "·" if n == 0 else f"{n:,}*" if last and found.groups[k, c] == last else f"{n:,}"
+
+    rows = [[site, *(cell(k, c) for c in found.order), *_figures(found, k)] for k, site in enumerate(found.sites)]
+    rest = [
+        [label, *(f"{n:,}" for n in counts[found.order]), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""]
+        for label, counts in (("all sites", found.total), ("test", found.test))
+    ]
+    return Table(rows, ["site", *(found.classes[c] for c in found.order), "samples", "imbalance", "epoch"], rest=rest)
+
+
+def _by_site(found: Inspection) -> Table:
+    """A row per site with the number of classes in each group; the middle left out where sites are many."""
+    k, last = len(found.sites), found.n_groups - 1
     rows = []
-    for i in chosen:
-        groups = found.groups[i]
-        rare = int((groups == last).sum()) if last else 0
-        rows.append(
-            [
-                found.sites[i],
-                str(int((groups >= 0).sum()) - rare),
-                f"{rare}*",
-                str(len(found.missing(i))),
-                *_figures(found, i),
-            ]
-        )
+    for i in range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]:
+        rare = int((found.groups[i] == last).sum()) if last else 0
+        common = int((found.groups[i] >= 0).sum()) - rare
+        rows.append([found.sites[i], str(common), f"{rare}*", str(len(found.missing(i))), *_figures(found, i)])
     if k > TALL:
         rows.insert(TALL // 2, ["…"] * 7)
-    for label, counts in (("all sites", found.total), ("test", found.test)):
-        rows.append([label, "", "", str(int((counts == 0).sum())), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""])
-    return list(SUMMARY), rows
+    return Table(rows, ["site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch"])
 
 
-def _class_table(found: Inspection) -> RichTable:
-    """The classes by name, where the table of sites has no room for them."""
-    table = bare_table("class")
-    for name in ("all sites", "test", "sites with it"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _classes(found: Inspection) -> Table:
+    """The classes by name, rarest first, where the table of sites has no room for them."""
     have = (found.table > 0).sum(0)
-    for c in found.order[: TALL * 2]:
-        table.add_row(found.classes[c], f"{found.total[c]:,}", f"{found.test[c]:,}", f"{have[c]:,}")
-    return table
-
-
-def _cell(found: Inspection, k: int, c: int) -> str:
-    n, last = int(found.table[k, c]), found.n_groups - 1
-    return "·" if n == 0 else f"{n:,}*" if last and found.groups[k, c] == last else f"{n:,}"
+    order = found.order[: TALL * 2]
+    rows = [[found.classes[c], f"{found.total[c]:,}", f"{found.test[c]:,}", f"{have[c]:,}"] for c in order]
+    return Table(rows, ["class", "all sites", "test", "sites with it"])
 
 
 def _figures(found: Inspection, k: int) -> list[str]:

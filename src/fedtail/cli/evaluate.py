@@ -19,7 +19,7 @@ from fedtail.errors import FedtailError
 from fedtail.report.blocks import Cell, Table
 from fedtail.runs.evaluate import evaluate as evaluation_of
 from fedtail.runs.explain import importance
-from fedtail.runs.judged import Judged, judge
+from fedtail.runs.judged import judge
 from fedtail.runs.saved import load_model
 from fedtail.words import fixed
 
@@ -49,7 +49,7 @@ def evaluate(
 
     Example: `fedtail evaluate new.csv --run runs/x`.
     """
-    judged = judged_by(model, data, label, site, allow_code)
+    judged = judge(model, data, label=label, site=site, allow_code=allow_code)
     found = evaluation_of(judged)
     print_notes(judged.notes)
     print_evaluation(found)
@@ -62,16 +62,6 @@ def evaluate(
         print_importance(names, lost, judged.classes, [row["class"] for row in found["classes"]])
     if as_json:
         typer.echo(json.dumps(found))
-
-
-def judged_by(model: str, data: Path, label: str | None, site: str | None, allow_code: bool) -> Judged:
-    """Read and judge rows by whatever ``--model`` names."""
-    if ":" in model and not Path(model).exists():
-        if not allow_code:
-            raise FedtailError(f"--model {model!r} is code; to import it, pass --allow-code")
-        return judge(model, data, label=label, site=site)
-    known = model if model.endswith(".onnx") else load_model(model, allow_code=allow_code)
-    return judge(known, data, label=label, site=site)
 
 
 def print_evaluation(found: dict[str, Any]) -> None:

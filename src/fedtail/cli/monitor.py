@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedtail.cli.evaluate import Data, Label, Model, Site, judged_by
+from fedtail.cli.evaluate import Data, Label, Model, Site
 from fedtail.cli.flags import Json
 from fedtail.cli.options import AllowCode, RunFolder
 from fedtail.cli.progress import console, print_notes, terminal
@@ -50,7 +50,7 @@ def monitor(
     and draws a timeline beside the state; the exit code is 3 if something has changed, which without any change
     happens at most once in twenty lives of a model, however often you look.
     """
-    judged = judged_by(model, data, label, site, allow_code)
+    judged = judge(model, data, label=label, site=site, allow_code=allow_code)
     path = state or (Path(model) / STATE if Path(model).is_dir() else Path(STATE))
     print_notes(judged.notes)
     if reference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,6 @@ def plan_command(
         with writing(out):
             out.write_text(found.markdown(), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(found.to_json()))
+        typer.echo(json.dumps(asdict(found)))
     else:
         terminal().print(found.markdown(), soft_wrap=True, markup=False, highlight=False)

@@ -50,7 +50,7 @@ def print_block(block: TableBlock, columns: Sequence[str] = (), most: int = MOST
         kept = [i for i, name in enumerate(block.head) if not columns or name in columns]
         rows, head = [[row[i] for i in kept] for row in block.rows], [block.head[i] for i in kept]
         shown = TableBlock(rows[:most], head)
-        if _width(shown) > terminal().width:  # intervals are the first to go
+        if table_width(shown) > terminal().width:  # intervals are the first to go
             shown = TableBlock([[c.text if isinstance(c, Cell) else c for c in row] for row in rows[:most]], head)
         terminal().print(rich_table(shown))
         if len(rows) > most:
@@ -64,9 +64,9 @@ def print_table(table: Table, console: Console | None = None) -> None:
     columns = list(table.columns)
 
     for least in sorted(columns[1:], key=lambda c: METRICS[c].priority):
-        if _width(table.block(columns, test=False)) > out.width:
+        if table_width(table.block(columns, test=False)) > out.width:
             columns.remove(least)
-    tested = len(table.rows) > 1 and _width(table.block(columns)) <= out.width
+    tested = len(table.rows) > 1 and table_width(table.block(columns)) <= out.width
     look = {"title": table.title, "title_justify": "left", "title_style": "bold"}
     out.print(rich_table(table.block(columns, test=tested), **look))
     if table.yardsticks:
@@ -77,7 +77,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
         out.print(Text(footnote(table) if tested else short, style="dim"))
 
 
-def _width(block: TableBlock) -> int:
+def table_width(block: TableBlock) -> int:
     """Return the columns of a terminal that a table needs if only the labels of its rows are wrapped."""
     widths = [max(len(_text(c)) for c in cells) for cells in zip(block.head, *block.rows, *block.rest, strict=True)]
     return min(widths[0], LABEL) + 1 + sum(3 + width for width in widths[1:])

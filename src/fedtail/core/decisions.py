@@ -84,6 +84,11 @@ class Decision:
         rest = np.where(np.isfinite(limits) & ~np.isfinite(limits).all(), -np.inf, score)
         return np.where(ratio.max(-1, initial=0.0) >= 1, ratio.argmax(-1), rest.argmax(-1))
 
+    def scores(self, p: np.ndarray, y: np.ndarray, *, tempered: bool = True) -> Scores:
+        """Count probabilities (N, C) of a model, calibrated, and the answers that are made of them; y: (N,) labels."""
+        calibrated = self.probabilities(p)
+        return Scores.of(calibrated, y, self.answers(calibrated), tempered=tempered)
+
     @property
     def limits(self) -> np.ndarray | None:
         """(C,) thresholds, infinite for classes without one; None if no class has one."""

@@ -129,10 +129,7 @@ def confusion_on(model: FlatModel, split: Split) -> Callable[[Tensor], np.ndarra
 
 def scores_on(logits: Logits, n_classes: int, decision: Decision | None = None, *, tempered: bool = True) -> Scores:
     """Counts of a model's probabilities and answers, from its (B, C) logits and labels batch by batch."""
-    rule = decision or Decision()
-    p, y = probabilities_of(logits, n_classes)
-    p = rule.probabilities(p)
-    return Scores.of(p, y, rule.answers(p), tempered=tempered)
+    return (decision or Decision()).scores(*probabilities_of(logits, n_classes), tempered=tempered)
 
 
 def probabilities_of(logits: Logits, n_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,19 @@ class Judged:
         """Counts of these rows, all of them labelled: the sum over sites of what each of them counts."""
         assert self.y is not None
         parts = self.by_site().values() or [self]
-        found = total(Scores.of(part.p, part.y, part.decision.answers(part.p)) for part in parts if part.y is not None)
-        assert found is not None
-        return found
+        scores = total(Scores.of(part.p, part.y, part.decision.answers(part.p)) for part in parts if part.y is not None)
+        assert scores is not None
+        return scores
 
     def by_site(self) -> dict[str, Judged]:
         """The rows of each site, in the order of names; empty where the rows do not say."""
         if self.sites is None:
             return {}
         return {str(name): self.part(self.sites == name) for name in np.unique(self.sites)}
+
+
+Read = Callable[[dict[str, Any], tuple[str, ...]], "_Rows"]
+"""Reads the rows for a model with this preprocessing and these classes."""
 
 
 def judge(
@@ -95,6 +100,7 @@ def judge(
     label: str | None = None,
     site: str | None = None,
     keep: Sequence[str] = (),
+    allow_code: bool = True,
 ) -> Judged:
     """Read rows and predict them.
 
@@ -104,34 +110,38 @@ def judge(
         data: a table or its file, a ``.npy`` file, an image or a folder of images (``site/class/*`` or ``class/*``,
             where folder names are classes).
         label: the label column; default: the one trained on. site: the column that names the site, likewise.
-        keep: columns of the table that identify rows.
+        keep: columns of the table that identify rows. allow_code: whether code that ``model`` names may be imported.
     """
-    if not isinstance(model, SavedModel) and Path(model).is_dir():
-        model = load_model(model)
+    read = partial(_read, data, label, site, keep)
     if isinstance(model, SavedModel):
-        rows = _read(data, model.preprocessing, model.classes, label, site, keep)
-        x = model.inputs(rows.input, rows.notes)
-        return rows.judged(replace(model, decision=Decision()).probabilities, model.decision, x)
+        return _saved(model, read)
     if str(model).endswith(".onnx"):
-        return _onnx(Path(model), data, label, site, keep)
-    return _estimator(str(model), data, label, site, keep)
+        return _onnx(Path(model), read)
+    if ":" not in str(model) or Path(model).exists():
+        return _saved(load_model(model, allow_code=allow_code), read)
+    if not allow_code:
+        raise FedtailError(f"--model {str(model)!r} is code; to import it, pass --allow-code")
+    if label is None:
+        raise FedtailError(f"model {str(model)!r} does not know the label column; name it with --label")
+    return _estimator(str(model), read, [label] if site is None else [label, site])
 
 
 @dataclass
 class _Rows:
     input: Any
     classes: tuple[str, ...]
-    notes: list[str]
     preprocessing: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
     y: np.ndarray | None = None
     sites: np.ndarray | None = None
     identity: dict[str, Any] = field(default_factory=dict)
 
     def judged(self, probabilities: Callable[[Any], np.ndarray], decision: Decision, x: Any) -> Judged:
         """Predict site by site, as sites would: rows that go through a network together can change its last bits."""
-        n = len(x)
-        raw = np.empty((n, len(self.classes)), dtype=np.float32)
-        sites = np.zeros(n, dtype=np.int64) if self.sites is None else np.unique(self.sites, return_inverse=True)[1]
+        raw = np.empty((len(x), len(self.classes)), dtype=np.float32)
+        sites = (
+            np.zeros(len(x), dtype=np.int64) if self.sites is None else np.unique(self.sites, return_inverse=True)[1]
+        )
         for k in range(int(sites.max(initial=-1)) + 1):
             kept = np.flatnonzero(sites == k)
             raw[kept] = probabilities(x[torch.from_numpy(kept)] if isinstance(x, Tensor) else x.iloc[kept])
@@ -142,7 +152,7 @@ class _Rows:
             y=self.y,
             sites=self.sites,
             x=x if isinstance(x, Tensor) else None,
-            identity=self.identity or {"row": np.arange(1, n + 1)},
+            identity=self.identity or {"row": np.arange(1, len(x) + 1)},
             notes=tuple(self.notes),
             preprocessing=self.preprocessing,
         )
@@ -150,59 +160,43 @@ class _Rows:
 
 def _read(
     data: Path | pd.DataFrame,
-    preprocessing: dict[str, Any],
-    classes: tuple[str, ...],
     label: str | None,
     site: str | None,
     keep: Sequence[str],
+    preprocessing: dict[str, Any],
+    classes: tuple[str, ...],
 ) -> _Rows:
     """Rows with labels and sites where they have some; what a column is called falls back on the training data."""
-    notes: list[str] = []
     if isinstance(data, pd.DataFrame) or (data.is_file() and is_table(data)):
-        table = _table(data, preprocessing, label)
-        frame, where = table.frame, f"table {table.name!r}"
-        columns = list(frame.columns)
+        if isinstance(data, pd.DataFrame):
+            table = from_frame(data)
+        else:
+            table = (
+                read_for(data, preprocessing) if preprocessing else read_table(data, plain={label} if label else set())
+            )
+        frame, columns = table.frame, list(table.frame.columns)
         for what, name in (("label", label), ("site", site), *(("kept", name) for name in keep)):
             if name is not None:
-                need_column(what, name, columns, where)
-        label = label or preprocessing.get("label")
-        site = site or preprocessing.get("site")
-        return _Rows(
-            table,
-            classes,
-            notes,
-            preprocessing,
-            y=_codes(frame[label], classes, notes) if label in columns else None,
-            sites=frame[site].astype(str).to_numpy() if site in columns else None,
-            identity={name: frame[name].to_numpy() for name in keep},
-        )
+                need_column(what, name, columns, f"table {table.name!r}")
+        label, site = label or preprocessing.get("label"), site or preprocessing.get("site")
+        rows = _Rows(table, classes, preprocessing, identity={name: frame[name].to_numpy() for name in keep})
+        rows.y = _codes(frame[label], classes, rows.notes) if label in columns else None
+        rows.sites = frame[site].astype(str).to_numpy() if site in columns else None
+        return rows
     for flag, name in (("--label", label), ("--site", site), ("--keep", keep[0] if keep else None)):
         if name is not None:
             raise FedtailError(f"{flag} {name!r} names a column, but {str(data)!r} is not a table")
     if not data.is_dir():
-        one = data.suffix != ".npy"
-        return _Rows(data, classes, notes, preprocessing, identity={"file": [str(data)]} if one else {})
+        identity = {} if data.suffix == ".npy" else {"file": [str(data)]}
+        return _Rows(data, classes, preprocessing, identity=identity)
     files = image_files(data)
+    rows = _Rows(list(files), classes, preprocessing, identity={"file": [str(path) for path in files]})
     places = np.array(class_places([path.parent.name for path in files], classes))
-    sites = np.array([path.parent.parent.name for path in files])
-    deep = any(path.parent.parent != data and path.parent != data for path in files)
-    return _Rows(
-        list(files),
-        classes,
-        notes,
-        preprocessing,
-        y=places if (places >= 0).any() else None,
-        sites=sites if deep and (places >= 0).any() else None,
-        identity={"file": [str(path) for path in files]},
-    )
-
-
-def _table(data: Path | pd.DataFrame, preprocessing: dict[str, Any], label: str | None) -> Table:
-    if isinstance(data, pd.DataFrame):
-        return from_frame(data)
-    if preprocessing:
-        return read_for(data, preprocessing)
-    return read_table(data, plain={label} if label else set())
+    if (places >= 0).any():
+        rows.y = places
+        if any(path.parent.parent != data and path.parent != data for path in files):
+            rows.sites = np.array([path.parent.parent.name for path in files])
+    return rows
 
 
 def _codes(column: pd.Series[Any], classes: tuple[str, ...], notes: list[str]) -> np.ndarray:
@@ -217,7 +211,13 @@ def _codes(column: pd.Series[Any], classes: tuple[str, ...], notes: list[str]) -
     return y
 
 
-def _onnx(path: Path, data: Path | pd.DataFrame, label: str | None, site: str | None, keep: Sequence[str]) -> Judged:
+def _saved(model: SavedModel, read: Read) -> Judged:
+    rows = read(model.preprocessing, model.classes)
+    x = model.inputs(rows.input, rows.notes)
+    return rows.judged(replace(model, decision=Decision()).probabilities, model.decision, x)
+
+
+def _onnx(path: Path, read: Read) -> Judged:
     try:
         import onnxruntime
     except ImportError:
@@ -234,40 +234,33 @@ def _onnx(path: Path, data: Path | pd.DataFrame, label: str | None, site: str | 
     except Exception as error:  # onnxruntime has an exception of its own for each way to be no ONNX file
         first = str(error).strip().splitlines()[0]
         raise FedtailError(f"{str(path)!r} is not an ONNX file that can be run: {first}") from None
-    rows = _read(data, about["preprocessing"], classes, label, site, keep)
+    rows = read(about["preprocessing"], classes)
     x = prepare_inputs(rows.input, about["preprocessing"], shape, rows.notes)
     name = session.get_inputs()[0].name
 
     def probabilities(x: Tensor) -> np.ndarray:
-        return np.concatenate(
-            [session.run(["probabilities"], {name: part.float().numpy()})[0] for part in x.split(1024)]
-        )
+        parts = (session.run(["probabilities"], {name: part.float().numpy()})[0] for part in x.split(1024))
+        return np.concatenate(list(parts))
 
     # the graph has calibrated already
     return rows.judged(probabilities, replace(decision, temperature=1.0, bias=()), x)
 
 
-def _estimator(
-    name: str, data: Path | pd.DataFrame, label: str | None, site: str | None, keep: Sequence[str]
-) -> Judged:
-    found = load_object("model", name)
-    if not hasattr(found, "predict_proba") or not hasattr(found, "classes_"):
+def _estimator(name: str, read: Read, not_inputs: Sequence[str]) -> Judged:
+    model = load_object("model", name)
+    if not hasattr(model, "predict_proba") or not hasattr(model, "classes_"):
         raise FedtailError(f"model {name!r} has no predict_proba and classes_; give a fitted classifier")
-    if label is None:
-        raise FedtailError(f"model {name!r} does not know the label column; name it with --label")
-    classes = tuple(str(c) for c in found.classes_)
-    rows = _read(data, {}, classes, label, site, keep)
+    rows = read({}, tuple(str(c) for c in model.classes_))
     if not isinstance(rows.input, Table):
-        raise FedtailError(f"model {name!r} takes tables; {str(data)!r} is not one")
-    frame = rows.input.frame.drop(columns=[c for c in (label, site) if c is not None])
+        raise FedtailError(f"model {name!r} takes tables; these rows are not one")
 
     def probabilities(part: pd.DataFrame) -> np.ndarray:
         try:
-            raw = np.asarray(found.predict_proba(part), dtype=np.float64)
+            raw = np.asarray(model.predict_proba(part), dtype=np.float64)
         except Exception as error:
             raise in_user_code("model", name, error) from error
-        if raw.shape != (len(part), len(classes)):
-            raise FedtailError(f"model {name!r}: predict_proba gave {raw.shape}, not ({len(part)}, {len(classes)})")
+        if raw.shape != (expected := (len(part), len(rows.classes))):
+            raise FedtailError(f"model {name!r}: predict_proba gave {raw.shape}, not {expected}")
         return raw
 
-    return rows.judged(probabilities, Decision(), frame)
+    return rows.judged(probabilities, Decision(), rows.input.frame.drop(columns=list(not_inputs)))

@@ -107,9 +107,9 @@ def _never(confusion: np.ndarray, classes: Sequence[str]) -> str:
     """The classes that have test samples and are never the answer, in words."""
     if confusion.shape[0] != confusion.shape[1]:
         return ""
-    support, missed = confusion.sum(1), np.flatnonzero((confusion.sum(1) > 0) & (confusion.sum(0) == 0))
-    named = [f"{classes[int(c)]!r} ({int(support[c]):,} test samples)" for c in missed]
-    return listing(named, 5)
+    support, answered = confusion.sum(1), confusion.sum(0)
+    missed = np.flatnonzero((support > 0) & (answered == 0)).tolist()
+    return listing([f"{classes[c]!r} ({int(support[c]):,} test samples)" for c in missed], 5)
 
 
 def _keyword(change: str) -> str:
@@ -123,7 +123,7 @@ def _keyword(change: str) -> str:
 
 def next_change(settings: Settings) -> str:
     """The override most likely to help, among what the settings have not tried yet."""
-    if settings.local.lr != "auto" and settings.privacy.mode == "none":
+    if settings.local.lr != "auto" and settings.privacy.mode == "none" and settings.method.name != "trees":
         return "local.lr=auto"
     if settings.run.rounds < 30:
         return f"run.rounds={max(50, 2 * settings.run.rounds)}"
@@ -133,7 +133,7 @@ def next_change(settings: Settings) -> str:
 
 
 def _why(settings: Settings, rounds: int) -> str:
-    if settings.local.lr != "auto":
+    if settings.local.lr != "auto" and settings.method.name != "trees":
         return "the learning rate is probably wrong for this data"
     return (
         f"{rounds} rounds are probably too few"
@@ -156,28 +156,30 @@ def _diverged(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> 
 def _lost_ground(history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether macro F1 ended well below its best, or is not known. A loss that rises while it does not is the
     schedule's doing: small sites fit their own rows in a round of large steps, and no longer once steps are small."""
-    splits = ([r[s]["macro_f1"] for r in history if r.get(s)] for s in ("validation", "test"))
-    known = next((values for values in splits if any(v is not None and np.isfinite(v) for v in values)), [])
-    if not known:
-        return True
-    last = known[-1]
-    return last is None or not np.isfinite(last) or last < np.nanmax(np.array(known, dtype=float)) - LOST
+    splits = (macro_f1(history, split) for split in ("validation", "test"))
+    known = next((values for values in splits if np.isfinite(values).any()), None)
+    return known is None or not known[-1] >= np.nanmax(known) - LOST
 
 
 def _still(history: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> bool:
     """Whether neither loss nor macro F1 moved from the first round to the last."""
     if len(history) < ENOUGH or abs(losses[-1] - losses[0]) > MOVED * abs(losses[0]):
         return False
-    seen = [r[split]["macro_f1"] for split in ("test", "validation") for r in history if r.get(split)]
-    known = [v for v in seen if v is not None and np.isfinite(v)]
-    return not known or max(known) - min(known) < MOVED
+    known = np.concatenate([macro_f1(history, split) for split in ("test", "validation")])
+    known = known[np.isfinite(known)]
+    return not known.size or bool(np.ptp(known) < MOVED)
+
+
+def macro_f1(history: Sequence[Mapping[str, Any]], split: str) -> np.ndarray:
+    """Macro F1 on a split after each round that was scored there, NaN where it is not defined."""
+    return np.array([r[split]["macro_f1"] for r in history if r.get(split)], dtype=np.float64)
 
 
 def _rising(history: Sequence[Mapping[str, Any]], rounds: int) -> str:
     """How validation macro F1 still rose when all the rounds had been run, in words; empty if it did not."""
-    known = [r["validation"]["macro_f1"] for r in history if r.get("validation")]
+    known = macro_f1(history, "validation")
     fifth = len(known) // 5
-    if len(history) < max(LONG, rounds) or len(known) < len(history) or any(v is None for v in known[-2 * fifth :]):
+    if len(history) < max(LONG, rounds) or len(known) < len(history):
         return ""
     before, last = float(np.mean(known[-2 * fifth : -fifth])), float(np.mean(known[-fifth:]))
     return f"{before:.3f}, then {last:.3f} over the last {fifth}" if last > before + RISING else ""

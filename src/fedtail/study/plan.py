@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from fedtail.core.decisions import Decision
+from fedtail.core.metrics import summarize
 from fedtail.core.promise import most_promised, samples_needed
 from fedtail.core.random import generator
 from fedtail.data.federation import Federation
 from fedtail.runs.build import build
 from fedtail.runs.execution import play
-from fedtail.runs.result import Result
 from fedtail.settings import Settings
 from fedtail.words import percent, plural, signed
 
@@ -68,10 +68,6 @@ class Plan:
     full: float | None = None
     """And with all of them."""
     notes: tuple[str, ...] = field(default=())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
     def markdown(self) -> str:
         """Write the plan as one page."""
@@ -191,17 +187,10 @@ def own_scores(
     federation: Federation, settings: Settings, members: Sequence[int], owners: np.ndarray
 ) -> dict[int, float]:
     """Train some of the sites together and return each site's macro F1 on its own test rows; NaN without any."""
-    from sklearn.metrics import f1_score
-
-    part = subset(federation, members)
-    fitted: Result = play(build(settings, part))
-    model = fitted.model()
-    answers = model.decision.answers(model.probabilities(federation.test.x))
-    y = federation.test.y.numpy()
-    return {
-        k: float(f1_score(y[owners == k], answers[owners == k], average="macro")) if (owners == k).any() else np.nan
-        for k in range(federation.n_clients)
-    }
+    model = play(build(settings, subset(federation, members))).model()
+    p, y = replace(model, decision=Decision()).probabilities(federation.test.x), federation.test.y.numpy()
+    scores = (model.decision.scores(p[owners == k], y[owners == k]) for k in range(federation.n_clients))
+    return {k: float(summarize(one.confusion)["macro_f1"]) if one.n else np.nan for k, one in enumerate(scores)}
 
 
 def subset(federation: Federation, members: Sequence[int]) -> Federation:

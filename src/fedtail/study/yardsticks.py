@@ -191,9 +191,8 @@ def best_pooled(setup: Setup, fits: Sequence[Callable[[Rows], Fitted]]) -> Measu
         model, decision = fit((inputs(train), train.y.numpy())), Decision()
         if len(held):
             p, y = normalized(model(inputs(held))), held.y.numpy()
-            counted = partial(counts_of, p, y)
-            decision = common_goal(counted, settings.decision, federation.classes).common
-            value = signed(settings.run.metric, summarized(federation, counted(decision)).get(settings.run.metric))
+            decision = common_goal(partial(Decision.scores, p=p, y=y), settings.decision, federation.classes).common
+            value = signed(settings.run.metric, summarized(federation, decision.scores(p, y)).get(settings.run.metric))
         if best is None or value > score:
             best, score = (model, decision), value if len(held) else score
     assert best is not None
@@ -272,15 +271,9 @@ def normalized(p: np.ndarray) -> np.ndarray:
     return np.asarray(p / p.sum(1, keepdims=True))
 
 
-def counts_of(p: np.ndarray, y: np.ndarray, decision: Decision) -> Scores:
-    """Counts of probabilities, and of the answers that a decision makes of them."""
-    p = decision.probabilities(p)
-    return Scores.of(p, y, decision.answers(p))
-
-
 def macro_f1(module: nn.Module, federation: Federation, split: Split, decision: Decision, site: int = -1) -> float:
     """Macro F1 of a model on a split, by its decision."""
-    scores = counts_of(probabilities(module, federation, split, site), split.labels, decision)
+    scores = decision.scores(probabilities(module, federation, split, site), split.labels)
     return float(summarize(scores.confusion)["macro_f1"])
 
 
@@ -290,11 +283,11 @@ def judged(
     """All metrics of (N, C) probabilities on the common test set, and counts on the rows that are a site's own."""
     y, owner = federation.test.y.numpy(), federation.test_clients
     own = {
-        name: counts_of(p[owner == k], y[owner == k], decision).confusion
+        name: decision.scores(p[owner == k], y[owner == k]).confusion
         for k, name in enumerate(federation.sites if owner.size else ())
     }
     each = [float(summarize(m)["macro_f1"]) for m in own.values() if np.count_nonzero(m.sum(1)) > 1]
-    test = summarized(federation, counts_of(p, y, decision), each)
+    test = summarized(federation, decision.scores(p, y), each)
     return test, {name: m.tolist() for name, m in own.items()}
 
 
