@@ -193,3 +193,11 @@ def test_a_run_without_settings_finds_every_class(seed: int, tmp_path: Path) -> 
     """As ``fedtail run`` in an empty folder."""
     result = run(load_config(None, [f"run.folder={tmp_path}", f"run.seed={seed}"], suggest=True))
     assert min(result.test["per_class_accuracy"]) > 0.2 and result.test["macro_f1"] > 0.8 and result.verdict is None
+
+
+def test_trees_are_not_told_to_change_a_learning_rate_that_they_do_not_have() -> None:
+    history = [{"train_loss": 1.0 - 0.1 * t, "refused": [], "validation": {"macro_f1": 0.3}} for t in range(6)]
+    settings = Settings.of(rounds=100)
+    settings = settings.model_copy(update={"method": settings.method.model_copy(update={"name": "trees"})})
+    wrong = verdict({"macro_f1": 0.3}, np.array([[90, 0], [10, 0]]), FLOOR, history, CLASSES, settings, 500)
+    assert wrong is not None and wrong.change == "" and "learning rate" not in wrong.said
