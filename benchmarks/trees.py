@@ -30,7 +30,7 @@ import numpy as np
 from fedtail.boosting import splits
 from fedtail.boosting.bins import Column, columns_of, read_columns
 from fedtail.boosting.grower import Site, asking, best_round, boost
-from fedtail.boosting.start import Plan
+from fedtail.boosting.predictor import Plan
 from fedtail.core.totals import LocalTotals
 from fedtail.data import partition
 from table_models import ASIDE, CHOOSE, as_table

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from fedtail.boosting.bins import Column, read_columns
 from fedtail.boosting.grower import best_round, lowest_round
-from fedtail.boosting.predictor import Forest
-from fedtail.boosting.start import Plan
+from fedtail.boosting.predictor import Forest, Plan
 from tests.boosting.growing import a_plan, grown, same, table
 
 

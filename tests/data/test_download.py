@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedtail.data import sources
-from fedtail.data.download import Remote, cache_root, data_root, fetch
-from fedtail.data.sources import Source, is_here, locate
+from fedtail.data.sources import Remote, Source, cache_root, data_root, fetch, is_here, locate
 from fedtail.errors import FedtailError
 
 BODY = bytes(range(256)) * 4096  # 1 MiB

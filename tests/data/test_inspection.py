@@ -12,8 +12,7 @@ from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data import Federation
 from fedtail.data.images.contact_sheet import save_contact_sheet
-from fedtail.data.inspection import inspect, ratio
-from fedtail.data.skew_plot import save_skew_plot, skew_figure
+from fedtail.data.inspection import inspect, ratio, save_skew_plot, skew_figure
 from fedtail.errors import FedtailError
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedtail.data import Federation, Samples, long_tail_counts, partition, split
 from fedtail.data.federation import stratified_holdout
-from fedtail.data.template import load_template, template_shares
+from fedtail.data.partitions import load_template, template_shares
 from fedtail.errors import FedtailError
 
 LABELS = np.repeat(np.arange(6), [300, 150, 80, 40, 20, 10])

@@ -14,13 +14,11 @@ import pandas as pd
 import torch
 
 from fedtail.core.random import generator
-from fedtail.data.download import Remote
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import Pooled
-from fedtail.data.sources import SOURCES, Source, locate
-from fedtail.data.tables.encode import encode
+from fedtail.data.sources import SOURCES, Remote, Source, locate
+from fedtail.data.tables.encode import encode, published, strict_columns
 from fedtail.data.tables.labels import label_codes
-from fedtail.data.tables.published import published, strict_columns
 from fedtail.errors import FedtailError
 from fedtail_experiments.data.scaling import scaled
 

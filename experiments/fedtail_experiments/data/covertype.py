@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedtail.data.download import Remote
 from fedtail.data.registry import Pooled
-from fedtail.data.sources import SOURCES, Source, locate
+from fedtail.data.sources import SOURCES, Remote, Source, locate
 from fedtail.data.tables.pooled import table_from_frame
 from fedtail.data.tables.read import Table
 from fedtail.errors import FedtailError

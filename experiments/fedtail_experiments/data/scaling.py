@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedtail.data.tables.columns import Levels, Numbers
-from fedtail.data.tables.published import with_scale
+from fedtail.data.tables.encode import with_scale
 from fedtail.data.tables.schema import TableSchema
 
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from fedtail.boosting.bins import Count, Weigh, find_bins
 from fedtail.boosting.histograms import Rows
-from fedtail.boosting.predictor import Forest
+from fedtail.boosting.predictor import Forest, Plan, Start
 from fedtail.boosting.splits import Finder, Split
-from fedtail.boosting.start import Plan, Start
 from fedtail.core.totals import Totals
 
 LOSS_BITS, SQUARE_BITS, LEAST_PROBABILITY = 20, 8, 1e-9
@@ -198,13 +197,13 @@ def _children(
     out: list[tuple[int, np.ndarray] | float] = []
     children: list[_Node] = []
     for node in nodes:
+        at = t, node.tree, node.place
         if node.split is None:
-            value = lr * finder.value(node.total)
-            forest.set_leaf(t, node.tree, node.place, value)
-            out.append(value)
+            forest.value[at] = lr * finder.value(node.total)
+            out.append(float(forest.value[at]))
             continue
-        tree = trees[node.tree]
-        forest.set_split(t, node.tree, node.place, node.split, tree.nodes)
+        tree, forest.column[at], forest.gain[at] = trees[node.tree], node.split.column, node.split.gain
+        forest.left[at], forest.child[at] = np.packbits(node.split.left, bitorder="little"), tree.nodes
         out.append((node.split.column, node.split.left))
         children += [_Node(node.tree, tree.nodes + i, int(s)) for i, s in enumerate(node.split.sums)]
         tree.nodes += 2

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from fedtail.boosting.grower import LOSS_BITS, Ask, best_round, boost, lowest_round
+from fedtail.boosting.grower import LOSS_BITS, best_round, boost, lowest_round
 from fedtail.boosting.model import TreesModel
-from fedtail.boosting.predictor import Forest
-from fedtail.boosting.start import Plan
+from fedtail.boosting.predictor import Forest, Plan
 from fedtail.core.counts import total
 from fedtail.core.metrics import METRICS
 from fedtail.methods.trees import Trees
@@ -20,14 +19,6 @@ from fedtail.rounds.search import RatesInForce
 from fedtail.rounds.state import Best, Problem, State
 from fedtail.rounds.validation import SITE_METRIC, over_sites
 from fedtail.settings import Settings
-
-
-class Asks(Protocol):
-    """What an engine needs for trees beside what every engine has."""
-
-    def asking(self, forest: Forest | None) -> Ask:
-        """Questions to all sites, whose rows have been through the trees of ``forest``."""
-        ...
 
 
 def plan_of(method: Trees, settings: Settings, model: TreesModel) -> Plan:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fedtail.boosting.bins import Bins, Column, read_columns
 from fedtail.boosting.histograms import Fields
-from fedtail.boosting.predictor import Forest
-from fedtail.boosting.start import Start
+from fedtail.boosting.predictor import Forest, Start
 from fedtail.models.flat import FlatModel
 
 MOST_BINS = 254
@@ -86,10 +85,8 @@ class Shape:
             found["scores"],
             Fields.of(int(found["counts"].sum()), float(found["counts"] @ found["weights"])),
         )
-        rounds = int(found["rounds"][0])
-        forest = Forest(start, **{name: found[name] for name in ("column", "child", "left", "value", "gain")})
-        forest.checks = list(found["checks"])
-        return forest.first(rounds)
+        trees: dict[str, Any] = {name: found[name] for name in ("column", "child", "left", "value", "gain")}
+        return Forest(start, checks=list(found["checks"]), **trees).first(int(found["rounds"][0]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,38 +1,88 @@
-"""A forest: what the trees are, and rows -> scores."""
+"""What is agreed before the first tree, and a forest: what the trees are, and rows -> scores."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from fedtail.boosting.splits import Split
-    from fedtail.boosting.start import Plan, Start
+from fedtail.boosting.bins import Bins, Column
+from fedtail.boosting.histograms import Fields
 
 LEAF = -1
 CHUNK = 1 << 13
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is agreed before the first sum."""
+
+    columns: tuple[Column, ...]
+    n_classes: int
+    rounds: int
+    lr: float = 0.1
+    leaves: int = 31
+    depth: int = 8
+    bins: int = 128
+    least_rows: int = 5
+    power: float = 0.5
+    """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
+    patience: int = 0
+    """End after so many rounds without a smaller loss on held-out rows; 0: never."""
+
+    @property
+    def trees(self) -> int:
+        """Trees per round: one per class, or one for two classes."""
+        return 1 if self.n_classes == 2 else self.n_classes
+
+
+@dataclass(frozen=True)
+class Start:
+    """What bins and counts settle: rows become ``Rows`` by it."""
+
+    bins: Bins
+    counts: np.ndarray
+    """(C,) training rows over all sites."""
+    weights: np.ndarray
+    """(C,) of a row of each class, 1 on average."""
+    scores: np.ndarray
+    """(K,) before the first tree: the weighted classes' shares."""
+    fields: Fields
+
+    @classmethod
+    def of(cls, plan: Plan, bins: Bins, counts: np.ndarray) -> Start:
+        share = np.maximum(counts, 0.5) / counts.sum()
+        weights = share**-plan.power
+        weights *= counts.sum() / (counts * weights).sum()
+        score = np.log(share * weights / (share * weights).sum())
+        scores = score[1:] - score[:1] if plan.trees == 1 else score - score.mean()
+        fields = Fields.of(int(counts.sum()), float(counts @ weights))
+        return cls(bins, counts, weights, scores, fields)
+
+    @property
+    def correction(self) -> np.ndarray:
+        """(C,) added to log-probabilities of the weighted classes to have those of the classes as they are."""
+        return np.asarray(-np.log(self.weights))
+
+
+@dataclass
 class Forest:
     """Trees as arrays, one row per round, one column per tree of a round. A node's children lie side by side."""
 
-    def __init__(
-        self, start: Start, column: np.ndarray, child: np.ndarray, left: np.ndarray, value: np.ndarray, gain: np.ndarray
-    ) -> None:
-        self.start = start
-        self.checks: list[np.ndarray] = []
-        """What rows have told after each round; see ``Check``."""
-        self.column = column
-        """(T, K, M) int16: the column that a node asks for; -1 in a leaf."""
-        self.child = child
-        """(T, K, M) int16: the left child, the right one being the next."""
-        self.left = left
-        """(T, K, M, 32) uint8: a bit per bin, 1 where it goes left."""
-        self.value = value
-        """(T, K, M) float64: of a leaf."""
-        self.gain = gain
-        """(T, K, M) float32: what a split gained."""
+    start: Start
+    column: np.ndarray
+    """(T, K, M) int16: the column that a node asks for; -1 in a leaf."""
+    child: np.ndarray
+    """(T, K, M) int16: the left child, the right one being the next."""
+    left: np.ndarray
+    """(T, K, M, 32) uint8: a bit per bin, 1 where it goes left."""
+    value: np.ndarray
+    """(T, K, M) float64: of a leaf."""
+    gain: np.ndarray
+    """(T, K, M) float32: what a split gained."""
+    checks: list[np.ndarray] = field(default_factory=list)
+    """What rows have told after each round; see ``Check``."""
 
     @classmethod
     def begin(cls, start: Start, plan: Plan) -> Forest:
@@ -52,28 +102,19 @@ class Forest:
         return len(self.column)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The trees by the names that ``__init__`` takes."""
+        """The trees by name."""
         return {name: getattr(self, name) for name in ("column", "child", "left", "value", "gain")}
 
     def first(self, rounds: int) -> Forest:
         """The forest of the first rounds."""
-        found = Forest(self.start, **{name: of[:rounds] for name, of in self.arrays().items()})
-        found.checks = self.checks[:rounds]
-        return found
+        kept: dict[str, Any] = {name: of[:rounds] for name, of in self.arrays().items()}
+        return replace(self, checks=self.checks[:rounds], **kept)
 
     def add_round(self) -> None:
         """One more round of trees that are a leaf each."""
         for name, of in self.arrays().items():
             more = np.full((1, *of.shape[1:]), LEAF if name == "column" else 0, dtype=of.dtype)
             setattr(self, name, np.concatenate([of, more]))
-
-    def set_leaf(self, t: int, k: int, node: int, value: float) -> None:
-        self.value[t, k, node] = value
-
-    def set_split(self, t: int, k: int, node: int, split: Split, child: int) -> None:
-        self.column[t, k, node], self.child[t, k, node] = split.column, child
-        self.left[t, k, node] = np.packbits(split.left, bitorder="little")
-        self.gain[t, k, node] = split.gain
 
     def scores(self, bins: np.ndarray, first: int = 0, scores: np.ndarray | None = None) -> np.ndarray:
         """(K, N) scores of rows (F, N) uint8, added up round after round as in training."""

@@ -14,9 +14,8 @@ from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_argum
 from fedtail.cli.progress import print_notes, terminal
 from fedtail.cli.tables import bare_table, rich_table, table_width
 from fedtail.data.images.contact_sheet import save_contact_sheet
-from fedtail.data.inspection import Inspection, inspect, ratio
+from fedtail.data.inspection import Inspection, inspect, ratio, save_skew_plot
 from fedtail.data.registry import DATASETS
-from fedtail.data.skew_plot import save_skew_plot
 from fedtail.data.tables import propose_schema, schema_text
 from fedtail.data.tables.pooled import names_option
 from fedtail.errors import FedtailError, writing

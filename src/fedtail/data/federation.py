@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtail.core.random import generator
-from fedtail.data.arrays import pool_arrays
+from fedtail.data.arrays import pool_arrays, read_dataset
 from fedtail.data.shown import aligned, html_table
-from fedtail.data.torch_data import read_dataset
 from fedtail.errors import FedtailError
 
 PANEL = 500

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from fedtail.data.tables.columns import Numbers
-from fedtail.data.tables.encode import encode
-from fedtail.data.tables.published import published, strict_columns
+from fedtail.data.tables.encode import encode, published, strict_columns
 from fedtail.errors import FedtailError
 from fedtail_experiments.data.adult import SCHEMA as ADULT
 from fedtail_experiments.data.adult import adult, thin_minority

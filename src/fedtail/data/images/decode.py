@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedtail.cores import usable_cores
-from fedtail.data.download import cache_root
+from fedtail.data.sources import cache_root
 from fedtail.errors import FedtailError
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp"})

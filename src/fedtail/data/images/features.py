@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fedtail.core.random import generator
 from fedtail.cores import usable_cores
-from fedtail.data.download import cache_root
+from fedtail.data.sources import cache_root
 
 Progress = Callable[[int, int], None]
 """Called with the images done and all of them."""

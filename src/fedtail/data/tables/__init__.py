@@ -1,7 +1,6 @@
 """Bring your own table: read, infer, encode; pooled or one file per site."""
 
 from fedtail.data.tables.encode import frame_columns
-from fedtail.data.tables.moments import column_moments, fit_schema, merge_moments
 from fedtail.data.tables.pooled import table, table_from_frame
 from fedtail.data.tables.read import Table, read_table
 from fedtail.data.tables.schema import Column, TableSchema, load_schema, schema_text
@@ -14,7 +13,16 @@ from fedtail.data.tables.sites import (
     site_sketch,
     site_tables,
 )
-from fedtail.data.tables.sketch import column_sketch, fit_cuts, merge_sketches, pack_sketch, unpack_sketch
+from fedtail.data.tables.sketch import (
+    column_moments,
+    column_sketch,
+    fit_cuts,
+    fit_schema,
+    merge_moments,
+    merge_sketches,
+    pack_sketch,
+    unpack_sketch,
+)
 
 __all__ = [
     "Column",

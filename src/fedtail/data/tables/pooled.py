@@ -19,12 +19,10 @@ from fedtail.data.tables.columns import Levels, Numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, label_notes, name_codes, natural_order, need_column
-from fedtail.data.tables.leaks import leaking_columns
-from fedtail.data.tables.moments import column_moments, fit_schema
-from fedtail.data.tables.notes import class_notes, describe, leak_note, left_out_words
+from fedtail.data.tables.notes import class_notes, describe, leak_note, leaking_columns, left_out_words
 from fedtail.data.tables.read import Table, from_frame, read_table
 from fedtail.data.tables.schema import NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
-from fedtail.data.tables.sketch import BINS, column_sketch, fit_cuts, grid
+from fedtail.data.tables.sketch import BINS, column_moments, column_sketch, fit_cuts, fit_schema, grid
 from fedtail.errors import FedtailError, check_range
 from fedtail.words import listing
 

@@ -23,12 +23,11 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.columns import Levels, Numbers
 from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.labels import label_codes, need_column
-from fedtail.data.tables.moments import fit_schema, merge_moments
 from fedtail.data.tables.notes import describe
 from fedtail.data.tables.pooled import infer_schema, is_table, kinds_of, moments_of, names_option, sketch_of
 from fedtail.data.tables.read import read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
-from fedtail.data.tables.sketch import fit_cuts, merge_sketches
+from fedtail.data.tables.sketch import fit_cuts, fit_schema, merge_moments, merge_sketches
 from fedtail.errors import FedtailError, check_range
 from fedtail.words import listing
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedtail.core.robust import capped, fair_share
 from fedtail.data.tables import TableSchema, fit_cuts, fit_schema, merge_moments, merge_sketches, unpack_sketch
-from fedtail.data.tables.moments import COUNT, check_moments, tempered
-from fedtail.data.tables.sketch import BINS
+from fedtail.data.tables.sketch import BINS, COUNT, check_moments, tempered
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.job import IDENTITY
