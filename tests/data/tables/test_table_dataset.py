@@ -254,3 +254,12 @@ def test_columns_may_be_named_with_the_spaces_they_have_in_the_file(tmp_path: Pa
 def test_a_table_without_rows_to_test_says_so() -> None:
     frame = crashes(50).assign(state=lambda f: f["case"])  # one row per site: none can be held out
     assert any("no test rows" in n for n in table_from_frame(frame, "severity", "state").notes)
+
+
+def test_a_category_whose_levels_are_all_in_held_out_rows_is_left_out() -> None:
+    frame, row = crashes(60), np.arange(60)
+    why = [
+        table_from_frame(frame.assign(rare=np.where(row == i, "seen", None)), "severity").preprocessing["left_out"]
+        for i in row
+    ]
+    assert 8 <= sum(left_out.get("rare") == "empty" for left_out in why) <= 16  # a fifth is held out

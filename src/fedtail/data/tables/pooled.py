@@ -208,10 +208,13 @@ def infer_schema(
     where: str,
 ) -> TableSchema:
     """Columns with the levels that training rows have; numbers are not yet fitted."""
-    columns = [
-        make_column(name, kind.data, train, max_levels, hash_buckets) for name, kind in kinds.items() if kind.used
-    ]
     left_out = {name: kind.name for name, kind in kinds.items() if not kind.used}
+    columns = []
+    for name, kind in kinds.items():
+        if kind.used and (column := make_column(name, kind.data, train, max_levels, hash_buckets)):
+            columns.append(column)
+        elif kind.used:
+            left_out[name] = "empty"  # but for held-out rows
     if not columns:
         raise FedtailError(
             f"{where} has no usable input column besides {label!r} (left out: {left_out_words(left_out) or 'nothing'})"
@@ -219,7 +222,10 @@ def infer_schema(
     return TableSchema(label, classes, tuple(columns), site, left_out)
 
 
-def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int) -> Column:
+def make_column(
+    name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int
+) -> Column | None:
+    """The column as training rows show it; None for a category of which they have no level."""
     if isinstance(data, Numbers):
         return Column(name, "numeric", comma=data.comma, marks=data.marks)
     codes = data.codes[train]
@@ -228,7 +234,7 @@ def make_column(name: str, data: Numbers | Levels, train: np.ndarray, max_levels
     levels = natural_order({data.levels[i] for i in np.flatnonzero(counts)})
     if len(levels) > max_levels:
         return Column(name, "hashed", buckets=hash_buckets, missing=missing)
-    return Column(name, "category", tuple(levels), missing=missing)
+    return Column(name, "category", tuple(levels), missing=missing) if levels else None
 
 
 def fit(schema: TableSchema, columns: dict[str, Numbers | Levels], train: np.ndarray) -> TableSchema:
