@@ -1,127 +1,187 @@
-"""Round latency and payload on real federations, beside the simulator.
+"""Real federations beside the simulator, and what it costs not to trust the server.
 
-    python benchmarks/federation.py                  latency: two-phase rounds (FedCGNM + FedHOO), K = 5, tiny MLP
-    python benchmarks/federation.py --payload        payload: the same with a 44 MB model, K = 3
+    python benchmarks/federation.py                                     FedCGNM at every level, five sites, this process
+    python benchmarks/federation.py --engines flower                    a process for each, over TLS
+    python benchmarks/federation.py --engines flower --method trees     trees in 140 exchanges instead of FedCGNM
+    python benchmarks/federation.py --engines simulator,process,flower,nvflare --rates fedhoo --trust server
+    ... --sites 3 --rounds 3 --hidden 3300,3300                         rounds of two phases, with a model of 44 MB
 
-Everything runs on this machine over loopback: Flower with TLS, authenticated sites and one process per message,
-NVFlare (where it is installed) with its POC system. The first round of each, which starts the sites' workers, is
-not counted. Medians over the rest; the machine's load is printed, since every number depends on it.
+A row is a run: seconds of a round (median, worst), megabytes to and from all sites and exchanges of a round, which leave
+out the first round, as it starts the sites' workers; then the whole run, from its first round to its end: seconds,
+exchanges, megabytes, CPU seconds of all processes; how far the model is from the simulator's under the same seed (0 for
+trees: the same bits); and the machine's load, which every number depends on. Ratios are to the engine's first row.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import os
-import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
 from fedtail.federate.deployment import Deployment
+from fedtail.federate.operate import processes
 from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
-from fedtail.runs.config import check_config
+from fedtail.runs.config import changed, check_config, load_config
 from fedtail.runs.execution import run
+from fedtail.runs.folder import read_history, read_timings
 from fedtail.settings import Settings
 
-TINY, LARGE = [16], [3300, 3300]
 
-
-def settings(clients: int, rounds: int, hidden: list[int], folder: Path, name: str) -> Settings:
+def config(args: argparse.Namespace, trust: str, folder: Path) -> Settings:
+    trees = args.method == "trees"
+    network: dict[str, Any] = {
+        "model": {"name": "mlp", "hidden": [int(width) for width in args.hidden.split(",")]},
+        "method": {"name": args.method},
+        "local": {"batch_size": 64},
+        "rates": {"name": args.rates, **({"cold_rounds": 0} if args.rates == "fedhoo" else {})},
+    }
     return check_config(
         {
-            "data": {"name": "blobs", "clients": clients, "n_max": 300},
-            "model": {"name": "mlp", "hidden": hidden},
-            "rates": {"name": "fedhoo", "cold_rounds": 0},
-            "local": {"batch_size": 64, "lr": 0.01},
-            "run": {
-                "rounds": rounds,
-                "folder": str(folder / "runs"),
-                "name": name,
-                "checkpoint_every": rounds,
-                "validate_every": 0,
-            },
+            "data": {"name": "blobs", "clients": args.sites, "n_max": args.rows, "n_features": 40, "seed": 1},
+            **({"method": {"name": "trees", "site": False, "lr": 0.3, "depth": 6}} if trees else network),
+            "run": {"rounds": args.rounds, "seed": 1, "folder": str(folder / "runs"), "name": trust},
+            "server": {"aggregate": "mean"},
+            "deploy": {"trust": trust, "timeout": 120.0},
+            "privacy": {"mode": "shares", "noise": 1.0} if trust == "private" else {},
             "engine": {"path": "reference"},
         }
     )
 
 
-def simulated(config: Settings, deployment: Deployment) -> Path:
-    return run(config).folder or Path()
+@dataclass
+class CPU:
+    """CPU seconds of a deployment's processes from when its run trains to when it has finished."""
+
+    folder: Path
+    began: float = 0.0
+    seconds: float = 0.0
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        if status.get("state") == "training" and not self.began:
+            self.began = self.spent()
+        elif status.get("state") == "finished":
+            self.seconds = self.spent() - self.began
+
+    def spent(self) -> float:
+        """By all processes that are there and the ended children that they have waited for."""
+        ticks = 0
+        for process in processes.find(self.folder):
+            try:
+                line = Path(f"/proc/{process.pid}/stat").read_text()
+            except OSError:
+                continue
+            ticks += sum(map(int, line.rpartition(")")[2].split()[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def in_process(config: Settings, deployment: Deployment) -> Path:
+Ran = tuple[Path, float]
+"""The run folder, and CPU seconds."""
+
+
+def simulated(settings: Settings, deployment: Deployment) -> Ran:
+    began = time.process_time()
+    return run(settings).folder or Path(), time.process_time() - began
+
+
+def in_process(settings: Settings, deployment: Deployment) -> Ran:
     sites = [load_site(deployment.site(name) / "site.toml").open_site() for name in deployment.sites]
+    began = time.process_time()
     transport = InProcess({k: site.handle for k, site in enumerate(sites)})
-    return federate(config, transport, deployment.sites).folder or Path()
+    return federate(settings, transport, deployment.sites).folder or Path(), time.process_time() - began
 
 
-def on_flower(config: Settings, deployment: Deployment) -> Path:
+def over_flower(settings: Settings, deployment: Deployment) -> Ran:
     from fedtail.federate.operate import local, runs
 
-    deployment.config.write_text(config.to_toml())
+    cpu = CPU(deployment.folder)
     try:
         local.up(deployment)
-        return Path(runs.wait(deployment, runs.start(deployment))["folder"])
+        return Path(runs.wait(deployment, runs.start(deployment), cpu)["folder"]), cpu.seconds
     finally:
         local.down(deployment)
 
 
-def on_nvflare(config: Settings, deployment: Deployment) -> Path:
+def over_nvflare(settings: Settings, deployment: Deployment) -> Ran:
     from fedtail.federate.operate.nvflare_poc import rehearse
 
-    deployment.config.write_text(config.to_toml())
-    return Path(rehearse(deployment)["folder"])
+    cpu = CPU(deployment.folder)
+    return Path(rehearse(deployment, on_change=cpu)["folder"]), cpu.seconds
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    """Seconds per round without the first, and bytes per round."""
-    lines = (folder / "timings.csv").read_text().splitlines()[2:]
-    seconds = [float(line.split(",")[1]) for line in lines]
-    last = json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
-    traffic = last.get("traffic", {})
-    return {"seconds": statistics.median(seconds), "worst": max(seconds), **traffic}
+ENGINES: dict[str, Callable[[Settings, Deployment], Ran]] = {
+    "simulator": simulated,
+    "process": in_process,
+    "flower": over_flower,
+    "nvflare": over_nvflare,
+}
+
+
+def measured(folder: Path) -> dict[str, float]:
+    """Per round: medians over those after the first; and sums over the whole run."""
+    history, seconds = read_history(folder), read_timings(folder)
+    out = {"seconds": float(np.median(seconds[1:])), "worst": max(seconds[1:]), "all_seconds": sum(seconds)}
+    for name, unit in (("down", 1e6), ("up", 1e6), ("exchanges", 1)):
+        each = [record.get("traffic", {}).get(name, 0) / unit for record in history]
+        out |= {name: float(np.median(each[1:])), f"all_{name}": sum(each)}
+    return out
+
+
+def distance(folder: Path, settings: Settings, root: Path) -> float:
+    """Largest difference of a weight from the simulator's model under the seed that the run had."""
+    seed = load_config(folder / "config.toml").run.seed
+    here, _ = simulated(changed(settings, {"run.seed": seed, "run.folder": str(root)}), None)  # type: ignore[arg-type]
+    ours, theirs = (load_file(f / "model.safetensors") for f in (here, folder))
+    return max(float((ours[k].double() - theirs[k].double()).abs().max()) for k in ours)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--payload", action="store_true", help="44 MB model instead of a tiny one")
-    parser.add_argument("--clients", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--engines", default="", help="only these, with commas: simulator, in process, flower, nvflare")
-    arguments = parser.parse_args()
-    clients = arguments.clients or (3 if arguments.payload else 5)
-    rounds = arguments.rounds or (3 if arguments.payload else 5)
-    hidden = LARGE if arguments.payload else TINY
-    engines: dict[str, Callable[[Settings, Deployment], Path]] = {"simulator": simulated, "in process": in_process}
-    if importlib.util.find_spec("flwr"):
-        engines["flower"] = on_flower
-    if importlib.util.find_spec("nvflare"):
-        engines["nvflare"] = on_nvflare
-    if arguments.engines:
-        engines = {name: engines[name] for name in arguments.engines.split(",")}
-    print(f"K = {clients}, hidden {hidden}, two-phase rounds, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-    print(f"{'engine':12}{'s/round':>9}{'worst':>9}{'exchanges':>11}{'MB down':>9}{'MB up':>9}{'load':>7}")
-    for name, start in engines.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            config = settings(clients, rounds, hidden, folder, name.replace(" ", "-"))
-            sites = tuple(f"site-{k + 1}" for k in range(clients))
-            deployment = create_deployment(folder / "fed", sites, config, port=free_port())
-            row = measure(start(config, deployment))
-        sent = [f"{row[k] / 1e6:9.1f}" if k in row else f"{'–':>9}" for k in ("down", "up")]
-        exchanges = row.get("exchanges", "–")
-        print(
-            f"{name:12}{row['seconds']:9.2f}{row['worst']:9.2f}{exchanges!s:>11}{''.join(sent)}"
-            f"{os.getloadavg()[0]:7.1f}",
-            flush=True,
-        )
+    parser.add_argument("--engines", default="process", help=f"with commas: {', '.join(ENGINES)}")
+    parser.add_argument("--trust", nargs="+", help="default: all three levels; blind for trees")
+    parser.add_argument("--method", default="fedcgnm")
+    parser.add_argument("--rates", default="uniform")
+    parser.add_argument("--sites", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--hidden", default="512", help="widths of the network's hidden layers, with commas")
+    parser.add_argument("--rounds", type=int, help="default: 6; 20 for trees")
+    args = parser.parse_args()
+    args.rounds = args.rounds or (20 if args.method == "trees" else 6)
+    torch.set_num_threads(1)
+    print(f"{args.sites} sites, {args.method}, rates {args.rates}, {args.rounds} rounds, {os.cpu_count()} CPUs\n")
+    print(
+        "| engine | trust | s/round | worst | MB down | MB up | exchanges | run: s | exchanges | MB | CPU s |", end=""
+    )
+    print(" from the simulator | load |\n" + "|---" * 13 + "|")
+    for engine in args.engines.split(","):
+        first: dict[str, float] = {}
+        for trust in args.trust or (["blind"] if args.method == "trees" else ["server", "blind", "private"]):
+            with tempfile.TemporaryDirectory() as root:
+                settings = config(args, trust, Path(root))
+                names = tuple(f"site-{k}" for k in range(args.sites))
+                deployment = create_deployment(Path(root) / "fed", names, settings, port=free_port())
+                deployment.config.write_text(settings.to_toml())
+                folder, cpu = ENGINES[engine](settings, deployment)
+                found = measured(folder)
+                first = first or found
+                apart = "" if trust == "private" else f"{distance(folder, settings, Path(root) / 's'):.1e}"
+            times = f"{found['seconds']:.3f} ({found['seconds'] / first['seconds']:.2f}x) | {found['worst']:.3f}"
+            each = " | ".join(f"{found[name]:.3f}" for name in ("down", "up"))
+            whole = f"{found['all_seconds']:.0f} | {found['all_exchanges']:.0f}"
+            whole += f" | {found['all_down'] + found['all_up']:.1f} | {cpu:.0f} | {apart} | {os.getloadavg()[0]:.1f}"
+            print(f"| {engine} | {trust} | {times} | {each} | {found['exchanges']:.0f} | {whole} |", flush=True)
 
 
 if __name__ == "__main__":

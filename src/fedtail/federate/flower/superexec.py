@@ -8,6 +8,7 @@ every message; what is forked is a process of its own as before. Run as a script
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -48,13 +49,14 @@ def wait(orders: socket.socket) -> None:
     answer = program.load()
     httpx.Client().close()  # what it imports with its first client takes longer than an answer
     gc.freeze()  # no page of what is imported is touched, and copied, by a collection
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is not kept
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while order := orders.recv(1 << 16):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
+                pass
         if os.fork() == 0:
             orders.close()
-            for number in (signal.SIGCHLD, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             sys.argv = json.loads(order)
             code = 0
             try:
