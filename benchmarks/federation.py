@@ -6,9 +6,9 @@
     python benchmarks/federation.py --engines simulator,process,flower,nvflare --rates fedhoo --trust server
     ... --sites 3 --rounds 3 --hidden 3300,3300                         rounds of two phases, with a model of 44 MB
 
-A row is a run: seconds of a round (median, worst), megabytes to and from all sites and exchanges of a round, which leave
-out the first round, as it starts the sites' workers; then the whole run, from its first round to its end: seconds,
-exchanges, megabytes, CPU seconds of all processes; how far the model is from the simulator's under the same seed (0 for
+A row is a run: seconds of a round (median, worst), megabytes to and from all sites and exchanges of a round, the first
+left out, as it starts the sites' workers; then the whole run: seconds, exchanges, megabytes, CPU seconds of all
+processes; how far the model is from the simulator's under the same seed (0 for
 trees: the same bits); and the machine's load, which every number depends on. Ratios are to the engine's first row.
 """
 
@@ -29,14 +29,14 @@ from safetensors.torch import load_file
 
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import processes
-from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.processes import free_port
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.server import federate
 from fedtail.federate.site.config import load_site
 from fedtail.runs.config import changed, check_config, load_config
 from fedtail.runs.execution import run
-from fedtail.runs.folder import read_history, read_timings
+from fedtail.runs.record import read_history, read_timings
 from fedtail.settings import Settings
 
 
@@ -115,7 +115,7 @@ def over_flower(settings: Settings, deployment: Deployment) -> Ran:
 
 
 def over_nvflare(settings: Settings, deployment: Deployment) -> Ran:
-    from fedtail.federate.operate.nvflare_poc import rehearse
+    from fedtail.federate.nvflare.rehearsal import rehearse
 
     cpu = CPU(deployment.folder)
     return Path(rehearse(deployment, on_change=cpu)["folder"]), cpu.seconds
@@ -127,6 +127,10 @@ ENGINES: dict[str, Callable[[Settings, Deployment], Ran]] = {
     "flower": over_flower,
     "nvflare": over_nvflare,
 }
+
+
+COLUMNS = ["engine", "trust", "s/round", "worst", "MB down", "MB up", "exchanges", "run: s", "exchanges", "MB", "CPU s"]
+COLUMNS += ["from the simulator", "load"]
 
 
 def measured(folder: Path) -> dict[str, float]:

@@ -78,8 +78,8 @@ def flower_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
     if importlib.util.find_spec("flwr") is None:
         pytest.skip("flwr is not installed (pip install 'fedtail[flower]')")
     from fedtail.federate.operate import local, processes
-    from fedtail.federate.operate.commands import free_port
     from fedtail.federate.operate.create import create_deployment
+    from fedtail.federate.operate.processes import free_port
 
     folder: Path = tmp_path_factory.mktemp("flower") / "fed"
     deployment = create_deployment(folder, ("north", "east", "south"), settings(), port=free_port())

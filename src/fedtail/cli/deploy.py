@@ -1,31 +1,33 @@
-"""``fedtail deploy``: the same algorithms across machines, on Flower."""
+"""``fedtail deploy``: the same algorithms across machines, on Flower or NVFlare."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedtail.cli import deploy_life, deploy_members, deploy_view
-from fedtail.cli.deploy_view import Folder, load, need_flower
-from fedtail.cli.options import Arguments, Json, split_arguments
-from fedtail.cli.progress import Stopped, console
+from fedtail.cli import deploy_view as view
+from fedtail.cli.evaluate import print_evaluation
+from fedtail.cli.monitor import CHANGED, STATE
+from fedtail.cli.options import Arguments, Json, RunFolder, split_arguments
+from fedtail.cli.progress import Stopped, console, terminal
+from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
-from fedtail.runs.config import changed, load_config
-from fedtail.settings import Settings
-
-if TYPE_CHECKING:
-    from fedtail.federate.deployment import Deployment
+from fedtail.federate.deployment import Deployment, load_deployment
+from fedtail.runs.config import load_config
+from fedtail.runs.evaluate import evaluation
+from fedtail.runs.monitor import Seen, Watch, promised_recall
+from fedtail.runs.saved import load_model
 
 app = typer.Typer(help="Run a federation across machines, over TLS, with Flower.", no_args_is_help=True)
 
-PORT = 9092
-for command in (*deploy_members.COMMANDS, *deploy_life.COMMANDS):
-    app.command()(command)
+Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
+On = Annotated[Deployment, typer.Argument(metavar="FOLDER", help="The deployment folder.", parser=view.load)]
+Site = Annotated[str, typer.Argument(help="The site's name.")]
+Port = Annotated[int, typer.Option(help="Port of the SuperLink, on the loopback interface.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the last run from its checkpoint.")]
 
 
 @app.command()
@@ -35,7 +37,7 @@ def init(
     sites: Annotated[str, typer.Option(help="Comma-separated site names.")] = "",
     local: Annotated[int, typer.Option(help="Instead of names: this many sites, named site-1 to site-N.")] = 0,
     public: Annotated[str, typer.Option(help="host:port that sites connect to (the proxy's).")] = "",
-    port: Annotated[int, typer.Option(help="Port of the SuperLink, on the loopback interface.")] = PORT,
+    port: Port = 9092,
     own_data: Annotated[bool, typer.Option("--own-data", help="Sites bring their own tables.")] = False,
     images: Annotated[bool, typer.Option("--images", help="Sites bring their own images.")] = False,
 ) -> None:
@@ -46,11 +48,8 @@ def init(
     """
     own = "images" if images else "table" if own_data else ""
     made = make(folder, arguments, sites, local, public, port, own)
-    keys = (
-        "sites make their own keys"
-        if own
-        else "keys are for a rehearsal only: sites that do not trust the server make their own"
-    )
+    rehearsal = "keys are for a rehearsal only: sites that do not trust the server make their own"
+    keys = "sites make their own keys" if own else rehearsal
     typer.echo(f"{len(made.sites)} sites in {made.folder}; {keys}; next: read {made.folder / 'README.md'}")
 
 
@@ -59,11 +58,10 @@ def up(
     folder: Folder,
     arguments: Arguments = None,
     local: Annotated[int, typer.Option(help="Create the folder first, with this many sites that play clients.")] = 0,
-    port: Annotated[int, typer.Option(help="Port of the SuperLink of a folder that is created.")] = PORT,
+    port: Port = 9092,
 ) -> None:
     """Start a complete federation on this machine as a rehearsal: SuperLink, sites, TLS, authentication."""
-    need_flower()
-    from fedtail.federate.deployment import load_deployment
+    view.need("flwr")
     from fedtail.federate.operate.local import up as start
 
     if not (folder / "deployment.toml").is_file():
@@ -87,18 +85,27 @@ def up(
 
 
 @app.command()
-def serve(folder: Folder) -> None:
-    """Run the server until stopped: Flower's SuperLink, on loopback, behind the proxy. Its systemd unit runs this."""
-    deployment = load(folder)
-    from fedtail.federate.operate.local import serve as become_server
+def down(deployment: On) -> None:
+    """Stop everything that `up` started, including child processes."""
+    from fedtail.federate.operate import local, runs
 
-    become_server(deployment)
+    in_a_run = runs.stop(deployment)
+    ended = local.down(deployment)
+    again = f"; after `up`, resume the run with: fedtail deploy run {deployment.shown} --resume" if in_a_run else ""
+    typer.echo(f"stopped {ended} processes{again}" if ended else "nothing was running")
 
 
 @app.command()
-def register(folder: Folder) -> None:
+def serve(deployment: On) -> None:
+    """Run the server until stopped: Flower's SuperLink, on loopback, behind the proxy. Its systemd unit runs this."""
+    from fedtail.federate.operate import local
+
+    local.serve(deployment)
+
+
+@app.command()
+def register(deployment: On) -> None:
     """Register the sites' public keys with the running SuperLink."""
-    deployment = load(folder)
     from fedtail.federate.operate.control import Control
 
     with Control(deployment) as control:
@@ -107,64 +114,92 @@ def register(folder: Folder) -> None:
 
 
 @app.command()
+def add(
+    deployment: On,
+    site: Site,
+    key: Annotated[Path | None, typer.Option(help="File with the site's public key (`fedtail site keys`).")] = None,
+) -> None:
+    """Take in a new site, or a new key of a known one. A run in progress keeps to the sites that it began with."""
+    from fedtail.federate.operate.control import is_healthy
+    from fedtail.federate.operate.membership import add_site
+
+    here = add_site(deployment, site, key).site(site)
+    if key is None:
+        told = f"created {here}; send it to the site, and add its key: fedtail deploy add {deployment.shown} {site}"
+        typer.echo(f"{told} --key FILE")
+        return
+    later = "" if is_healthy(deployment) else f"; once the SuperLink is up: fedtail deploy register {deployment.shown}"
+    typer.echo(f"{site} has the key in {key}; send the new list {here / 'sites.pub'} to all sites{later}")
+
+
+@app.command()
+def remove(deployment: On, site: Site) -> None:
+    """Remove a site permanently. A run in progress continues without it."""
+    from fedtail.federate.operate import processes
+    from fedtail.federate.operate.membership import remove_site
+
+    rest = remove_site(deployment, site)
+    processes.stop(rest.folder, f"site:{site}")
+    typer.echo(f"{site} removed, {len(rest.sites)} sites left; its folder was moved to {rest.server / 'removed'}")
+
+
+@app.command()
+def renew(deployment: On) -> None:
+    """Renew the server's certificate, for the same addresses."""
+    from fedtail.federate.operate.certificates import renew_certificate
+
+    ends = renew_certificate(deployment)
+    typer.echo(f"server.crt is valid until {ends}; restart the SuperLink and the proxy; sites reconnect by themselves")
+
+
+@app.command()
 def run(
-    folder: Folder,
+    deployment: On,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the last run from its checkpoint.")] = False,
+    resume: Resume = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start the run and return immediately.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train across the sites that are online and write a run folder with a report. Ctrl-C stops the run."""
-    deployment = load(folder)
     from fedtail.federate.operate import runs
 
     last = runs.last_config(deployment) if resume else None
     run_id = runs.start(deployment, load_config(last or deployment.config, overrides or []), resume=resume)
     if detach:
-        typer.echo(f"started; follow it with: fedtail deploy status {folder}")
+        typer.echo(f"started; follow it with: fedtail deploy status {deployment.shown}")
         return
     try:
-        done = runs.wait(deployment, run_id, deploy_view.follower())
+        done = runs.wait(deployment, run_id, view.follower())
     except KeyboardInterrupt:
         runs.stop(deployment)
-        raise Stopped(f"resume from the last checkpoint with: fedtail deploy run {folder} --resume") from None
-    deploy_view.show_result(Path(done["folder"]), as_json)
+        again = f"fedtail deploy run {deployment.shown} --resume"
+        raise Stopped(f"resume from the last checkpoint with: {again}") from None
+    view.show_result(Path(done["folder"]), as_json)
 
 
 @app.command()
-def stop(folder: Folder) -> None:
+def stop(deployment: On) -> None:
     """Stop the current run; `run --resume` continues from its checkpoint."""
-    deployment = load(folder)
     from fedtail.federate.operate import runs
 
-    ended = runs.stop(deployment)
-    again = f"run stopped; resume with: fedtail deploy run {folder} --resume"
-    typer.echo(again if ended else "no run is active")
+    again = f"run stopped; resume with: fedtail deploy run {deployment.shown} --resume"
+    typer.echo(again if runs.stop(deployment) else "no run is active")
 
 
 @app.command()
-def status(folder: Folder, as_json: Json = False) -> None:
+def status(deployment: On, as_json: Json = False) -> None:
     """Show sites, the run's progress, recent errors and what to do next."""
-    deployment = load(folder)
-    from fedtail.federate.operate import doctor, runs
-    from fedtail.federate.operate.control import is_healthy
+    from fedtail.federate.operate.doctor import survey
 
-    healthy = is_healthy(deployment)
-    sites = doctor.nodes(deployment) if healthy else {}
-    about: dict[str, Any] = {
-        "superlink": "up" if healthy else "down",
-        "sites": sites,
-        "run": runs.where(deployment),
-    }
-    about["advice"] = doctor.advice(deployment, about)
+    about = survey(deployment)
     if as_json:
         typer.echo(json.dumps(about))
     else:
-        deploy_view.show_status(deployment, about)
+        view.show_status(deployment, about)
 
 
-@app.command("doctor")
-def check(
+@app.command()
+def doctor(
     folder: Annotated[Path | None, typer.Argument(help="The deployment folder (on the server).")] = None,
     site: Annotated[Path | None, typer.Option(help="At a site instead: its site.toml.")] = None,
     server: Annotated[str, typer.Option(help="At a site: host:port of the server, to test the connection.")] = "",
@@ -172,12 +207,12 @@ def check(
 ) -> None:
     """Check certificates, keys, versions and who is online; at a site its data, policy, clock and the way to the
     server. Exit code 1 on errors."""
-    need_flower()
+    view.need("flwr")
     from fedtail.federate.operate.doctor import examine_server, examine_site
 
     if (folder is None) == (site is None):
         raise FedtailError("give the deployment folder (on the server) or --site site.toml (at a site)")
-    findings = examine_site(site, server) if site is not None else examine_server(load(folder or Path()))
+    findings = examine_site(site, server) if site is not None else examine_server(view.load(folder or Path()))
     if as_json:
         typer.echo(json.dumps([vars(f) for f in findings]))
     else:
@@ -188,35 +223,76 @@ def check(
 
 
 @app.command()
-def down(folder: Folder) -> None:
-    """Stop everything that `up` started, including child processes."""
-    deployment = load(folder)
+def evaluate(deployment: On, run: RunFolder, as_json: Json = False) -> None:
+    """Evaluate a trained model on labelled rows of all sites, without training: every metric with a 95 % interval.
+
+    Sites judge the rows that `new` names under [data] in their site.toml, by a model that they have agreed on; under
+    deploy.trust = "blind" only sums of counts over all sites leave.
+    """
     from fedtail.federate.operate import runs
-    from fedtail.federate.operate.local import down as end
 
-    in_a_run = runs.stop(deployment)
-    ended = end(deployment)
-    again = f"; after `up`, resume the run with: fedtail deploy run {folder} --resume" if in_a_run else ""
-    typer.echo(f"stopped {ended} processes{again}" if ended else "nothing was running")
+    scores = runs.count(deployment, "evaluate", run, on_change=view.follower())
+    assert isinstance(scores, Scores)
+    found = evaluation(scores, load_model(run).classes)
+    print_evaluation(found)
+    if as_json:
+        typer.echo(json.dumps(found))
 
 
-@app.command("nvflare")
-def on_nvflare(
+@app.command()
+def monitor(
+    deployment: On,
+    run: RunFolder,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Begin: labelled rows, not trained on, are what later ones compare to."),
+    ] = False,
+    name: Annotated[str, typer.Option(help="Name of this look, such as 2026-11; default: its number.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Look whether a trained model still fits new rows of all sites, with or without labels; made for a scheduler.
+
+    Prints one line, as `fedtail monitor` does on one machine; the exit code is 3 if something has changed.
+    """
+    from fedtail.federate.operate import runs
+
+    path = run / STATE
+    if not reference and not path.is_file():
+        raise FedtailError(f"there is no {str(path)!r}; begin with --reference, on labelled rows not trained on")
+    watch = None if reference else Watch.load(path)
+    known = None if watch is None else watch.reference
+    seen = runs.count(deployment, "reference" if watch is None else "look", run, known, view.follower())
+    assert isinstance(seen, Seen)
+    if watch is None:
+        model = load_model(run)
+        promised = promised_recall(model.decision, model.classes)
+        Watch.of(seen, model.classes, model.preprocessing, promised).save(path)
+        terminal().print(f"monitoring begins with {seen.n:,} reference rows -> {path}", soft_wrap=True)
+        return
+    look = watch.look(seen, name)
+    watch.save(path)
+    terminal().print(look.sentence(), soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(look.to_json()))
+    if look.changed:
+        raise typer.Exit(CHANGED)
+
+
+@app.command()
+def nvflare(
     folder: Folder,
     job: Annotated[Path | None, typer.Option(help="Only write the NVFlare job into this folder.")] = None,
     site_file: Annotated[
         str, typer.Option(help="With --job: path of site.toml at the sites.")
     ] = "/opt/fedtail/{name}/site.toml",
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Run on NVFlare instead: a rehearsal with its POC mode, or a job for an existing system."""
-    if importlib.util.find_spec("nvflare") is None:
-        raise FedtailError("nvflare is not installed; pip install 'fedtail[nvflare]' in a separate environment")
-    from fedtail.federate.deployment import load_deployment
+    """Run on NVFlare instead: a rehearsal in its simulator, or a job for an existing system."""
+    view.need("nvflare", "in a separate environment")
     from fedtail.federate.nvflare.app import make_job
+    from fedtail.federate.nvflare.rehearsal import rehearse
     from fedtail.federate.operate.create import write_config
-    from fedtail.federate.operate.nvflare_poc import rehearse
 
     deployment = load_deployment(folder)
     if job is not None:
@@ -224,14 +300,14 @@ def on_nvflare(
         made.export_job(str(job))
         typer.echo(f"{job / deployment.name}; submit it with: nvflare job submit -j {job / deployment.name}")
         return
-    done = rehearse(deployment, resume=resume, on_change=deploy_view.follower())
-    deploy_view.show_result(Path(done["folder"]), as_json)
+    done = rehearse(deployment, resume=resume, on_change=view.follower())
+    view.show_result(Path(done["folder"]), as_json)
 
 
 @app.command("app")
 def write_app(folder: Annotated[Path, typer.Argument(help="Where to write the Flower app.")]) -> None:
     """Write only the Flower app, for `flwr run` on an existing federation."""
-    need_flower()
+    view.need("flwr")
     from fedtail.federate.operate.bundle import write_bundle
 
     write_bundle(folder)
@@ -246,9 +322,8 @@ def make(
 ) -> Deployment:
     """A new deployment folder, by names and config from the command line. own: ``table`` or ``images``
     that sites bring, for the same defaults as those of ``fedtail run``; empty for a rehearsal."""
-    if importlib.util.find_spec("cryptography") is None:
-        raise FedtailError("fedtail deploy needs an engine; pip install 'fedtail[flower]' or 'fedtail[nvflare]'")
-    from fedtail.federate.operate.create import create_deployment
+    view.need("cryptography")
+    from fedtail.federate.operate.create import create_deployment, trusting_least
 
     if sites and local:
         raise FedtailError(f"--sites {sites} already names the sites; leave out --local {local}")
@@ -257,24 +332,13 @@ def make(
     flags: dict[str, Any] = {"data.name": own} if own else {"data.clients": len(names) or None}
     config = load_config(path, overrides, flags, suggest=bool(own))
     if own and config.deploy.trust == "server" and not any(each.startswith("deploy.trust=") for each in overrides):
-        config = unless_it_must_be_trusted(config, names)
+        config, why = trusting_least(config, names)
+        if why:
+            console.print(f"note: sites must trust this server (policy.trust = 'server'): {why}", soft_wrap=True)
     named = load_config(path, overrides, flags).method.name
     if config.method.name == "trees" != named and config.deploy.trust == "server":  # which trees do not run under
         config = load_config(path, overrides, {**flags, "method.name": "fedcgnm"}, suggest=bool(own))
-    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own, keys=not own)
-
-
-def unless_it_must_be_trusted(config: Settings, names: Sequence[str]) -> Settings:
-    """Return the config under ``deploy.trust = "blind"``, or as it is, with a note, where it needs a trusted server."""
-    from fedtail.federate.agreed import write_document
-
-    blind = changed(config, {"deploy.trust": "blind"})
-    try:
-        write_document(blind, {}, names, "")
-    except FedtailError as error:
-        console.print(f"note: sites must trust this server (policy.trust = 'server'): {error}", soft_wrap=True)
-        return config
-    return blind
+    return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own)
 
 
 __all__ = ["app"]

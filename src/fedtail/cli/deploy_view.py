@@ -8,36 +8,32 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from fedtail.cli.progress import console, terminal
 from fedtail.cli.tables import bare_table
 from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment, load_deployment
+from fedtail.federate.flower import TESTED
 from fedtail.report import load_run, write_report
 from fedtail.words import duration
 
-if TYPE_CHECKING:
-    from fedtail.federate.deployment import Deployment
-
-Folder = Annotated[Path, typer.Argument(help="The deployment folder.")]
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1")
 LAST_FAULTS = 5
 
 
-def need_flower() -> None:
-    """Raise one line instead of an import error where Flower is missing."""
-    if importlib.util.find_spec("flwr") is None:
-        raise FedtailError("fedtail deploy needs Flower; pip install 'fedtail[flower]'")
+def need(package: str, where: str = "") -> None:
+    """Raise one line instead of an import error where a package is missing."""
+    if importlib.util.find_spec(package) is None:
+        install = f"pip install 'fedtail[{'nvflare' if package == 'nvflare' else 'flower'}]' {where}"
+        raise FedtailError(f"{package} is not installed; {install.strip()}")
 
 
-def load(folder: Path) -> Deployment:
+def load(folder: str | Path) -> Deployment:
     """Return the deployment in a folder, on Flower."""
-    need_flower()
-    from fedtail.federate.deployment import load_deployment
-    from fedtail.federate.flower import TESTED
-
+    need("flwr")
     try:
         import fedtail.federate.operate.control  # noqa: F401
     except ImportError as error:
@@ -88,8 +84,7 @@ def show_status(deployment: Deployment, about: dict[str, Any]) -> None:
     for name in deployment.sites:
         table.add_row(name, about["sites"].get(name, "–"))
     terminal().print(table)
-    run = about["run"]
-    if not run:
+    if not (run := about["run"]):
         typer.echo("no run yet")
     else:
         age = duration(max(time.time() - float(run["time"]), 0.0))

@@ -57,11 +57,10 @@ def keys(
 ) -> None:
     """Make this site's key where it has none, and show its public half, for the other sites' lists (sites.pub), and the
     fingerprint of every key on its own list, to compare with the other sites by phone."""
-    from fedtail.cli.deploy_view import need_flower
+    from fedtail.cli.deploy_view import need
     from fedtail.federate.operate.membership import own_key
 
-    need_flower()
-
+    need("cryptography")
     line, roster = own_key(folder, new=new)
     fingerprints = {} if roster is None else roster.fingerprints()
     if as_json:

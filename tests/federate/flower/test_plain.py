@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[flower]')")
 
 from fedtail.cli import app
-from fedtail.federate.operate.commands import QUIET, free_port
 from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.processes import QUIET, free_port
 from fedtail.runs.record import read_history
 from tests.federate.conftest import settings
 

@@ -14,6 +14,7 @@ from fedtail.runs.execution import run
 from fedtail.settings import ModelSettings
 from tests.federate.conftest import settings
 
+FIVE = tuple(f"site-{k + 1}" for k in range(5))
 pytestmark = [
     pytest.mark.nvflare,
     pytest.mark.slow,
@@ -26,14 +27,14 @@ pytestmark = [
 
 @pytest.mark.parametrize("rates", ["uniform", "fedhoo"])
 def test_nvflare_gives_the_same_model_as_the_simulator(tmp_path: Path, rates: str) -> None:
+    from fedtail.federate.nvflare.rehearsal import rehearse
     from fedtail.federate.operate import processes
     from fedtail.federate.operate.create import create_deployment
-    from fedtail.federate.operate.nvflare_poc import rehearse
 
     strategy = {"name": rates} if rates == "uniform" else {"name": rates, "cold_rounds": 0}
     folder = tmp_path / "fed"
     deployment = create_deployment(folder, ("north", "east", "south"), settings(rates=strategy, run={"name": "there"}))
-    there = Path(rehearse(deployment, timeout=240)["folder"])
+    there = Path(rehearse(deployment)["folder"])
     assert processes.find(folder) == [], "the rehearsal ends all it started"
     config = settings(rates=strategy, run={"name": "here", "folder": str(tmp_path)}, engine={"path": "reference"})
     here = run(config).folder
@@ -46,16 +47,16 @@ def test_nvflare_gives_the_same_model_as_the_simulator(tmp_path: Path, rates: st
 def test_a_relay_over_nvflare_carries_sums_that_every_site_verifies(tmp_path: Path, method: str) -> None:
     """Under ``blind`` each site ends with the server's model, bit by bit: that of the simulator under the seed that the
     sites drew (trees the same bits, a network within the fixed point of sums)."""
+    from fedtail.federate.nvflare.rehearsal import rehearse
     from fedtail.federate.operate.create import create_deployment
-    from fedtail.federate.operate.nvflare_poc import rehearse
 
     blind = {"trust": "blind", "timeout": 60.0}
     named = {"name": "trees", "site": False} if method == "trees" else {"name": method}
-    config = settings(method=named, run={"name": "there", "rounds": 2}, deploy=blind)
+    config = settings(method=named, data={"clients": 5}, run={"name": "there", "rounds": 2}, deploy=blind)
     if method == "trees":
         config = config.model_copy(update={"model": ModelSettings()})
-    deployment = create_deployment(tmp_path / "fed", ("north", "east", "south"), config)
-    there = Path(rehearse(deployment, timeout=400)["folder"])
+    deployment = create_deployment(tmp_path / "fed", FIVE, config)
+    there = Path(rehearse(deployment)["folder"])
     ours = load_file(there / "model.safetensors")
     for site in deployment.sites:
         (file,) = (deployment.site(site) / "agreements").glob("*/run/model.safetensors")

@@ -17,8 +17,8 @@ from flwr.common.config import parse_config_args
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
-from fedtail.federate.operate.commands import node_config, supernode_command
 from fedtail.federate.operate.create import create_deployment, site_unit, superlink_unit
+from fedtail.federate.operate.processes import node_config, supernode_command
 from fedtail.federate.site.config import load_site
 from tests.federate.conftest import settings
 

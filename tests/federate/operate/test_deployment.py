@@ -27,9 +27,9 @@ from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import processes, runs
 from fedtail.federate.operate.bundle import write_bundle
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches, make_ca, make_server_certificate
-from fedtail.federate.operate.commands import free_port, superlink_command
 from fedtail.federate.operate.create import create_deployment, write_config
 from fedtail.federate.operate.doctor import examine_site
+from fedtail.federate.operate.processes import free_port, superlink_command
 from fedtail.federate.protocol.transport import with_phase
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker_client
@@ -152,8 +152,9 @@ def test_a_device_that_is_not_there_is_noticed_by_doctor_and_at_the_workers_star
 
 def test_a_sites_doctor_says_what_is_wrong_with_data_and_address(tmp_path: Path) -> None:
     site = create_deployment(tmp_path / "fed", SITES, settings(), rehearsal=False).site("north") / "site.toml"
-    (finding,) = [f for f in examine_site(site) if f.level == "error"]
-    assert finding.subject == "data" and "schema.toml" in finding.message
+    key, data = [f for f in examine_site(site) if f.level == "error"]
+    assert key.subject == "north" and "site.pub is missing" in key.message
+    assert data.subject == "data" and "schema.toml" in data.message
     with pytest.raises(FedtailError, match=r"--server 'nowhere' is not of the form host:port"):
         examine_site(site, "nowhere")
     (site.parent / "ca.crt").unlink()

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import local, processes
-from fedtail.federate.operate.commands import free_port
+from fedtail.federate.operate.processes import free_port
 from fedtail.runs.config import load_config
 from tests.waiting import until
 

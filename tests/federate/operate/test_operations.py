@@ -12,9 +12,9 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 
 from fedtail.federate.deployment import Deployment
 from fedtail.federate.operate import runs
-from fedtail.federate.operate.commands import free_port
 from fedtail.federate.operate.create import create_deployment
 from fedtail.federate.operate.doctor import advice
+from fedtail.federate.operate.processes import free_port
 from fedtail.runs.config import changed, load_config
 from tests.federate.conftest import settings
 from tests.federate.operate.test_membership import call

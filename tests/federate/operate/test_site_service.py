@@ -21,10 +21,10 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from fedtail.cli import app
 from fedtail.errors import FedtailError
 from fedtail.federate.flower import supernode
-from fedtail.federate.operate import certificates, local, membership, processes, service
-from fedtail.federate.operate.commands import free_port
+from fedtail.federate.operate import certificates, local, processes, service
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.create import create_deployment
+from fedtail.federate.operate.processes import free_port
 from fedtail.federate.operate.service import SiteService
 from fedtail.federate.site import worker_client
 from tests.federate.conftest import full_disk, settings
@@ -35,6 +35,12 @@ from tests.waiting import HANGS, until
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     return create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2})).site("north")
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Have services look often, start again at once, and lose patience after so many seconds."""
+    for name, value in {"look": 0.05, "pauses": (0.05,), **seconds}.items():
+        monkeypatch.setattr(SiteService, name, value)
 
 
 def serve(service: SiteService) -> threading.Thread:
@@ -87,7 +93,8 @@ def test_a_supernode_that_ends_or_hangs_is_started_again(
     (tmp_path / "stub.py").write_text(script)
     monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
     monkeypatch.setattr(service, "tls_fault", lambda *_: "")
-    running = SiteService(site, stale=0.1, grace=0.1, look=0.05, pauses=(0.05,))
+    hurry(monkeypatch, stale=0.1, grace=0.1)
+    running = SiteService(site)
     thread = serve(running)
     try:
         until(lambda: running.health.restarts >= 2, "two restarts")
@@ -130,7 +137,8 @@ def test_a_supernode_whose_message_has_no_answer_is_started_again(
     script = "import os, pathlib, time; pathlib.Path(os.environ['FEDTAIL_WAITING']).touch(); time.sleep(3600)"
     (tmp_path / "stub.py").write_text(script)
     monkeypatch.setattr(supernode, "__file__", str(tmp_path / "stub.py"))
-    running = SiteService(site, answer=0.2, look=0.05, pauses=(0.05,))
+    hurry(monkeypatch, answer=0.2)
+    running = SiteService(site)
     thread = serve(running)
     try:
         until(lambda: running.health.restarts >= 1, "a restart")
@@ -242,7 +250,7 @@ def test_a_site_comes_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fed.start_server()
         until(lambda: "expired" in (fed.site / "site.log").read_text(), "the site to say why")
         fed.end_server()
-        assert membership.renew_certificate(fed.deployment)
+        assert certificates.renew_certificate(fed.deployment)
         fed.start_server()
         wait_until_healthy(fed.deployment, HANGS, server / "superlink.log")
         until(fed.online, "the site to come back after a renewed certificate and restarts of the server")

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedtail.errors import FedtailError
 from fedtail.federate.counted import ask
 from fedtail.federate.deployment import Deployment, check_site_names, load_deployment
-from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.flower.transport import FlowerTransport, wait_for_nodes
+from fedtail.federate.operate.certificates import public_key_bytes
 from fedtail.federate.protocol.handshake import say_hello
 from fedtail.federate.server import federate, roster
 from fedtail.federate.status import RUN_LOCK, Status

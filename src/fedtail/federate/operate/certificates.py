@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedtail.errors import FedtailError
-from fedtail.federate.flower.keys import public_key_bytes
+from fedtail.federate.deployment import Deployment
 
 CA_DAYS, SERVER_DAYS = 3650, 825
 PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
@@ -91,11 +91,27 @@ def make_site_key(folder: Path, name: str) -> None:
     (folder / "site.pub").write_bytes(public + f" {name}\n".encode())
 
 
+def public_key_bytes(path: Path) -> bytes:
+    """Return the key in a ``site.pub`` as Flower knows the site by it: PEM."""
+    key = serialization.load_ssh_public_key(path.read_bytes())
+    return key.public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
 def key_matches(folder: Path) -> bool:
     """Return whether ``site.key`` and ``site.pub`` are a pair."""
     private = serialization.load_ssh_private_key((folder / "site.key").read_bytes(), None)
-    public = private.public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return public == public_key_bytes(folder / "site.pub")
+    public = serialization.load_ssh_public_key((folder / "site.pub").read_bytes())
+    return bool(private.public_key() == public)
+
+
+def renew_certificate(deployment: Deployment) -> str:
+    """Renew the server's certificate for the same addresses; returns the day on which it ends."""
+    server = deployment.server
+    if not (server / "ca.key").is_file():
+        raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
+    hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
+    make_server_certificate(server, list(dict.fromkeys([deployment.public.rpartition(":")[0], *hosts])))
+    return f"{inspect_certificate(server / 'server.crt', server / 'ca.crt').ends:%Y-%m-%d}"
 
 
 def inspect_certificate(certificate: Path, ca: Path) -> Validity:

@@ -27,8 +27,8 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.flower.keys import public_key_bytes
 from fedtail.federate.operate.bundle import write_bundle
+from fedtail.federate.operate.certificates import public_key_bytes
 from fedtail.federate.operate.service import tls_fault
 
 

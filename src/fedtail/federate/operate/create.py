@@ -6,10 +6,12 @@ import contextlib
 import pwd
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from fedtail.errors import FedtailError, writing
+from fedtail.federate.agreed import write_document
 from fedtail.federate.deployment import Deployment, check_port, check_site_names, split_address
 from fedtail.federate.operate.certificates import make_ca, make_server_certificate, make_site_key
 from fedtail.files import write_atomically
@@ -33,14 +35,13 @@ def create_deployment(
     public: str = "",
     port: int = 9092,
     rehearsal: bool = True,
-    keys: bool = True,
 ) -> Deployment:
     """Write keys, certificates, configuration, units, proxy and instructions. An existing folder is never touched.
 
     Args:
         public: ``host:port`` sites connect to (the proxy); by default the SuperLink itself, on loopback.
-        rehearsal: sites play the clients of the config's data set instead of bringing data.
-        keys: make the sites' keys here too, for a rehearsal; a server that need not be trusted has never seen them.
+        rehearsal: sites play the clients of the config's data set instead of bringing data, and their keys are made
+            here; a server that need not be trusted has never seen those of others.
     """
     check_site_names(sites)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -67,27 +68,25 @@ def create_deployment(
     make_ca(deployment.server, deployment.name)
     make_server_certificate(deployment.server, list(dict.fromkeys([host, "127.0.0.1", "localhost"])))
     for client, name in enumerate(sites):
-        write_site(deployment, name, client if rehearsal else None, keys=keys)
+        write_site(deployment, name, client if rehearsal else None)
     write_rosters(deployment)
     write_server(deployment)
     return deployment
 
 
-def write_site(deployment: Deployment, name: str, client: int | None = None, *, keys: bool = True) -> None:
+def write_site(deployment: Deployment, name: str, client: int | None = None) -> None:
     """Write all that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
     folder = deployment.site(name)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "flwr").mkdir()
-    if keys:
+    if client is not None:
         make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
     data = filled("data-table.toml") if client is None else filled("data-slice.toml", client=client)
-    text = filled("site.toml", name=name, server=deployment.public, data=data.strip())
-    (folder / "site.toml").write_text(text)
+    words = {"name": name, "root": INSTALLED, "version": VERSION, "server": deployment.public, "data": data.strip()}
+    (folder / "site.toml").write_text(filled("site.toml", **words))
     (folder / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
-    words = {"name": name, "root": INSTALLED, "version": VERSION}
-    readme = filled("site-README.md", **words, deployment=deployment.name, public=deployment.public)
-    (folder / "README.md").write_text(readme)
+    (folder / "README.md").write_text(filled("site-README.md", **words, deployment=deployment.name))
 
 
 def write_rosters(deployment: Deployment) -> None:
@@ -121,6 +120,16 @@ def write_server(deployment: Deployment) -> None:
     (deployment.server / "fedtail-superlink.service").write_text(superlink_unit(deployment, programs))
     (deployment.server / "nginx.conf").write_text(filled("nginx.conf", **words, host=deployment.host))
     (deployment.folder / "README.md").write_text(filled("server-README.md", **words, **about))
+
+
+def trusting_least(config: Settings, names: Sequence[str]) -> tuple[Settings, str]:
+    """Return the config under ``deploy.trust = "blind"``; or as it is, and why it needs a server that is trusted."""
+    blind = changed(config, {"deploy.trust": "blind"})
+    try:
+        write_document(blind, {}, names, "")
+    except FedtailError as error:
+        return config, str(error)
+    return blind, ""
 
 
 def write_config(deployment: Deployment, config: Settings | None = None) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import email.utils
-import http.client
 import ssl
 import stat
 import time
@@ -12,20 +11,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import Deployment, split_address
 from fedtail.federate.flower import TESTED
 from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
+from fedtail.federate.operate.runs import where
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
-from fedtail.federate.protocol.keys import read_roster, read_site_key
+from fedtail.federate.protocol.keys import read_roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.ledger import Ledger
 from fedtail.models.device import check_device
 from fedtail.version import VERSION
 
 EXPIRY_DAYS = 30
+PROTOBUF = "application/protobuf"
 HINTS = {
     "not registered": "run `fedtail deploy register {folder}`",
     "without a key": "get its public key (`fedtail site keys`): fedtail deploy add {folder} {site} --key FILE",
@@ -36,9 +39,8 @@ HINTS = {
 
 def examine_server(deployment: Deployment) -> list[Finding]:
     """Check software, certificates, keys and who is online. What data sites have, they compare when a run begins."""
-    out = [check_software(), *check_certificate(deployment)]
-    for site in deployment.sites:
-        out += check_key(deployment.site(site), site)
+    keys = [finding for site in deployment.sites for finding in check_key(deployment.site(site), site)]
+    out = [check_software(), *check_certificate(deployment), *keys]
     if not is_healthy(deployment):
         return [*out, Finding("error", "server", str(no_answer(deployment)))]
     return [*out, *(Finding("error", site, hint) for site, hint in absent(deployment, nodes(deployment)).items())]
@@ -47,20 +49,22 @@ def examine_server(deployment: Deployment) -> list[Finding]:
 def examine_site(file: str | Path, address: str = "") -> list[Finding]:
     """Check what a site can check alone: keys, data, policy and, given the address, the way to the server."""
     config = load_site(file)
-    out = [check_software(), *check_key(config.folder, config.name)]
-    try:
+
+    def worker() -> str:
         check_device("worker.device", config.worker.device)
-        out.append(Finding("ok", "worker", f"trains on {config.worker.device}, {config.worker.threads} thread(s)"))
-    except FedtailError as error:
-        out.append(Finding("error", "worker", str(error)))
-    try:
+        return f"trains on {config.worker.device}, {config.worker.threads} thread(s)"
+
+    def data() -> str:
         Ledger(config.folder)
         schema = config.open_data().schema()
-        classes = schema["classes"]
-        named = f"{len(classes)} classes ({', '.join(map(str, classes[:6]))})"
-        out.append(Finding("ok", "data", f"{schema['kind']}, {named}"))
-    except FedtailError as error:
-        out.append(Finding("error", "data", str(error)))
+        return f"{schema['kind']}, {len(schema['classes'])} classes ({', '.join(map(str, schema['classes'][:6]))})"
+
+    out = [check_software(), *check_key(config.folder, config.name)]
+    for subject, check in (("worker", worker), ("data", data)):
+        try:
+            out.append(Finding("ok", subject, check()))
+        except FedtailError as error:
+            out.append(Finding("error", subject, str(error)))
     return [*out, *check_connection(address, config.folder / "ca.crt")] if address else out
 
 
@@ -91,16 +95,16 @@ def check_certificate(deployment: Deployment) -> list[Finding]:
     """Check the server's certificate: signed by our CA, valid now and for a while, for the address sites use."""
     seen = inspect_certificate(deployment.server / "server.crt", deployment.server / "ca.crt")
     left = seen.ends - datetime.datetime.now(datetime.UTC)
-    out = [*_private(deployment.server / "server.key"), *_private(deployment.server / "ca.key")]
     host, hosts = deployment.public.rpartition(":")[0], ", ".join(seen.hosts)
     renew = f"; renew it with `fedtail deploy renew {deployment.shown}`"
-    if not seen.signed_by_ca:
-        out.append(Finding("error", "certificate", "server.crt is not signed by ca.crt; sites will refuse the server"))
-    if host not in seen.hosts:
-        out.append(Finding("error", "certificate", f"server.crt is for {hosts}, but sites use {host}{renew}"))
-    if left.total_seconds() < 0:
-        out.append(Finding("error", "certificate", f"server.crt expired on {seen.ends:%Y-%m-%d}{renew}"))
-    elif left.days < EXPIRY_DAYS:
+    wrong = {
+        "server.crt is not signed by ca.crt; sites will refuse the server": not seen.signed_by_ca,
+        f"server.crt is for {hosts}, but sites use {host}{renew}": host not in seen.hosts,
+        f"server.crt expired on {seen.ends:%Y-%m-%d}{renew}": left.days < 0,
+    }
+    out = [*_private(deployment.server / "server.key"), *_private(deployment.server / "ca.key")]
+    out += [Finding("error", "certificate", line) for line, is_so in wrong.items() if is_so]
+    if 0 <= left.days < EXPIRY_DAYS:
         out.append(Finding("warning", "certificate", f"server.crt expires in {left.days} days{renew}"))
     return out or [Finding("ok", "certificate", f"valid until {seen.ends:%Y-%m-%d} for {hosts}")]
 
@@ -108,40 +112,35 @@ def check_certificate(deployment: Deployment) -> list[Finding]:
 def check_key(folder: Path, name: str) -> list[Finding]:
     """Check a site's keys: there, matching, private, and on the list that runs without a trusted server need. The
     server has only the public half of sites that made their own."""
-    if not (folder / "site.pub").is_file():
-        missing = f"{folder}/site.pub is missing; make a key at the site with `fedtail site keys`"
-        return [Finding("error", name, missing)]
-    if not (folder / "site.key").is_file():
+    public, private, listed = (folder / file for file in ("site.pub", "site.key", "sites.pub"))
+    if not public.is_file():
+        return [Finding("error", name, f"{public} is missing; make a key at the site with `fedtail site keys`")]
+    if not private.is_file():
         return []
     if not key_matches(folder):
         return [Finding("error", name, "site.key and site.pub do not match")]
-    if not (folder / "sites.pub").is_file():
+    if not listed.is_file():
         return [Finding("warning", name, "sites.pub is missing, so the server must be trusted")]
-    roster = read_roster(folder / "sites.pub")
-    if name not in roster.lines or roster.key(name) != read_site_key(folder / "site.key").public_key():
+    if read_roster(listed).lines.get(name, "").split() != public.read_text().split()[:2]:
         other = "sites.pub and site.key have different keys for this site; distribute the new list"
         return [Finding("error", name, other)]
-    return _private(folder / "site.key")
+    return _private(private)
 
 
 def check_connection(address: str, ca: Path) -> list[Finding]:
     """Check TLS to the server with the deployment's CA, that the control path is closed, and the server's clock."""
-    host, port = split_address("--server", address)
+    split_address("--server", address)
     if not ca.is_file():
         return [Finding("error", "server", f"{ca} is missing; without it the server's certificate cannot be checked")]
-    context = ssl.create_default_context(cafile=str(ca))
-    connection = http.client.HTTPSConnection(host, port, timeout=10, context=context)
     try:
-        connection.request("POST", "/v1/control/list-nodes", body=b"", headers={"content-type": "application/protobuf"})
-        answer = connection.getresponse()
-    except (OSError, http.client.HTTPException) as error:
+        with httpx.Client(verify=ssl.create_default_context(cafile=str(ca)), timeout=10) as client:
+            answer = client.post(f"https://{address}/v1/control/list-nodes", headers={"content-type": PROTOBUF})
+    except httpx.HTTPError as error:
         return [Finding("error", "server", f"{address} cannot be reached over TLS: {error}")]
-    finally:
-        connection.close()
     out = [Finding("ok", "server", f"{address} answers over TLS")]
-    if answer.status not in (403, 404):
+    if answer.status_code not in (403, 404):
         out.append(Finding("warning", "server", f"{address} exposes the control path; the proxy should block it"))
-    if date := answer.getheader("date"):
+    if date := answer.headers.get("date"):
         offset = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
         if abs(offset) > CLOCK_SECONDS:
             out.append(Finding("error", "clock", f"differs from the server's by {offset:+.0f} s; enable NTP"))
@@ -154,8 +153,15 @@ def _private(path: Path) -> list[Finding]:
     return []
 
 
+def survey(deployment: Deployment) -> dict[str, Any]:
+    """Return what ``status --json`` prints: server, sites, the run, and what there is to do."""
+    up = is_healthy(deployment)
+    about = {"superlink": "up" if up else "down", "sites": nodes(deployment) if up else {}, "run": where(deployment)}
+    return {**about, "advice": advice(deployment, about)}
+
+
 def advice(deployment: Deployment, about: dict[str, Any]) -> list[str]:
-    """Return a line for each thing to do, the most urgent first. about: what ``status --json`` prints."""
+    """Return a line for each thing to do, the most urgent first."""
     run, again = about["run"], f"fedtail deploy run {deployment.shown} --resume"
     out = [] if about["superlink"] == "up" else [str(no_answer(deployment))]
     if run.get("state") == "failed":

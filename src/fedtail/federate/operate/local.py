@@ -15,9 +15,9 @@ from fedtail.federate.deployment import Deployment
 from fedtail.federate.flower.guard import APPS
 from fedtail.federate.operate import processes
 from fedtail.federate.operate.bundle import site_apps
-from fedtail.federate.operate.commands import flower_environment, superlink_command
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.membership import make_missing_keys
+from fedtail.federate.operate.processes import flower_environment, superlink_command
 from fedtail.federate.site import frames
 
 
@@ -56,8 +56,8 @@ def serve(deployment: Deployment) -> NoReturn:
 
 def start_superlink(deployment: Deployment) -> int:
     """Start Flower's server; its state is in a database, so it can be killed and started again."""
-    environment, log = flower_environment(deployment.flwr_home), deployment.server / "superlink.log"
-    return processes.start(deployment.folder, "superlink", superlink_command(deployment), log, environment)
+    log, environment = deployment.server / "superlink.log", processes.flower_environment(deployment.flwr_home)
+    return processes.start(deployment.folder, "superlink", processes.superlink_command(deployment), log, environment)
 
 
 def start_site(deployment: Deployment, site: str, server: str = "") -> int:

@@ -1,14 +1,13 @@
-"""Who belongs to a deployment: ``fedtail deploy add | remove | renew``.
+"""Who belongs to a deployment: ``fedtail deploy add | remove``, and ``fedtail site keys``.
 
 What is written first is the deployment's folder; a SuperLink that is up is told at once, one that is not with
-``fedtail deploy register``. A run that goes on reads the list of sites after every round.
+``fedtail deploy register``.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,38 +17,40 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.deployment import Deployment, check_site_names
-from fedtail.federate.operate.certificates import inspect_certificate, make_server_certificate, make_site_key
+from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import write_rosters, write_site
 from fedtail.federate.protocol.keys import Roster, read_roster
+from fedtail.federate.site.identity import read_identity
 from fedtail.runs.config import load_config
 
 
 def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Deployment:
     """Take in a new site, which takes its place at the end of the list, or a new key of one that is known.
 
-    key: the file with the site's public key, as ``fedtail site keys`` prints it. A rehearsal's site gets one made here.
+    key: the file with the site's public key, as ``fedtail site keys`` prints it.
     """
     check_site_names((name,))
     line = None if key is None else read_line(key, name)
+    folder = deployment.site(name)
     if name in deployment.sites:
         if line is None:
             raise FedtailError(
                 f"site {name!r} already exists in {deployment.shown}; for a new key of it, add --key FILE"
             )
-        public = deployment.site(name) / "site.pub"
-        if not public.is_file() or public.read_text().split()[:2] != line.split()[:2]:
+        if not (folder / "site.pub").is_file() or (folder / "site.pub").read_text().split()[:2] != line.split()[:2]:
             _forget(deployment, name)
-            (deployment.site(name) / "site.key").unlink(missing_ok=True)
+            (folder / "site.key").unlink(missing_ok=True)
     else:
-        if deployment.site(name).exists():
-            raise FedtailError(f"{str(deployment.site(name))!r} already exists; move it away, or choose another name")
-        client = _free_client(deployment)
-        write_site(deployment, name, client, keys=client is not None and line is None)
+        if load_config(deployment.config).data.name != "sites":
+            raise FedtailError(f"{deployment.shown} is a rehearsal, whose sites are the clients of one data set")
+        if folder.exists():
+            raise FedtailError(f"{str(folder)!r} already exists; move it away, or choose another name")
+        write_site(deployment, name)
         deployment = replace(deployment, sites=(*deployment.sites, name))
         deployment.save()
     if line is not None:
-        (deployment.site(name) / "site.pub").write_text(line)
+        (folder / "site.pub").write_text(line)
     write_rosters(deployment)
     if is_healthy(deployment):
         with Control(deployment) as control:
@@ -103,11 +104,7 @@ def remove_site(deployment: Deployment, name: str) -> Deployment:
 def own_key(folder: Path, *, new: bool = False) -> tuple[str, Roster | None]:
     """Return, at a site, the line of its public key and its list of sites. A site without a key makes one here; a new
     one takes the old one's place on the list. The server and the other sites must be given the line."""
-    file = folder / "site.toml"
-    if not file.is_file():
-        raise FedtailError(f"{str(file)!r} does not exist; give a site's folder")
-    name = str(tomllib.loads(file.read_text()).get("site", {}).get("name", ""))
-    listed = folder / "sites.pub"
+    name, listed = read_identity(folder / "site.toml").name, folder / "sites.pub"
     if new or not (folder / "site.key").is_file():
         for old in ("site.key", "site.pub"):
             (folder / old).unlink(missing_ok=True)
@@ -116,17 +113,6 @@ def own_key(folder: Path, *, new: bool = False) -> tuple[str, Roster | None]:
             others = [line for line in listed.read_text().splitlines() if line.split(maxsplit=2)[2:] != [name]]
             listed.write_text("\n".join([*others, (folder / "site.pub").read_text()]).strip() + "\n")
     return (folder / "site.pub").read_text().strip(), read_roster(listed) if listed.is_file() else None
-
-
-def renew_certificate(deployment: Deployment) -> str:
-    """Renew the server's certificate for the same addresses; returns the day on which it ends."""
-    server = deployment.server
-    if not (server / "ca.key").is_file():
-        raise FedtailError(f"{str(server / 'ca.key')!r} is missing; restore the CA's key to sign a certificate")
-    hosts = inspect_certificate(server / "server.crt", server / "ca.crt").hosts
-    outer = deployment.public.rpartition(":")[0]
-    make_server_certificate(server, list(dict.fromkeys([outer, *hosts])))
-    return f"{inspect_certificate(server / 'server.crt', server / 'ca.crt').ends:%Y-%m-%d}"
 
 
 def _forget(deployment: Deployment, name: str) -> None:
@@ -138,19 +124,3 @@ def _forget(deployment: Deployment, name: str) -> None:
             control.unregister(name)
     elif (deployment.server / "superlink.db").exists():
         raise FedtailError(f"{no_answer(deployment)}; it knows the key of {name!r}, and must be told")
-
-
-def _free_client(deployment: Deployment) -> int | None:
-    """Return the client of the data set that a rehearsal's next site can play; None where sites have their own data."""
-    config = load_config(deployment.config)
-    if config.data.name == "sites":
-        return None
-    files = [deployment.site(site) / "site.toml" for site in deployment.sites]
-    taken = [tomllib.loads(f.read_text()).get("data", {}).get("client") for f in files if f.is_file()]
-    free = [k for k in range(config.data.clients) if k not in taken]
-    if not free:
-        raise FedtailError(
-            f"this is a rehearsal, and all {config.data.clients} clients of its data set have a site; remove one "
-            "first, or begin with a larger --local"
-        )
-    return free[0]

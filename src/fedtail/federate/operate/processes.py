@@ -1,4 +1,4 @@
-"""Processes of a rehearsal: start them marked, find all that carry the mark, end every one of them.
+"""The programs of a federation: their commands and environment; start them marked, find them, end every one of them.
 
 Flower starts processes of its own, some in sessions of their own, and the sites' workers outlive the message that
 started them. All inherit an environment variable with the deployment's path, and by it they are found again.
@@ -9,12 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtail.errors import FedtailError
+from fedtail.federate.deployment import Deployment
+from fedtail.federate.flower import supernode
 from fedtail.federate.site.worker_client import WORKER
 
 MARK, ROLE = "FEDTAIL_DEPLOYMENT", "FEDTAIL_ROLE"
@@ -36,32 +41,26 @@ class Process:
 
 def start(folder: Path, role: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> int:
     """Start a process of the deployment in ``folder`` in its own session; returns its id."""
+    marked = {**environment, MARK: str(folder.resolve()), ROLE: role}
     with log.open("ab") as out:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            env={**environment, MARK: str(folder.resolve()), ROLE: role},
-        )
-    return process.pid
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=marked
+        ).pid
 
 
 def find(folder: Path, role: str | None = None) -> list[Process]:
     """The running processes of a deployment, oldest first; of one role if given, or of all ``site:`` s."""
-    mark, out = f"{MARK}={folder.resolve()}", []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    out = []
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            lines = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:  # it ended meanwhile, or is somebody else's
             continue
-        if mark in environment and command:
-            roles = [e.removeprefix(f"{ROLE}=") for e in environment if e.startswith(f"{ROLE}=")]
-            out.append(Process(int(entry.name), roles[0] if roles else "", command))
+        variables = dict(line.split("=", 1) for line in lines if "=" in line)
+        process = Process(int(entry.name), variables.get(ROLE, ""), command)
+        if variables.get(MARK) == str(folder.resolve()) and command and process.pid != os.getpid():
+            out.append(process)
     return sorted((p for p in out if role in (None, p.role, f"{p.role.partition(':')[0]}:")), key=lambda p: p.pid)
 
 
@@ -83,3 +82,68 @@ def send_signal(pid: int, number: int) -> None:
     """Signal one process; one that has ended already is fine."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+PROGRAMS = Path(sys.executable).parent
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "1.0",
+}
+"""No telemetry, no update check, nothing installed at run time, and prompt starts."""
+
+
+def superlink_command(deployment: Deployment) -> list[str]:
+    """Return the command of Flower's server: TLS, authenticated sites, state in a database, on loopback."""
+    server = deployment.server
+    return [
+        str(PROGRAMS / "flower-superlink"),
+        "--ssl-ca-certfile", str(server / "ca.crt"),
+        "--ssl-certfile", str(server / "server.crt"),
+        "--ssl-keyfile", str(server / "server.key"),
+        "--enable-supernode-auth",
+        "--host", deployment.host,
+        "--port", str(deployment.port),
+        "--database", str(server / "superlink.db"),
+        "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+
+
+def supernode_command(site: Path, superlink: str, port: int = 9094) -> list[str]:
+    """Return the command of Flower's client at a site; ``port`` is on loopback, for its own processes."""
+    return [
+        sys.executable, "-P", str(supernode.__file__),
+        "--superlink", superlink,
+        "--root-certificates", str(site / "ca.crt"),
+        "--auth-supernode-private-key", str(site / "site.key"),
+        "--port", str(port),
+        "--node-config", node_config(site / "site.toml"),
+    ]  # fmt: skip
+
+
+def node_config(site_file: Path) -> str:
+    """Return a site's node config, by which the light app finds its file: TOML that Flower reads unescaped."""
+    path = str(site_file)
+    quote = next((q for q in "'\"" if q not in path), "")
+    if not quote or (quote == '"' and "\\" in path):
+        raise FedtailError(f"{path!r}: Flower does not accept paths with both kinds of quotes; rename the folder")
+    return f"site={quote}{path}{quote}"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment in which programs of a federation start: one thread, and this interpreter's programs."""
+    path = os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", "/usr/bin:/bin")])
+    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's programs, with settings apart from the user's."""
+    return environment(**QUIET, FLWR_HOME=str(home))
+
+
+def free_port() -> int:
+    """Return a port on loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -29,20 +29,10 @@ from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
 from fedtail.federate.flower import supernode
 from fedtail.federate.flower.guard import APPS
-from fedtail.federate.operate.commands import flower_environment, free_port, supernode_command
+from fedtail.federate.operate.processes import flower_environment, free_port, supernode_command
 from fedtail.federate.site import worker_client
 from fedtail.federate.site.identity import read_identity
 from fedtail.files import is_locked, write_atomically
-
-STALE_SECONDS = 60.0
-"""Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
-ANSWER_SECONDS = 120.0
-"""For so long a message may have no answer although nothing works on it: it takes a moment to fetch and to send."""
-GRACE_SECONDS = 30.0
-"""For so long a server that can be reached again may be found by the SuperNode itself."""
-PAUSES = (5.0, 5.0, 10.0, 10.0, 15.0, 15.0, 30.0, 60.0)
-"""Seconds before the first, second ... start in a row that came to nothing. Flower refuses a site that was killed until
-its last heartbeat has expired, up to a minute."""
 
 
 @dataclass
@@ -67,17 +57,19 @@ class Health:
 class SiteService:
     """The service of the site in ``folder``; ``server`` overrides the address in ``site.toml``."""
 
-    def __init__(
-        self,
-        folder: Path,
-        server: str = "",
-        *,
-        stale: float = STALE_SECONDS,
-        answer: float = ANSWER_SECONDS,
-        grace: float = GRACE_SECONDS,
-        look: float = 2.0,
-        pauses: tuple[float, ...] = PAUSES,
-    ) -> None:
+    look = 2.0
+    """Seconds between looks at the client."""
+    stale = 60.0
+    """Without an answer for so long, a connection is lost: heartbeats are due every 18 to 23 seconds."""
+    answer = 120.0
+    """For so long a message may have no answer although nothing works on it: it takes a moment to fetch and to send."""
+    grace = 30.0
+    """For so long a server that can be reached again may be found by the SuperNode itself."""
+    pauses = (5.0, 5.0, 10.0, 10.0, 15.0, 15.0, 30.0, 60.0)
+    """Seconds before the first, second ... start in a row that came to nothing. Flower refuses a site that was killed
+    until its last heartbeat has expired, up to a minute."""
+
+    def __init__(self, folder: Path, server: str = "") -> None:
         self.folder = folder.resolve()
         identity = read_identity(self.folder / "site.toml")
         self.address = server or identity.server
@@ -85,12 +77,10 @@ class SiteService:
             file = str(folder / "site.toml")
             raise FedtailError(f"{file!r}: [site] has no server; add server = 'host:port', or use --server")
         split_address("server", self.address)
-        self.stale, self.answer, self.grace, self.look, self.pauses = stale, answer, grace, look, pauses
         self.health = Health(identity.name, self.address)
         self.stopping = threading.Event()
         self.contact, self.waiting = self.folder / "contact", self.folder / "waiting"
-        self.busy = 0.0
-        """When the worker was last seen at work on a message."""
+        self.busy = 0.0  # when the worker was last seen at work on a message
         self.apps = os.environ.get(APPS, "")
 
     def run(self) -> None:
@@ -98,7 +88,7 @@ class SiteService:
         with alone(self.folder):
             log(f"site {self.health.site!r}: service started, process {os.getpid()}, server {self.address}")
             idle = 0
-            while not self.stopping.is_set():
+            while True:
                 process = self.start()
                 try:
                     reason = self.watch(process)
@@ -123,12 +113,9 @@ class SiteService:
         """Start a new client."""
         self.apps = self.apps or apps_of(self.folder)
         files = {supernode.CONTACT: str(self.contact), supernode.WAITING: str(self.waiting), APPS: self.apps}
-        process = subprocess.Popen(
-            supernode_command(self.folder, self.address, free_port()),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**flower_environment(self.folder / "flwr"), **files},
-        )
+        command = supernode_command(self.folder, self.address, free_port())
+        environment = flower_environment(self.folder / "flwr") | files
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
         self.health.pid, self.health.started = process.pid, time.time()
         log(f"SuperNode started, process {process.pid}")
         self.tell("starting")

@@ -16,7 +16,8 @@ pytest.importorskip(
 )
 
 import fedtail
-from fedtail.federate.operate import nvflare_poc
+from fedtail.errors import FedtailError
+from fedtail.federate.nvflare import rehearsal
 from fedtail.federate.operate.create import create_deployment
 from tests.federate.conftest import settings
 
@@ -50,22 +51,12 @@ def test_the_job_carries_no_package_along(tmp_path: Path, where: str) -> None:
     assert about["server"]["task_request_interval"] < 1, "no two seconds for every exchange"
 
 
-@pytest.mark.parametrize(
-    ("listed", "said"),
-    [
-        ("id-1  fedtail  RUNNING  2026", ""),
-        ("id-1  fedtail  FINISHED:EXECUTION_EXCEPTION  2026", "(FINISHED:EXECUTION_EXCEPTION): ValueError: no such"),
-        ("", "(unknown)"),
-    ],
-)
-def test_nvflares_word_for_the_job_becomes_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, said: str
-) -> None:
+def test_a_simulator_that_ends_becomes_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvflare"
+    program.write_text("#!/bin/sh\necho ' - ERROR - no such column'\necho 'good bye'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(rehearsal, "PROGRAMS", tmp_path)
     deployment = create_deployment(tmp_path / "fed", ("north", "south"), settings(data={"clients": 2}))
-    logs = deployment.folder / "nvflare" / "poc" / "site-1"
-    logs.mkdir(parents=True)
-    (logs / "error_log.txt").write_text("Traceback ...\nValueError: no such column\n")
-    monkeypatch.setattr(nvflare_poc, "nvflare", lambda *_: f"job_id  job_name  status\n{listed}\n")
-    fault = nvflare_poc.job_fault(deployment, "id-1")
-    assert (said in fault) if said else fault == ""
-    assert "\n" not in fault
+    with pytest.raises(FedtailError, match="simulator ended: - ERROR - no such column; see") as ended:
+        rehearsal.rehearse(deployment)
+    assert "\n" not in str(ended.value)
