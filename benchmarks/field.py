@@ -6,16 +6,15 @@ python benchmarks/field.py cifar10 --device cuda --peers pfl:1 pfl:4
 python benchmarks/field.py emnist --peers loop fedjax:1 fedjax:2 pfl:1 pfl:2
 
 Both train the same network, two convolutions and two dense layers with dropout, one local epoch. Images are noise: what
-is timed does not depend on them. ``loop`` is a plain PyTorch loop over users. A peer, ``name:processes``, runs in an
-environment of its own (``other_simulators``) on the same images, users and rounds; on a CPU fedjax takes processes as
-threads. Ours is timed before and after the others, so that drifts of the machine show.
+is timed does not depend on them. ``loop`` is a plain PyTorch loop over users. A peer, ``name:processes`` (pfl, fedjax,
+flower), runs in an environment of its own (``other_simulators``) on the same images and users; on a CPU fedjax takes
+processes as threads. Ours is timed before and after the others, so that drifts of the machine show.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -34,9 +33,9 @@ from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
-from other_simulators import peer_environment
+from other_simulators import run_peer
+from peers.networks import cnn
 
-HERE = Path(__file__).parent
 BATCH, WARM = 10, 3
 
 
@@ -61,22 +60,9 @@ have some 200 images each; here all have as many."""
 
 
 def network(shape: Shape) -> nn.Sequential:
-    """The CNN of both, of Reddi et al. (2021)."""
-    channels, side = shape.image
+    """The CNN of both."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(64 * ((side - 4) // 2) ** 2, 128),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(128, shape.classes),
-    )
+    return cnn(*shape.image, shape.classes)
 
 
 def images(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,22 +135,13 @@ def loop(shape: Shape, rounds: int, device: str) -> list[float]:
 def peer(name: str, shape: Shape, rounds: int, device: str) -> list[float]:
     """Seconds of each round of ``pfl:2``, say."""
     kind, _, processes = name.partition(":")
-    n, python = int(processes or 1), peer_environment(kind)
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.npz"
         x, y = images(shape)
-        np.savez(problem, x=x.numpy(), y=y.numpy(), parts=np.stack(parts(shape, len(y))), lr=shape.lr)
-        start = (
-            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"] if kind == "pfl" and n > 1 else []
-        )
-        script = str(HERE / "peers" / f"field_{kind}.py")
-        command = [str(python), *start, script, str(problem), str(shape.cohort), str(rounds), str(n), device]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        raise RuntimeError((done.stderr or done.stdout)[-500:])
-    return list(json.loads(lines[-1].removeprefix("RESULT ")))
+        order = np.concatenate(parts(shape, len(y)))
+        np.savez(problem, x=x.numpy(), y=y.numpy(), order=order, lr=shape.lr, batch=BATCH)
+        found = run_peer(kind, problem, shape.users, shape.cohort, rounds, int(processes or 1), device)
+    return list(found["seconds"])
 
 
 def main() -> None:

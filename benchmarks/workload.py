@@ -68,7 +68,8 @@ class Workload:
             return float(F.cross_entropy(module(torch.from_numpy(self.x)), torch.from_numpy(self.y)))
 
     def save(self, path: Path) -> None:
-        np.savez(path, x=self.x, y=self.y, order=self.order, start=self.start, hidden=np.array(self.hidden), lr=self.lr)
+        what = {"x": self.x, "y": self.y, "order": self.order, "start": self.start, "hidden": np.array(self.hidden)}
+        np.savez(path, **what, lr=self.lr, batch=BATCH)
 
 
 def make_workload(rows: int = ROWS, hidden: tuple[int, ...] = SIZES["4k"], seed: int = 0) -> Workload:

@@ -1,4 +1,4 @@
-"""The common workload on fedjax. Run in its own environment: run_fedjax.py PROBLEM.npz K ROUNDS CORES."""
+"""A problem on fedjax. Run in its own environment: run_fedjax.py PROBLEM.npz USERS COHORT ROUNDS CORES DEVICE."""
 
 import json
 import os
@@ -6,11 +6,10 @@ import sys
 import time
 from itertools import pairwise
 
-cores = int(sys.argv[4])
-if cores == 1:
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-else:  # its own way to use several devices, pmap, does not run on the jax of today
-    os.environ["XLA_FLAGS"] = f"--xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads={cores}"
+path, (users, cohort, rounds, cores), device = sys.argv[1], map(int, sys.argv[2:6]), sys.argv[6]
+if device == "cpu":  # its own way to use several devices, pmap, does not run on the jax of today
+    threads = f"--xla_cpu_multi_thread_eigen={str(cores > 1).lower()} intra_op_parallelism_threads={cores}"
+    os.environ["XLA_FLAGS"] = threads
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -22,18 +21,27 @@ for name in ("tree_map", "tree_leaves", "tree_structure", "tree_unflatten"):  # 
 import fedjax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-path, clients, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 data = np.load(path)
-x, y = data["x"], data["y"]
-parts = np.array_split(data["order"], clients)
-widths = [x.shape[1], *data["hidden"].tolist(), 2]
+x, y = data["x"], data["y"].astype(np.int32)
+parts, classes, images = np.array_split(data["order"], users), int(data["y"].max()) + 1, data["x"].ndim == 4
+rng = np.random.default_rng(0)
 
 
-def unflatten(v):
+def weights(*shape):
+    return jnp.asarray(rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[:-1])), dtype=jnp.float32)
+
+
+def of_images():
+    flat = 64 * ((x.shape[1] - 4) // 2) ** 2
+    shapes = ((3, 3, x.shape[3], 32), (3, 3, 32, 64), (flat, 128), (128, classes))
+    return [(weights(*s), jnp.zeros(s[-1])) for s in shapes]
+
+
+def of_rows(v, widths):
     """torch's order: weight (out, in), bias, then GroupNorm weight and bias, layer by layer."""
     params, at = [], 0
     for i, (a, b) in enumerate(pairwise(widths)):
-        shapes = [(b, a), (b,)] + ([(b,), (b,)] if i < 3 else [])
+        shapes = [(b, a), (b,)] + ([(b,), (b,)] if i < len(widths) - 2 else [])
         layer = []
         for shape in shapes:
             size = int(np.prod(shape))
@@ -43,8 +51,25 @@ def unflatten(v):
     return params
 
 
-def logits(params, inputs):
-    h = inputs
+def convolved(h, layer):
+    out = jax.lax.conv_general_dilated(h, layer[0], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.nn.relu(out + layer[1])
+
+
+def dropped(h, rate, key):
+    return h if key is None else jnp.where(jax.random.bernoulli(key, 1 - rate, h.shape), h / (1 - rate), 0.0)
+
+
+def cnn(params, h, key):
+    one, two = (None, None) if key is None else jax.random.split(key)
+    h = convolved(convolved(h, params[0]), params[1])
+    h = jax.lax.reduce_window(h, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    h = dropped(h, 0.25, one).reshape(h.shape[0], -1)
+    h = dropped(jax.nn.relu(h @ params[2][0] + params[2][1]), 0.5, two)
+    return h @ params[3][0] + params[3][1]
+
+
+def mlp(params, h, key):
     for weight, bias, *norm in params:
         h = h @ weight.T + bias
         if norm:
@@ -53,25 +78,29 @@ def logits(params, inputs):
     return h
 
 
-def loss(params, batch):
-    log_p = jax.nn.log_softmax(logits(params, batch["x"]))
+def loss(params, batch, key):
+    log_p = jax.nn.log_softmax((cnn if images else mlp)(params, batch["x"], key))
     return -jnp.take_along_axis(log_p, batch["y"][:, None], 1).mean()
 
 
+if images:
+    x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+params = of_images() if images else of_rows(data["start"], [x.shape[1], *data["hidden"].tolist(), classes])
 algorithm = fedjax.algorithms.fed_avg.federated_averaging(
-    lambda params, batch, rng: jax.grad(loss)(params, batch),
+    lambda params, batch, key: jax.grad(loss)(params, batch, key),
     fedjax.optimizers.sgd(float(data["lr"])),
     fedjax.optimizers.sgd(1.0),
-    fedjax.ShuffleRepeatBatchHParams(batch_size=64, num_epochs=1, drop_remainder=False),
+    fedjax.ShuffleRepeatBatchHParams(batch_size=int(data["batch"]), num_epochs=1, drop_remainder=False),
 )
-sets = [fedjax.ClientDataset({"x": x[p], "y": y[p].astype(np.int32)}) for p in parts]
-state = algorithm.init(unflatten(data["start"]))
-seconds = []
+state, seconds = algorithm.init(params), []
 for t in range(rounds):
-    keys = jax.random.split(jax.random.PRNGKey(t), clients)
+    chosen = [(t * cohort + i) % users for i in range(cohort)]
+    keys = jax.random.split(jax.random.PRNGKey(t), cohort)
     began = time.perf_counter()
-    state, _ = algorithm.apply(state, [(str(k), s, keys[k]) for k, s in enumerate(sets)])
+    sets = [fedjax.ClientDataset({"x": x[parts[k]], "y": y[parts[k]]}) for k in chosen]
+    state, _ = algorithm.apply(state, [(str(k), s, keys[i]) for i, (k, s) in enumerate(zip(chosen, sets, strict=True))])
     jax.block_until_ready(state.params)
     seconds.append(time.perf_counter() - began)
-final = float(loss(state.params, {"x": jnp.asarray(x), "y": jnp.asarray(y)}))
-print("RESULT " + json.dumps({"seconds": seconds, "loss": final}), flush=True)
+rows = [slice(i, i + 1024) for i in range(0, len(y), 1024)]
+final = np.mean([float(loss(state.params, {"x": jnp.asarray(x[s]), "y": jnp.asarray(y[s])}, None)) for s in rows])
+print("RESULT " + json.dumps({"seconds": seconds, "loss": float(final)}), flush=True)

@@ -1,4 +1,4 @@
-"""The common workload on pfl-research. Run in its own environment: run_pfl.py PROBLEM.npz K ROUNDS CORES.
+"""A problem on pfl-research. Run in its own environment: run_pfl.py PROBLEM.npz USERS COHORT ROUNDS CORES DEVICE.
 
 With several cores torchrun starts it once for each.
 """
@@ -7,10 +7,10 @@ import json
 import os
 import sys
 import time
-from itertools import pairwise
 
 import numpy as np
 import torch
+from networks import network_of
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -24,22 +24,18 @@ from pfl.model.pytorch import PyTorchModel
 from torch import nn
 from torch.nn import functional as F
 
-path, clients, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+path, (users, cohort, rounds, cores), device = sys.argv[1], map(int, sys.argv[2:6]), sys.argv[6]
 torch.set_num_threads(1)
 data = np.load(path)
-x, y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
-parts = np.array_split(data["order"], clients)
+x, y = torch.from_numpy(data["x"]).to(device), torch.from_numpy(data["y"]).to(device)
+parts = np.array_split(data["order"], users)
 rng = np.random.default_rng()
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        layers = []
-        hidden = data["hidden"].tolist()
-        for a, b in pairwise((x.shape[1], *hidden)):
-            layers += [nn.Linear(a, b), nn.GroupNorm(1, b), nn.ReLU()]
-        self.net = nn.Sequential(*layers, nn.Linear(hidden[-1], 2))
+        self.net = network_of(data)
 
     def forward(self, inputs):
         return self.net(inputs)
@@ -57,31 +53,32 @@ class Clock(TrainingProcessCallback):
         self.times = [time.perf_counter()]
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        if device != "cpu":
+            torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         return False, Metrics()
 
 
-net = Net()
-with torch.no_grad():
-    nn.utils.vector_to_parameters(torch.from_numpy(data["start"]), net.parameters())
+net = Net().to(device)
 model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
 turn = iter(range(10**9))
-users = FederatedDataset(
+sets = FederatedDataset(
     lambda k: Dataset((x[shuffled := rng.permutation(parts[k])], y[shuffled]), user_id=str(k)),
-    lambda: next(turn) % clients,
+    lambda: next(turn) % users,
 )
 clock = Clock()
 FederatedAveraging().run(
     NNAlgorithmParams(
-        central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=clients, val_cohort_size=0
+        central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=cohort, val_cohort_size=0
     ),
-    SimulatedBackend(users, users, postprocessors=[WeightByDatapoints()]),
+    SimulatedBackend(sets, sets, postprocessors=[WeightByDatapoints()]),
     model,
-    NNTrainHyperParams(local_batch_size=64, local_num_epochs=1, local_learning_rate=float(data["lr"])),
+    NNTrainHyperParams(local_batch_size=int(data["batch"]), local_num_epochs=1, local_learning_rate=float(data["lr"])),
     NNEvalHyperParams(local_batch_size=1024),
     callbacks=[clock],
 )
+net.eval()
 with torch.no_grad():
-    loss = float(F.cross_entropy(net(x), y))
+    loss = np.mean([float(F.cross_entropy(net(a), b)) for a, b in zip(x.split(1024), y.split(1024), strict=True)])
 if int(os.environ.get("RANK", "0")) == 0:
-    print("RESULT " + json.dumps({"seconds": np.diff(clock.times).tolist(), "loss": loss}), flush=True)
+    print("RESULT " + json.dumps({"seconds": np.diff(clock.times).tolist(), "loss": float(loss)}), flush=True)
