@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtail.core.records import Deltas, Refusal, Task, Update
+from fedtail.core.records import Refusal, Task, Update
 from fedtail.data.registry import Pooled
 from fedtail.methods import METHODS
 from fedtail.methods.base import run_bound
@@ -42,8 +42,6 @@ ATTACKS = ("none", "reverse", "target", "quiet", "relabel")
 RULES: dict[str, dict[str, Any]] = {
     "mean": {"aggregate": "mean"},
     "default": {},
-    "median": {"aggregate": "median"},
-    "trimmed": {"aggregate": "trimmed"},
     "krum": {"aggregate": "krum"},
 }
 SHOWN = ("accuracy", "macro_f1", "tail")
@@ -74,7 +72,7 @@ class Hostile:
         n_classes = self.problem.n_classes
         most = run_bound(self.problem.method, task, own.client, 0, own.steps[0], n_classes)
         if self.attack == "quiet" or most is None:
-            most = float(np.median([float(torch.linalg.vector_norm(d[0])) for d in Deltas(others)]))
+            most = float(np.median([float(torch.linalg.vector_norm(d[0])) for d in (u.delta for u in others)]))
         return replace(own, delta=(away * (most / float(torch.linalg.vector_norm(away))))[None])
 
     def __getattr__(self, name: str) -> Any:

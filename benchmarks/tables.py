@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--data", default="adult-10,unsw,flights")
     parser.add_argument("--models", default="default", help="separated by semicolons; see table_models.MODELS")
     parser.add_argument("--methods", default="fedcgnm", help="with options if need be: 'fedavg,fedcgnm beta=0.9'")
-    parser.add_argument("--rates", default="0.6", help="rates, or auto")
+    parser.add_argument("--rates", default="0.6", help="rates")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--set", default="", help="settings of fit() as JSON, e.g. '{\"rounds\": 20}'")
     parser.add_argument("--keep", type=Path, help="file to add a line of JSON to for every contender and seed")

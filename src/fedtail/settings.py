@@ -16,8 +16,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedtail.errors import FedtailError, one_of, outside
 
 S = TypeVar("S", bound=BaseModel)
-"""What validation at a site may send: totals, counts per class under masks that cancel in the sum over sites, or counts
-per class. Each allows what comes before it."""
 FREE: dict[str, Any] = {"free": True}
 """Marks a setting that does not change a run's result, so that a resumed run may have another value."""
 
@@ -115,7 +113,7 @@ class RatesSettings(Named):
 
     name: str = "uniform"
     """Rate strategy, one rate for all clients, or a file written by `fedtail tune`. ``rates.rate`` is the rate of
-    ``uniform``; with ``auto``, a race on the clients' private validation splits finds it."""
+    ``uniform``."""
 
 
 LOCAL_LR = {"sgd": 0.1, "momentum": 0.1, "adam": 1e-3}
@@ -160,11 +158,10 @@ SERVER_LR = {"none": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03, "adagrad"
 class ServerSettings(Section):
     """How the server aggregates updates, some of which may be hostile, and its optimizer (FedOpt)."""
 
-    aggregate: Literal["auto", "mean", "bounded", "trimmed", "median", "krum"] = "auto"
+    aggregate: Literal["auto", "mean", "bounded", "krum"] = "auto"
     """How updates are combined: their weighted ``mean``; the mean after outliers are pulled towards the others
-    (``bounded``); the coordinate-wise mean without the extremes (``trimmed``) or coordinate-wise ``median``, with one
-    vote per site; the mean without the sites that agree least with their neighbours (``krum``). ``auto``: ``bounded``
-    in a real federation, ``mean`` in the simulator. Needs three sites or more."""
+    (``bounded``); or the mean without the sites that agree least with their neighbours (``krum``). ``auto``:
+    ``bounded`` in a real federation, ``mean`` in the simulator. Needs three sites or more."""
 
     optimizer: Literal["none", "momentum", "adam", "yogi", "adagrad", "auto"] = "none"
     """How the server applies a round's aggregate: directly, or with FedAvgM, FedAdam, FedYogi or FedAdagrad. ``auto``:
@@ -367,7 +364,7 @@ RETIRED: dict[str, Retired] = {
     "model.head": Retired("linear", "name the head by model.name = 'cosine' or 'mlp', beside model.encoder"),
     "model.encoder_weights": Retired(None, "write model.encoder = 'my_encoder.py:encoder@weights.safetensors'"),
     "server.reach": Retired(1.5, "'bounded' draws updates to within 1.5 median distances"),
-    "server.suspects": Retired(0.2, "'trimmed' and 'krum' allow for a fifth of the sites"),
+    "server.suspects": Retired(0.2, "'krum' allows for a fifth of the sites"),
     "server.max_weight": Retired(None, "set server.aggregate to 'mean' for weights that are not limited"),
     "server.beta1": Retired(0.9, "the decay of the first moment is 0.9"),
     "server.beta2": Retired(0.99, "the decay of the second moment is 0.99"),

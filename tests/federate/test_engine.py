@@ -118,12 +118,12 @@ def test_simulator_and_transport_give_the_same_bits(federation: Federation, rate
 
 
 @pytest.mark.parametrize("method", ["fedcgnm", "scaffold"])
-def test_sites_race_learning_rate_and_rate_as_the_simulator_does(federation: Federation, method: str) -> None:
+def test_sites_race_learning_rates_as_the_simulator_does(federation: Federation, method: str) -> None:
     """Every learning rate with a model of its own, for which sites keep what the method keeps."""
     module = build_model("mlp", federation.input_shape, federation.n_classes, hidden=(8,))
     plain = simulator(federation, module, METHODS.build(method), SETTINGS)
     both = [
-        run(engine, federation, method, Race(RATES.build("uniform", K, rate="auto"), ("lr", "rate")), rounds=18)
+        run(engine, federation, method, Race(RATES.build("uniform", K)), rounds=18)
         for engine in (plain, remote(federation, method=method))
     ]
     here, there = (state.history for state in both)
@@ -131,7 +131,7 @@ def test_sites_race_learning_rate_and_rate_as_the_simulator_does(federation: Fed
     for a, b in zip(here, there, strict=True):  # sums of losses of the same models, in other batches
         assert all(x == pytest.approx(y, abs=1e-5) for x, y in zip(a.get("race", []), b.get("race", []), strict=True))
     names = {name for r in here for tried in r.get("race", []) for name in tried}
-    assert names == {"lr", "rate", "reward", "log_loss"}
+    assert names == {"lr", "reward", "log_loss"}
 
 
 def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> None:
@@ -145,7 +145,7 @@ def test_sites_tell_a_search_the_class_balanced_loss(federation: Federation) -> 
         assert a["validation"]["balanced_loss"] == pytest.approx(b["validation"]["balanced_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["bounded", "trimmed", "median", "krum"])
+@pytest.mark.parametrize("rule", ["bounded", "krum"])
 def test_rules_of_aggregation_give_the_same_bits_on_every_engine(
     federation: Federation, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

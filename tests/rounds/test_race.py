@@ -19,7 +19,7 @@ from fedtail.rounds import search
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_text
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.race import LRS, RATES, SHARE, Race, heats
+from fedtail.rounds.race import LRS, SHARE, Race, rungs
 from fedtail.rounds.state import Problem, State
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
@@ -28,28 +28,27 @@ from tests.conftest import blob_federation
 K = 4
 
 
-def race(rounds: int = 50, names: tuple[str, ...] = ("lr",), *, rivals: bool = True) -> Race:
-    out = Race(Uniform(K, "auto"), names)
+def race(rounds: int = 50, *, rivals: bool = True) -> Race:
+    out = Race(Uniform(K))
     out.begin(Setting(rounds, 1.0, np.full(K, 10), rivals=rivals))
     return out
 
 
-def tried(it: Race) -> list[dict[str, float]]:
-    """What the coming round tries: rival by rival, or probe by probe."""
+def tried(it: Race) -> list[float]:
+    """The learning rates that the coming round tries: rival by rival, or probe by probe."""
     if not it.rivals:
-        return [dict(zip(it.trials(), values, strict=True)) for values in zip(*it.trials().values(), strict=True)]
+        assert it.patterns() == "uniform" and it.ask().shape == (K, len(it.trials()))
+        return it.trials().tolist()
     out = []
     for rival in it.rivals:
         it.enter(rival)
-        assert it.lr == it.trials()["lr"].item() and it.ask().shape == (K, 1) and it.patterns() is None
-        out.append({name: value.item() for name, value in it.trials().items()})
+        assert it.lr == it.trials().item() and it.ask().shape == (K, 1) and it.patterns() is None
+        out.append(it.lr)
     return out
 
 
 def played(it: Race, rewards: Any, failed: Any = None) -> int:
     field = tried(it)
-    if len(field) == 1:
-        return it.tell()
     r = np.array([rewards(values) for values in field], dtype=np.float64)
     bad = np.zeros(len(field), dtype=bool) if failed is None else np.array([failed(values) for values in field])
     return it.judge(r, {"reward": r}, bad)
@@ -62,14 +61,13 @@ def run_out(it: Race, rewards: Any, failed: Any = None) -> None:
 
 @pytest.mark.parametrize("rivals", [True, False])
 @pytest.mark.parametrize("rounds", [1, 3, 5, 10, 20, 50, 300])
-@pytest.mark.parametrize("names", [("lr",), ("rate",), ("lr", "rate")])
-def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[str, ...], rivals: bool) -> None:
-    it = race(rounds, names, rivals=rivals)
+def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, rivals: bool) -> None:
+    it = race(rounds, rivals=rivals)
     extra = done = 0
     while it.racing:
         extra += len(tried(it)) - 1
         done += 1
-        played(it, lambda values: 0.0)
+        played(it, lambda lr: 0.0)
     assert extra <= SHARE * rounds
     assert done == it.length <= rounds
 
@@ -78,90 +76,61 @@ def test_a_race_adds_at_most_its_share_of_local_runs(rounds: int, names: tuple[s
 @pytest.mark.parametrize("best", LRS["sgd"])
 def test_the_best_learning_rate_wins_and_is_then_held(best: float, rivals: bool) -> None:
     it = race(rivals=rivals)
-    run_out(it, lambda values: -abs(np.log(values["lr"] / best)))
+    run_out(it, lambda lr: -abs(np.log(lr / best)))
     assert it.lr == best and LRS["sgd"][it.rival] == (best if rivals else LRS["sgd"][0])
-    assert it.trials()["lr"].tolist() == [best]
+    assert it.trials().tolist() == [best]
     assert it.done and it.patterns() is None and it.ask().shape == (K, 1)
 
 
 def test_rivals_are_compared_by_where_they_are_and_not_by_how_they_started() -> None:
     it = race()
-    (_, (first, *rest)), *_ = heats(50)
-    for t in range(first[1] + rest[0][1]):
-        played(it, lambda values, t=t: values["lr"] * (t - first[1]) if values["lr"] >= 0.3 else -9.0)
+    (_, first), (_, last) = rungs(50)
+    for t in range(first + last):
+        played(it, lambda lr, t=t: lr * (t - first) if lr >= 0.3 else -9.0)
     assert not it.racing and it.lr == 1.0
 
 
 @pytest.mark.parametrize("rivals", [True, False])
 def test_a_learning_rate_at_which_a_client_diverges_is_out(rivals: bool) -> None:
     it = race(rivals=rivals)
-    run_out(it, lambda values: values["lr"], lambda values: values["lr"] > 0.2)
+    run_out(it, lambda lr: lr, lambda lr: lr > 0.2)
     assert it.lr == 0.1
 
 
 def test_a_very_short_run_has_no_race() -> None:
-    assert heats(2) == []
-    assert race(2).trials()["lr"].tolist() == [LRS["sgd"][0]] and race(2).rivals == ()
+    assert rungs(2) == []
+    assert race(2).trials().tolist() == [LRS["sgd"][0]] and race(2).rivals == ()
 
 
 def test_a_saved_race_goes_on_as_the_original() -> None:
     rng = np.random.default_rng(0)
-    one = race(names=("lr", "rate"))
+    one = race()
     for _ in range(3):
-        played(one, lambda values: rng.random())
-    two = Race(Uniform(K, "auto"), ("lr", "rate"))
+        played(one, lambda lr: rng.random())
+    two = Race(Uniform(K))
     two.load_state(one.state())
     two.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
     assert one.rival == two.rival
     while one.racing:
-        rewards = {str(values): rng.random() for values in tried(one)}
-        assert played(one, lambda values, r=rewards: r[str(values)]) == played(two, lambda v, r=rewards: r[str(v)])
-    assert not two.racing and one.trials() == two.trials() and np.array_equal(one.rates, two.rates)
+        rewards = {lr: rng.random() for lr in tried(one)}
+        assert played(one, rewards.__getitem__) == played(two, rewards.__getitem__)
+    assert not two.racing and one.lr == two.lr
 
 
-@pytest.mark.parametrize("best", RATES)
-def test_the_rate_is_raced_at_the_learning_rate_that_won_and_all_clients_take_it(best: float) -> None:
-    it = race(names=("lr", "rate"))
-    run_out(it, lambda values: -abs(values["lr"] - 0.3) - abs(values["rate"] - best))
-    assert {name: values.tolist() for name, values in it.trials().items()} == {"lr": [0.3], "rate": [best]}
-    assert it.rates.tolist() == [best] * K and it.ask().tolist() == [[best]] * K
-
-
-def test_a_short_run_races_the_learning_rate_rather_than_the_rate() -> None:
-    names = ("lr", "rate")
-    assert [name for name, _ in heats(50, names)] == ["lr", "rate"]
-    assert [name for name, _ in heats(15, names)] == ["lr", "", "rate"]
-    assert [name for name, _ in heats(8, names)] == ["lr"]
-
-
-def test_the_rate_is_raced_once_the_model_knows_its_way() -> None:
-    it = race(50, ("rate",))
-    for _ in range(10):
-        assert it.ask().shape == (K, 1) and it.patterns() is None and not it.done
-        assert it.tell() == 0 and it.evidence == []
-    assert it.ask().shape == (K, 2) and it.patterns() == "uniform"
-
-
-@pytest.mark.parametrize("path", ["reference", "batched"])
-def test_a_run_finds_its_rate_with_the_learning_rate_given(path: str) -> None:
-    result = fit(blob_federation(K), "mlp", FedAvg(), "auto", rounds=10, path=path, batch_size=16)
-    tried = [[r["rate"] for r in record["race"]] for record in result.history if "race" in record]
-    assert tried and all(sorted(field) == sorted(RATES) for field in tried)
-    assert set(result.rates) == {result.summary["found"]["rate"]} and result.history[0]["lr"] == 0.1
-    assert result.history[-1]["rates"] == result.rates.tolist()
-
-
-def test_a_rate_cannot_be_raced_under_central_noise() -> None:
-    with pytest.raises(FedtailError, match=r"rates.rate = 'auto' compares several; set a number, e.g. 0.6"):
-        fit(blob_federation(K), "mlp", rates="auto", rounds=10, privacy={"mode": "central"})
+def test_a_race_that_version_0_2_saved_goes_on() -> None:
+    before = {"held": {"lr": 0.1}, "heats": [["lr", [[5, 2], [2, 10]]]], "heat": 0, "round": 3, "rival": 1}
+    it = Race(Uniform(K))
+    it.load_state({"race": {**before, "field": [0.3, 0.1], "gain": [0.0, None]}, "inner": {}})
+    it.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
+    assert it.racing and it.length == 12 and tried(it) == [0.3, 0.1]
 
 
 def test_the_strategy_behind_a_race_gets_the_rounds_that_are_left() -> None:
     it = Race(FedHOO(K, cold_rounds=1, max_rounds=4))
     it.begin(Setting(50, 1.0, np.full(K, 10), rivals=True))
-    run_out(it, lambda values: values["lr"])
+    run_out(it, lambda lr: lr)
     assert not it.done and it.patterns() == "binary" and it.ask().shape == (K, 2)
-    assert it.trials()["lr"].shape == (1,)
+    assert it.trials().shape == (1,)
 
 
 def problem(

@@ -70,7 +70,7 @@ FLAGS = {
     "alpha": of_setting("data.alpha", "Data"),
     "method": of_setting("method.name"),
     "rates": Flag(
-        str, "", "Rate strategy (rates.name), one rate for all clients, auto, or a file written by `fedtail tune`."
+        str, "", "Rate strategy (rates.name), one rate for all clients, or a file written by `fedtail tune`."
     ),
     "model": of_setting("model.name"),
     "encoder": of_setting("model.encoder"),
@@ -149,13 +149,13 @@ def data_flags(given: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def rate_flags(rates: str | None) -> dict[str, Any]:
-    """``--rates 0.4`` or ``auto`` is a uniform rate, ``fedhoo`` a strategy, ``rates.toml`` what a search found."""
+    """``--rates 0.4`` is a uniform rate, ``fedhoo`` a strategy, ``rates.toml`` what a search found."""
     if rates is None:
         return {}
     if Path(rates).suffix in (".toml", ".json"):
         return {f"rates.{key}": value for key, value in _read_rates(Path(rates)).items()}
     try:
-        return {"rates.name": "uniform", "rates.rate": rates if rates == "auto" else float(rates)}
+        return {"rates.name": "uniform", "rates.rate": float(rates)}
     except ValueError:
         return {"rates.name": rates}
 

@@ -141,7 +141,7 @@ class RoundProgress:
             known = [f"{name} {value}" for name, value in shown.items() if value != NONE]
             note += f"  {split} {' '.join(known)}" if known else ""
         if record.get("race"):
-            note += f"  racing {len(record['race'])} learning rates" if "lr" in record["race"][0] else "  racing"
+            note += f"  racing {len(record['race'])} learning rates"
         elif record["searching"]:
             note += "  searching rates"
         if record["refused"]:

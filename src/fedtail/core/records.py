@@ -91,19 +91,6 @@ def pooled(weights: np.ndarray, updates: Sequence[Update]) -> np.ndarray:
     return np.array([part.sum() if len(part) > 1 else part[0] for part in np.split(weights, ends[:-1])])
 
 
-class Deltas(Sequence[Tensor]):
-    """The deltas of updates, each asked for when it is used: one that waits on disk is in memory only meanwhile."""
-
-    def __init__(self, updates: Sequence[Update]) -> None:
-        self.updates = updates
-
-    def __len__(self) -> int:
-        return len(self.updates)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.updates[i].delta
-
-
 @dataclass(frozen=True)
 class Refusal:
     """A client whose update is missing or was not accepted, and why."""

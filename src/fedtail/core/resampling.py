@@ -15,49 +15,39 @@ from numpy.typing import ArrayLike
 
 from fedtail.errors import FedtailError, one_of
 
-REPLICATIONS = ("fractional", "round", "ceil")
 EPOCH_LENGTHS = ("inflated", "original")
 
 
-def replication_factors(counts: ArrayLike, rate: float, replication: str = "fractional") -> np.ndarray:
-    """(C,) f_c >= 1 for classes with samples, 0 for absent ones (rates above 1 invert the imbalance).
-
-    ``replication`` other than ``"fractional"`` rounds the factor to an integer, to nearest or up.
-    """
+def replication_factors(counts: ArrayLike, rate: float) -> np.ndarray:
+    """(C,) f_c >= 1 for classes with samples, 0 for absent ones (rates above 1 invert the imbalance)."""
     n = np.asarray(counts, dtype=np.float64)
     if n.ndim != 1 or np.any(n < 0) or not np.all(np.isfinite(n)):
         raise FedtailError("class counts must be a vector of finite, non-negative numbers")
     if not (math.isfinite(rate) and rate >= 0):
         raise FedtailError(f"resampling rate {rate!r} must be at least 0")
-    if replication not in REPLICATIONS:
-        raise one_of("replication", replication, REPLICATIONS)
     present = n > 0
     factors = np.zeros_like(n)
     if present.any():
         factors[present] = (n.max() / n[present]) ** rate
-    if replication == "round":
-        factors[present] = np.maximum(np.rint(factors[present]), 1.0)
-    elif replication == "ceil":
-        factors[present] = np.ceil(factors[present] - 1e-9)
     return factors
 
 
-def resampled_counts(counts: ArrayLike, rate: float, replication: str = "fractional") -> np.ndarray:
+def resampled_counts(counts: ArrayLike, rate: float) -> np.ndarray:
     """(C,) exact class sizes of one resampled epoch.
 
     >>> resampled_counts([100, 10], 0.5)
     array([100,  32])
     """
     n = np.asarray(counts, dtype=np.int64)
-    whole, extra = _copies(n.tobytes(), float(rate), replication)
+    whole, extra = _copies(n.tobytes(), float(rate))
     return n * whole + extra
 
 
 @lru_cache(maxsize=4096)
-def _copies(counts: bytes, rate: float, replication: str) -> tuple[np.ndarray, np.ndarray]:
+def _copies(counts: bytes, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """(C,) how often every sample of a class appears, and how many samples once more. Clients ask every round."""
     n = np.frombuffer(counts, dtype=np.int64)
-    factors = replication_factors(n, rate, replication)
+    factors = replication_factors(n, rate)
     whole = np.floor(factors).astype(np.int64)
     return whole, np.rint(n * (factors - whole)).astype(np.int64)
 
@@ -76,7 +66,6 @@ def resample_epoch(
     rng: np.random.Generator,
     *,
     n_classes: int | None = None,
-    replication: str = "fractional",
     epoch_length: str = "inflated",
 ) -> np.ndarray:
     """Shuffled positions into ``labels`` for one epoch at ``rate``.
@@ -86,7 +75,7 @@ def resample_epoch(
     """
     labels = np.asarray(labels)
     counts = np.bincount(labels, minlength=n_classes or 0)
-    whole, extra = _copies(counts.tobytes(), float(rate), replication)
+    whole, extra = _copies(counts.tobytes(), float(rate))
     if not extra.any() and whole.max(initial=0) <= 1:
         epoch = np.arange(len(labels))
     else:  # class by class, each in random order, so that the first members can get the extra copies

@@ -1,21 +1,14 @@
 """What a server makes of updates some of which may be hostile.
 
-Two kinds of rules. ``bounded`` and ``krum`` need no more than the (S, S) inner products of the updates and give each
-one a factor, so that the new model stays a linear combination: they work with FedHOO's candidates, and with updates
-that wait on disk. ``trimmed`` and ``median`` sort every coordinate over the sites; each site has one vote, since its
-size is what it claims. No rule can tell who is right among two.
+``bounded`` and ``krum`` need no more than the (S, S) inner products of the updates and give each one a factor, so that
+the new model stays a linear combination: they work with FedHOO's candidates. No rule can tell who is right among two.
+A median of every coordinate is not among them: a class that only two sites have is outvoted without any attacker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import torch
-from torch import Tensor
 
-BLOCK = 1 << 16
-"""Coordinates that are sorted at once."""
 TURNS, NEAR = 64, 1e-9
 """Of the search for the centre: most turns, and the share of the median distance that counts as none."""
 
@@ -97,21 +90,3 @@ def krum(gram: np.ndarray, weights: np.ndarray, suspects: int) -> np.ndarray:
 def suspected(n: int, share: float) -> int:
     """How many of ``n`` sites a share of hostile ones is: at least one, and few enough that most are left."""
     return min(max(round(share * n), 1), (n - 1) // 2)
-
-
-def trimmed(stack: Tensor, cut: int) -> Tensor:
-    """(n,) mean of every coordinate without its ``cut`` lowest and highest values. stack: (S, n).
-
-    With ``cut = (S - 1) // 2`` it is the median (Yin et al., Byzantine-Robust Distributed Learning, ICML 2018).
-    """
-    return stack.double().sort(dim=0).values[cut : len(stack) - cut].mean(dim=0)
-
-
-def trimmed_by_blocks(rows: Sequence[Tensor], choice: Sequence[int], cut: int, block: int = BLOCK) -> Tensor:
-    """``trimmed`` of row ``choice[i]`` of each (P, n) tensor, with one block of all of them in memory at a time."""
-    first = rows[0]
-    out = torch.empty(first.shape[-1], dtype=torch.float64, device=first.device)
-    opened = [row[int(c)] for row, c in zip(rows, choice, strict=True)]  # mappings, where they wait on disk
-    for at in range(0, len(out), block):
-        out[at : at + block] = trimmed(torch.stack([row[at : at + block] for row in opened]), cut)
-    return out

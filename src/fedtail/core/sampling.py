@@ -28,7 +28,6 @@ def local_batches(
     batch_size: int,
     epochs: int,
     n_classes: int | None = None,
-    replication: str = "fractional",
     epoch_length: str = "inflated",
 ) -> tuple[np.ndarray, np.ndarray]:
     """The batches of a whole local run, one after another as positions into ``labels``, and the size of each; each
@@ -43,9 +42,7 @@ def local_batches(
             taken += batches
             sizes += map(len, batches)
             continue
-        epoch = resample_epoch(
-            labels, rate, rng, n_classes=n_classes, replication=replication, epoch_length=epoch_length
-        )
+        epoch = resample_epoch(labels, rate, rng, n_classes=n_classes, epoch_length=epoch_length)
         if sampler == "stratified":
             epoch = spread_classes(np.asarray(labels), epoch, rng)
         taken.append(epoch)
@@ -55,12 +52,10 @@ def local_batches(
     return index, np.array(sizes, dtype=np.int64)
 
 
-def epoch_counts(
-    counts: np.ndarray, rate: float, sampler: str, batch_size: int, replication: str = "fractional"
-) -> np.ndarray:
+def epoch_counts(counts: np.ndarray, rate: float, sampler: str, batch_size: int) -> np.ndarray:
     """(C,) class sizes of one local epoch under a sampler."""
     if sampler != "balanced":
-        return resampled_counts(counts, rate, replication)
+        return resampled_counts(counts, rate)
     each, n_batches = _balanced_shape(np.asarray(counts), batch_size)
     return np.where(np.asarray(counts) > 0, each * n_batches, 0).astype(np.int64)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-SCHEDULES = ("cosine", "constant")
 LAST = 1e-4
 """Where ``cosine`` ends."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from fedtail.rates.base import RateStrategy, check_rate
@@ -12,19 +10,13 @@ from fedtail.rates.registry import RATES
 
 @RATES.add("uniform")
 class Uniform(RateStrategy):
-    """The same rate everywhere and always; rate 0 is no resampling, 1 is fully balanced. ``auto`` is what wins a race
-    (``rounds.race``), which tells it by ``settle``."""
+    """The same rate everywhere and always; rate 0 is no resampling, 1 is fully balanced."""
 
     title = "U"
 
-    def __init__(self, n_clients: int, rate: float | Literal["auto"] = 0.6) -> None:
-        self.n_clients, self.raced = n_clients, rate == "auto"
-        self.settle(0.6 if rate == "auto" else rate)
-
-    def settle(self, rate: float) -> None:
-        """Use this rate from now on."""
+    def __init__(self, n_clients: int, rate: float = 0.6) -> None:
         check_rate("rates.rate", rate)
-        self.rate = float(rate)
+        self.n_clients, self.rate = n_clients, float(rate)
 
     def ask(self) -> np.ndarray:
         return np.full((self.n_clients, 1), self.rate)

@@ -1,20 +1,20 @@
-"""From accepted updates to one step of the global model, by ``server.aggregate``, and who had how much part in it."""
+"""From accepted updates to one step of the global model, by ``server.aggregate``, and the part of each client in it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtail.core.candidates import Candidates, binary_candidates, separate_candidates, uniform_candidates
+from fedtail.core.candidates import Candidates, binary_candidates, uniform_candidates
 from fedtail.core.movement import gram_alignment
-from fedtail.core.records import Deltas, Update
-from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected, trimmed_by_blocks
+from fedtail.core.records import Update
+from fedtail.core.robust import bounded, capped, centre, distances, fair_share, krum, suspected
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Method
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.state import Problem
 from fedtail.settings import ServerSettings, Settings
@@ -31,9 +31,7 @@ SUMMED = 1 << 18
 REACH = 1.5
 """Medians of the distance from the centre within which ``bounded`` draws updates."""
 SUSPECTS = 0.2
-"""Share of the sites that may be hostile: ``trimmed`` drops so many values at each end, ``krum`` so many sites."""
-VOTES = ("median", "trimmed")
-"""Rules that sort every coordinate over the sites."""
+"""Share of the sites that may be hostile, which ``krum`` drops."""
 
 
 def rule_of(settings: Settings, real: bool) -> str:
@@ -51,25 +49,12 @@ def limited(weights: np.ndarray, server: ServerSettings, real: bool) -> np.ndarr
 
 
 def check_aggregate(problem: Problem, settings: Settings) -> None:
-    """Refuse a rule that cannot work with this method, search or promise."""
-    rule, method, rates = rule_of(settings, problem.real), problem.method, problem.rates
-    where = f"server.aggregate = {rule!r}"
+    """Refuse a rule that breaks a promise."""
+    rule = rule_of(settings, problem.real)
     if rule != "mean" and settings.privacy.mode == "central":
         raise FedtailError(
-            f"{where}: the noise of privacy.mode = 'central' is calibrated for a mean; use 'mean' or 'auto'"
-        )
-    if rule not in VOTES:
-        return
-    while isinstance(inner := getattr(rates, "inner", None), RateStrategy):  # behind a race, or newcomers
-        rates = inner
-    if rates.patterns() == "binary":
-        raise FedtailError(
-            f"{where}: rates {rates.name!r} compare sums of the sites' directions, and a coordinate-wise rule is not "
-            "a sum; use 'bounded' or 'krum', or other rates"
-        )
-    if type(method).weights is not Method.weights:
-        raise FedtailError(
-            f"{where} gives every site one vote, but {method.name!r} works by weighting them; use 'bounded' or 'krum'"
+            f"server.aggregate = {rule!r}: the noise of privacy.mode = 'central' is calibrated for a mean; use 'mean' "
+            "or 'auto'"
         )
 
 
@@ -93,45 +78,36 @@ class Gathered:
             if (factors < 1).any():
                 there = _sum(updates, middle)
                 self.mix = np.diag(factors) + np.outer(1 - factors, middle)
-                self.updates = [Held(u, float(s), there) if s < 1 else u for u, s in zip(updates, factors, strict=True)]
+                self.updates = [
+                    _drawn(u, float(s), there) if s < 1 else u for u, s in zip(updates, factors, strict=True)
+                ]
 
     def combine(self, x: Tensor, choice: np.ndarray) -> Tensor:
         """The aggregate of every client's chosen probe."""
-        if self.rule not in VOTES:
-            return combine(x, self.weights, self.updates, choice)
-        n = len(self.raw)
-        cut = (n - 1) // 2 if self.rule == "median" else suspected(n, SUSPECTS)
-        step = trimmed_by_blocks(Deltas(self.raw), choice.tolist(), cut).mul_(float(self.weights.sum()))
-        return (x.double() + step).to(x.dtype)
+        return combine(x, self.weights, self.updates, choice)
 
     def candidates(self, x: Tensor, rates: RateStrategy, present: np.ndarray) -> Candidates | None:
         """The models that the strategy wants compared; None if it compares none."""
-        wanted, deltas = rates.patterns(), Deltas(self.updates)
+        wanted, deltas = rates.patterns(), [u.delta for u in self.updates]
         if wanted is None:
             return None
         if wanted == "binary":
             return binary_candidates(x, self.weights, deltas, rates.axes[present], rates.n_axes)
-        if self.rule not in VOTES:
-            return uniform_candidates(x, self.weights, deltas)
-        probes = range(len(self.raw[0].steps))
-        return separate_candidates([self.combine(x, np.full(len(self.raw), j, dtype=np.int64)) for j in probes])
+        return uniform_candidates(x, self.weights, deltas)
 
     def diagnostics(self, choice: np.ndarray, p: np.ndarray, real: bool, wanted: Collection[str]) -> dict[str, Any]:
         """What the round's record says of updates; ``influence`` always in a real federation, and nothing of sums, in
         which single clients cannot be told."""
         if any(u.members for u in self.raw):
             return {}
-        out: dict[str, Any] = {"alignment": self.alignment(choice, p)} if "alignment" in wanted else {}
+        out: dict[str, Any] = {"alignment": gram_alignment(self.gram(choice), p)} if "alignment" in wanted else {}
         return {**out, "influence": self.influence(choice)} if real or "influence" in wanted else out
-
-    def alignment(self, choice: np.ndarray, p: np.ndarray) -> float:
-        return gram_alignment(self.gram(choice), p)
 
     def gram(self, choice: np.ndarray) -> np.ndarray:
         """(S, S) inner products of the chosen updates, as they came."""
         key = tuple(choice.tolist())
         if key not in self._grams:
-            self._grams[key] = inner_products(Deltas(self.raw), choice).cpu().numpy()
+            self._grams[key] = inner_products([u.delta for u in self.raw], choice).cpu().numpy()
         return self._grams[key]
 
     def _all_probes(self) -> np.ndarray:
@@ -154,49 +130,28 @@ class Gathered:
         held, sizes = np.diag(self.mix), np.array([u.n_samples for u in self.raw], dtype=np.float64)
         share = np.abs(a) * held * norm
         clients = np.array([u.client for u in self.raw])
-        voted = self.rule in VOTES
         return {
             "norm": _short(norm),
             "cosine": _short(cosine),
             "claimed": _short(sizes / sizes.sum() if sizes.sum() > 0 else sizes),
-            "weight": [None] * n if voted else _short(a * held),
+            "weight": _short(a * held),
             "share": _short(share / share.sum() if share.sum() > 0 else share),
             "distance": _short(away),
             "flagged": clients[(away > FAR) | (cosine < AGAINST)].tolist() if n > 2 else [],
         }
 
 
-class Held(Update):
-    """An update that is drawn towards the centre, when its delta is asked for."""
-
-    def __init__(self, inner: Update, factor: float, centre: Tensor) -> None:
-        self.inner, self.factor, self.centre = inner, factor, centre
-        self.client, self.n_samples, self.steps = inner.client, inner.n_samples, inner.steps
-        self.loss, self.reports = inner.loss, inner.reports
-
-    @property
-    def delta(self) -> Tensor:
-        own = self.inner.delta
-        return (own.double() * self.factor + self.centre * (1 - self.factor)).to(own.dtype)
-
-    @delta.setter
-    def delta(self, value: Any) -> None:
-        raise AttributeError("an update that is held is read-only")
-
-    @property
-    def extras(self) -> dict[str, Tensor]:
-        return {name: value * self.factor for name, value in self.inner.extras.items()}
-
-    @extras.setter
-    def extras(self, value: Any) -> None:
-        raise AttributeError("an update that is held is read-only")
+def _drawn(update: Update, factor: float, centre: Tensor) -> Update:
+    """An update drawn towards the centre (P, n), and what the method sends beside it as much smaller."""
+    own = update.delta
+    delta = (own.double() * factor + centre * (1 - factor)).to(own.dtype)
+    return replace(update, delta=delta, extras={name: value * factor for name, value in update.extras.items()})
 
 
 def combine(x: Tensor, weights: np.ndarray, updates: Sequence[Update], choice: np.ndarray) -> Tensor:
     """x + sum_k a_k delta_k[choice_k], summed in client order in float64; of a large model on a CPU a piece at a time,
     so that the sum stays in the cache."""
-    lazy = any(isinstance(u, Held) for u in updates)  # whose delta is computed when it is asked for
-    if x.is_cuda or lazy or len(x) <= SUMMED:
+    if x.is_cuda or len(x) <= SUMMED:
         return _piece_combined(x, weights, updates, choice, slice(None))
     pieces = [slice(first, first + SUMMED) for first in range(0, len(x), SUMMED)]
     return torch.cat([_piece_combined(x[piece], weights, updates, choice, piece) for piece in pieces])

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.core.random import generator
-from fedtail.core.records import Deltas, Task, clients_of, pooled
+from fedtail.core.records import Task, clients_of, pooled
 from fedtail.rounds.acceptance import accept
 from fedtail.rounds.aggregation import Gathered, limited
 from fedtail.rounds.privacy import privatize
@@ -86,7 +86,7 @@ def play(
 
     present, clients = clients_of(updates), np.array([u.client for u in updates])
     p = pooled(rates.weights(shares, present), updates)
-    rates.observe(clients, Deltas(updates))
+    rates.observe(clients, [u.delta for u in updates])
     gathered = Gathered(problem, settings, updates, method.weights(p, updates, state.method))
     updates = gathered.updates
     candidates = gathered.candidates(state.x, rates, clients)

@@ -1,24 +1,22 @@
-"""Learning rate and resampling rate found by a race: what ``local.lr = "auto"`` and ``rates.rate = "auto"`` do in the
-first rounds of a run.
+"""A learning rate found by a race: what ``local.lr = "auto"`` does in the first rounds of a run.
 
 Learning rates race on models of their own (``rounds.rivals``): from the same beginning, each trains a few rounds at its
 value, the clients compare the models on their private validation splits, and the better half goes on (successive
 halving; Jamieson and Talwalkar, AISTATS 2016). The winner's model is then the run's, as if it had had that learning
 rate from the start. Where clients may not be asked for several models (masked sums), all values start every round from
-the leader's model, as further probes of the same step; so does the resampling rate, raced at the learning rate that won
-once the model knows its way: a high rate is ahead in the first rounds, because its epochs are longer, whether or not it
-is at the end. Aggregation is linear, so candidate j is the model in which all clients took value j; the best one is the
-next global model, and no round is lost. Then the rate strategy takes over.
+the leader's model, as further probes of the same step. Aggregation is linear, so candidate j is the model in which all
+clients took value j; the best one is the next global model, and no round is lost. Then the rate strategy takes over.
 
-FedCGNM's delta is not raced: where gradients are shorter than it, only lr / delta counts, and from a common model the
-value that makes the smallest steps wins.
+Neither FedCGNM's delta nor a resampling rate is raced. Where gradients are shorter than delta, only lr / delta counts,
+and from a common model the value that makes the smallest steps wins; a high resampling rate is ahead in the first
+rounds, because its epochs are longer, whether or not it is at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +25,6 @@ from fedtail.core.halving import survivors
 from fedtail.core.records import DIVERGED
 from fedtail.errors import FedtailError
 from fedtail.rates.base import RateStrategy, Setting
-from fedtail.rates.uniform import Uniform
 from fedtail.settings import Settings
 
 LRS: Final[Mapping[str, tuple[float, ...]]] = {
@@ -36,16 +33,10 @@ LRS: Final[Mapping[str, tuple[float, ...]]] = {
 }
 """Learning rates raced, by optimizer, the likeliest first: it is in force before the first round, and a short run races
 fewer. Another optimizer races those of ``sgd``; as many for each."""
-RATES: Final = (0.6, 1.0)
-"""Resampling rates raced, after the learning rate; the first is the default."""
-WAIT: Final = 0.2
-"""Share of the rounds before the resampling rate is raced."""
 TIE: Final = 1e-9
 """What the likeliest value has ahead: networks that all answer one class still are equally good."""
-MOST: Final[Mapping[str, int]] = {"lr": 10, "rate": 3}
+FIRST: Final = 10
 """Rounds of the first rung, at most."""
-FEWEST: Final[Mapping[int, int]] = {1: 2, 2: 4}
-"""Learning rates in the race, at least, by how many things are raced."""
 LONGER: Final = 5
 """Times as many rounds go to the two best as to all, at most."""
 SHARE: Final = 0.4
@@ -53,38 +44,34 @@ SHARE: Final = 0.4
 
 
 class Race(RateStrategy):
-    """Races what ``names`` says, then is the strategy ``inner``. Ties go to the likeliest, then to the larger value."""
+    """Races learning rates, then is the strategy ``inner``. Ties go to the likeliest, then to the larger value."""
 
-    def __init__(self, inner: RateStrategy, names: Sequence[str] = ("lr",), optimizer: str = "sgd") -> None:
-        """``names``: ``lr``, ``rate`` or both, in this order; ``optimizer``: whose learning rates."""
-        self.values = {name: usual_lrs(optimizer) if name == "lr" else RATES for name in names}
-        self.inner, self.n_clients = inner, inner.n_clients
-        self.name, self.title = " and ".join(f"{name}=auto" for name in names), inner.title  # type: ignore[misc]
-        self.held: dict[str, float] = {}
-        for name, values in self.values.items():
-            self._hold(name, values[0])
-        self._heats: list[tuple[str, list[tuple[int, int]]]] | None = None
-        self._heat = self._round = 0
+    name, title = "lr=auto", "lr=auto"
+
+    def __init__(self, inner: RateStrategy, optimizer: str = "sgd") -> None:
+        """``optimizer``: whose learning rates."""
+        self.values = usual_lrs(optimizer)
+        self.inner, self.n_clients, self.title = inner, inner.n_clients, inner.title  # type: ignore[misc]
+        self._won = self.values[0]
+        self._rungs: list[tuple[int, int]] | None = None
+        self._over = self._apart = False
+        self._round = self._choice = self._rival = 0
         self._field: list[float] = []
         self._gain: list[float] = []
-        self._choice = self._rival = 0
-        self._apart = False
         self._last: list[dict[str, Any]] = []
 
     # -- the race -------------------------------------------------------------------------------------
 
     @property
-    def lr(self) -> float | None:
-        """The learning rate of the first round that is tried or has been found; None if it is not raced."""
-        return self.values["lr"][self._rival] if self.rivals else self.held.get("lr")
+    def lr(self) -> float:
+        """The learning rate of the first round that is tried or has been found."""
+        return self.values[self._rival] if self.rivals else self._won
 
     @property
     def rivals(self) -> tuple[int, ...]:
         """Numbers of the models that the coming round trains side by side; empty for a single model. ``enter`` is
         called with each before it is asked for rates."""
-        if not self._apart or not self.racing or self._name != "lr" or len(self._runners()) == 1:
-            return ()
-        return tuple(map(self.values["lr"].index, self._runners()))
+        return tuple(map(self.values.index, self._runners())) if self._apart and self.racing else ()
 
     @property
     def rival(self) -> int:
@@ -97,41 +84,33 @@ class Race(RateStrategy):
 
     def begin(self, setting: Setting) -> None:
         self._apart = setting.rivals
-        if self._heats is None:
-            self._heats = heats(setting.rounds, tuple(self.values))
+        if self._rungs is None:
+            self._rungs = rungs(setting.rounds)
+            self._over = not self._rungs
         self.inner.begin(replace(setting, rounds=max(setting.rounds - self.length, 1)))
 
     @property
     def length(self) -> int:
         """Rounds of the race."""
-        return sum(rounds for _, rungs in self._heats or [] for _, rounds in rungs)
+        return sum(rounds for _, rounds in self._rungs or [])
 
     @property
     def racing(self) -> bool:
         """Whether ``judge`` is called after the coming round instead of ``tell``."""
-        return self._heats is None or self._heat < len(self._heats)
-
-    @property
-    def _name(self) -> str:
-        return (self._heats or [])[self._heat][0]
+        return not self._over
 
     def _runners(self) -> list[float]:
         """The values still in the race."""
-        if self._heats is None:
+        if self._rungs is None:
             raise FedtailError("call begin() before the race")
         if not self._field:
-            values, rungs = self.values.get(self._name, (0.0,)), self._heats[self._heat][1]
-            self._field = sorted(values[: rungs[0][0]], reverse=True)
-            self._gain = [TIE * (value == values[0]) for value in self._field]
+            self._field = sorted(self.values[: self._rungs[0][0]], reverse=True)
+            self._gain = [TIE * (value == self.values[0]) for value in self._field]
         return self._field
 
-    def trials(self) -> dict[str, np.ndarray]:
-        """Scalars of the local step, by name, that all clients try in addition to ``ask``: (P,) each, or (1,)."""
-        if not self.racing or self.rivals:
-            held = {**self.held, "lr": self.lr} if self.rivals else self.held
-            return {name: np.array([value]) for name, value in held.items()}
-        n = len(self._runners())
-        return {k: np.array(self._runners() if k == self._name else [v] * n) for k, v in self.held.items()}
+    def trials(self) -> np.ndarray:
+        """(P,) or (1,) learning rates that all clients try."""
+        return np.array(self._runners() if self.racing and not self.rivals else [self.lr])
 
     def tell(
         self,
@@ -140,59 +119,45 @@ class Race(RateStrategy):
         reports: dict[str, np.ndarray] | None = None,
         present: np.ndarray | None = None,
     ) -> int:
-        if not self.racing:
-            self._last = []
-            return self.inner.tell(rewards, reports=reports, present=present)
-        if len(self._runners()) > 1:
+        if self.racing:
             raise FedtailError("report the results of a race with judge()")
-        self._last, self._choice = [], 0
-        self._advance()
-        return 0
+        self._last = []
+        return self.inner.tell(rewards, reports=reports, present=present)
 
-    def judge(self, rewards: np.ndarray, told: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
+    def judge(self, rewards: np.ndarray, values: Mapping[str, np.ndarray], failed: np.ndarray) -> int:
         """Process a round of all rivals or candidates and return the number of the leader.
 
         Rivals are compared by the models as they are now, since who was ahead before shows in them; probes from a
         common model by what they have gained in all rounds. (N,) each: rewards (higher is better); other known values,
         for ``evidence``; whether each has failed.
         """
-        rivals, field, values = self.rivals, self._runners(), self.values[self._name]
-        self._check(rewards)
+        rivals, field = self.rivals, self._runners()
+        if rewards.shape != (len(field),) or not np.isfinite(rewards).all():
+            raise FedtailError(f"a race of {len(field)} needs as many finite rewards, got {rewards.tolist()}")
         if rivals:
-            gain = rewards + TIE * np.array([value == values[0] for value in field])
+            gain = rewards + TIE * np.array([value == self.values[0] for value in field])
         else:
             gain = rewards - rewards.mean() + self._gain
         self._gain = np.where(failed, -np.inf, gain).tolist()
         first = int(np.argmax(self._gain))
-        self._hold(self._name, field[first])
+        self._won = field[first]
         self._last = [
-            {self._name: value, **{name: float(v[i]) for name, v in told.items()}, **({"diverged": True} if f else {})}
-            for i, (value, f) in enumerate(zip(field, failed, strict=True))
+            {"lr": lr, **{name: float(v[i]) for name, v in values.items()}, **({"diverged": True} if f else {})}
+            for i, (lr, f) in enumerate(zip(field, failed, strict=True))
         ]
         self._choice, self._rival = (0, rivals[first]) if rivals else (first, self._rival)
         self._advance()
         return rivals[first] if rivals else first
 
-    def _check(self, rewards: np.ndarray) -> None:
-        n = len(self._runners())
-        if rewards.shape != (n,) or not np.isfinite(rewards).all():
-            raise FedtailError(f"a race of {n} needs as many finite rewards, got {rewards.tolist()}")
-
-    def _hold(self, name: str, value: float) -> None:
-        self.held[name] = value
-        if name == "rate":
-            cast(Uniform, self.inner).settle(value)  # or what stands in front of one
-
     def _advance(self) -> None:
-        """The next round: of the same rung, of the next one with the better half, or of the next heat."""
-        rungs = (self._heats or [])[self._heat][1]
+        """The next round: of the same rung, or of the next one with the better half."""
+        plan = self._rungs or []
         self._round += 1
-        ends = np.cumsum([rounds for _, rounds in rungs]).tolist()
+        ends = np.cumsum([rounds for _, rounds in plan]).tolist()
         if self._round >= ends[-1]:
-            self._heat, self._round, self._field, self._gain = self._heat + 1, 0, [], []
+            self._over, self._round, self._field, self._gain = True, 0, [], []
         elif self._round in ends:
-            size = rungs[ends.index(self._round) + 1][0]
-            kept = sorted(survivors(self._gain, size))
+            kept = sorted(survivors(self._gain, plan[ends.index(self._round) + 1][0]))
             self._field, self._gain = [self._field[i] for i in kept], [self._gain[i] for i in kept]
 
     @property
@@ -204,16 +169,11 @@ class Race(RateStrategy):
 
     def ask(self) -> np.ndarray:
         rows = self.inner.ask()
-        if not self.racing:
-            return rows
-        field = self._runners()
-        if self.rivals:
-            return rows[:, :1]
-        return np.tile(field, (self.n_clients, 1)) if self._name == "rate" else np.tile(rows[:, :1], (1, len(field)))
+        return np.tile(rows[:, :1], (1, len(self.trials()))) if self.racing else rows
 
     def patterns(self) -> str | None:
         if self.racing:
-            return "uniform" if len(self._runners()) > 1 and not self.rivals else None
+            return None if self.rivals else "uniform"
         return self.inner.patterns()
 
     @property
@@ -262,9 +222,9 @@ class Race(RateStrategy):
 
     def state(self) -> dict[str, Any]:
         race = {
-            "held": self.held,
-            "heats": self._heats,
-            "heat": self._heat,
+            "held": {"lr": self._won},
+            "heats": [("lr", self._rungs)] if self._rungs else [],
+            "heat": int(self._over),
             "round": self._round,
             "rival": self._rival,
             "field": self._field,
@@ -274,13 +234,11 @@ class Race(RateStrategy):
 
     def load_state(self, state: dict[str, Any]) -> None:
         race = state["race"]
-        self._field = list(race["field"])
-        self._heats = [(name, [(n, rounds) for n, rounds in rungs]) for name, rungs in race["heats"]]
-        self._heat, self._round, self._rival = race["heat"], race["round"], race.get("rival", 0)
+        self._field, self._won = list(race["field"]), race["held"]["lr"]
+        self._rungs = [(n, rounds) for _, rungs in race["heats"] for n, rounds in rungs]
+        self._over, self._round, self._rival = race["heat"] >= len(race["heats"]), race["round"], race.get("rival", 0)
         self._gain = [-np.inf if g is None else g for g in race["gain"]]
         self.inner.load_state(state["inner"])
-        for name, value in race["held"].items():
-            self._hold(name, value)
 
 
 def race_of(rates: RateStrategy) -> Race | None:
@@ -289,18 +247,17 @@ def race_of(rates: RateStrategy) -> Race | None:
 
 
 def racing(rates: RateStrategy, settings: Settings) -> RateStrategy:
-    """The strategy, behind a race where ``local.lr`` or the rate is ``auto``."""
-    lr, rate = settings.local.lr == "auto", bool(getattr(rates, "raced", False))
-    if not lr and not rate:
+    """The strategy, behind a race where ``local.lr`` is ``auto``."""
+    if settings.local.lr != "auto":
         return rates
-    if lr and rates.searches == "lr":
+    if rates.searches == "lr":
         raise FedtailError("local.lr = 'auto' and rates.searches = 'lr' both search for a learning rate; use only one")
     if settings.privacy.mode == "central":
         raise FedtailError(
-            f"privacy.mode = 'central' covers one aggregate per round, but {'local.lr' if lr else 'rates.rate'} = "
-            f"'auto' compares several; set a number, e.g. {0.1 if lr else 0.6}"
+            "privacy.mode = 'central' covers one aggregate per round, but local.lr = 'auto' compares several; set a "
+            "number, e.g. 0.1"
         )
-    return Race(rates, [name for name, raced in (("lr", lr), ("rate", rate)) if raced], settings.local.optimizer)
+    return Race(rates, settings.local.optimizer)
 
 
 def usual_lrs(optimizer: str) -> tuple[float, ...]:
@@ -308,39 +265,15 @@ def usual_lrs(optimizer: str) -> tuple[float, ...]:
     return LRS.get(optimizer, LRS["sgd"])
 
 
-def heats(rounds: int, names: Sequence[str] = ("lr",)) -> list[tuple[str, list[tuple[int, int]]]]:
-    """What is raced, and on each rung how many values for how many rounds, within ``SHARE`` of a run's local runs;
-    where nothing is raced for a while, one value is. A run too short for both races the learning rate alone, then fewer
-    of them; rounds that are left go to what is raced first."""
+def rungs(rounds: int) -> list[tuple[int, int]]:
+    """How many values race on each rung and for how many rounds, within ``SHARE`` of a run's local runs.
+
+    Half of what a race adds goes to a few rounds of all, which find out those that lead nowhere, the rest to the two
+    best, which need more rounds to be told apart. A short run races fewer values, or none.
+    """
     budget = int(SHARE * rounds + 1e-9)
-    kept = [tuple(names[: len(names) - gone]) for gone in range(len(names))]
-    for some, size in ((k, n) for k in kept for n in range(len(LRS["sgd"]), FEWEST[len(k)] - 1, -1)):
-        sizes = {name: size if name == "lr" else len(RATES) for name in some}
-        left = budget - sum(least(n) for n in sizes.values())
-        if left < 0:
-            continue
-        out: list[tuple[str, list[tuple[int, int]]]] = []
-        for name, n in sizes.items():
-            found = rungs(n, least(n) + left, MOST[name])
-            left -= sum((each - 1) * length for each, length in found) - least(n)
-            before = sum(length for _, each in out for _, length in each)
-            if name == "rate" and before < (wait := round(WAIT * rounds)):
-                out.append(("", [(1, wait - before)]))
-            out.append((name, found))
-        return out
-    return []
-
-
-def least(n: int) -> int:
-    """Local runs that a race of ``n`` values adds at least: a round of all, and one of the two best."""
-    return n if n > 2 else 1
-
-
-def rungs(n: int, budget: int, most: int) -> list[tuple[int, int]]:
-    """A race of ``n`` values that adds at most ``budget`` local runs: half of them for a few rounds of all, which find
-    out those that lead nowhere, the others for the two best, which need more rounds to be told apart. ``most``: rounds
-    of the first rung."""
-    if n == 2:
-        return [(2, min(budget, most))]
-    first = min(max(budget // (2 * (n - 1)), 1), most)
+    if budget < 3:
+        return [(2, budget)] if budget else []
+    n = min(len(LRS["sgd"]), budget)
+    first = min(max(budget // (2 * (n - 1)), 1), FIRST)
     return [(n, first), (2, min(budget - (n - 1) * first, LONGER * first))]

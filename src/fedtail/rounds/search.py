@@ -68,7 +68,7 @@ def _check_metric(problem: Problem, metric: Metric) -> None:
 def starting_lr(rates: RateStrategy, local: LocalSettings) -> float:
     """The learning rate that the schedule starts from: the settings' own, or what a race has found so far."""
     race = race_of(rates)
-    return float(local.lr) if race is None or race.lr is None else race.lr
+    return float(local.lr) if race is None else race.lr
 
 
 def scheduled_lr(rates: RateStrategy, settings: Settings, t: int) -> tuple[float, float]:
@@ -82,8 +82,8 @@ def probes_of(rates: RateStrategy, clients: tuple[int, ...], decay: float) -> di
     """(S, P) values that the sampled clients try, by what is searched. A searched learning rate is the schedule's first
     value; ``decay`` is what the schedule has made of it."""
     rows = rates.ask()[list(clients)]
-    trials = {} if (race := race_of(rates)) is None else race.trials()
-    tried = {name: np.broadcast_to(values, rows.shape) for name, values in trials.items()}
+    race = race_of(rates)
+    tried = {} if race is None else {"lr": np.broadcast_to(race.trials(), rows.shape)}
     if rates.searches == "rate":
         tried["rate"] = rows
     else:

@@ -69,7 +69,7 @@ def fit(
         method: a ``Method`` or its name; defaults to ``trees`` for your own tables, if nothing else is said that only
             networks have, and otherwise to ``fedcgnm``.
         rates: 0.6 for all clients unless said otherwise: a strategy (a new one for every run, since a search has
-            state), its name, one rate for all clients, ``auto`` (found by a race), or one rate per client.
+            state), its name, one rate for all clients, or one rate per client.
         on_round: a callback, or several, called after every round with the state, the round's record and its seconds.
             If one returns True, the run stops and the current model is the result.
         on_progress: called a few times a second with the run's progress and the estimated time left;
@@ -157,9 +157,9 @@ def _rates_section(rates: RateStrategy | str | float | Sequence[float]) -> Rates
     """The section ``rates`` that says the same."""
     if isinstance(rates, RateStrategy):
         return RatesSettings(name=rates.name, **({} if rates.searches == "rate" else {"searches": rates.searches}))
-    if isinstance(rates, str) and rates != "auto":
+    if isinstance(rates, str):
         return RatesSettings(name=rates)
-    if isinstance(rates, (int, float, str)):
+    if isinstance(rates, (int, float)):
         return RatesSettings(name="uniform", rate=rates)
     return RatesSettings(name="fixed", rates=[float(rate) for rate in rates])
 

@@ -280,7 +280,6 @@ def _tradeoff(scores: Scores | None, decision: Decision, classes: Sequence[str])
 
 
 def _won(rates: RateStrategy) -> dict[str, float]:
-    """The scalars that a race settled on."""
+    """The learning rate that a race settled on."""
     race = race_of(rates)
-    tried = {} if race is None else race.trials()
-    return {name: float(values[0]) for name, values in tried.items() if values.size == 1}
+    return {"lr": race.lr} if race is not None and not race.racing else {}

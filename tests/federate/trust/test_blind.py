@@ -194,7 +194,7 @@ def test_columns_are_scaled_and_cut_as_in_the_simulator(tmp_path: Path) -> None:
     ("sections", "words"),
     [
         ({"method": {"name": "scaffold"}}, "needs more than sums of updates"),
-        ({"server": {"aggregate": "median"}}, "compares updates; use 'mean'"),
+        ({"server": {"aggregate": "krum"}}, "compares updates; use 'mean'"),
         ({"rates": {"name": "fedhoo"}}, "use rates.name = 'fedhoo_clusters'"),
         ({"run": {"quorum": 0.5}}, "needs all sites in every round"),
         ({"privacy": {"mode": "local"}}, "goes with privacy.mode = 'none'"),

@@ -115,7 +115,7 @@ class Runner:
         calls, out = tape.calls, tape.outputs[0]
         try:
             self.stretch = None if self.pool is None else self._all_steps(tape, self.pool, values)
-            calls = tape.calls if self.stretch else self._fewer(tape, values)
+            calls = tape.calls if self.stretch else self._together(tape, values)
         except Exception as error:  # torch's compiler refuses in many ways; the tape itself is as right
             self.program.notes.append(f"not scripted: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
         finally:
@@ -145,16 +145,10 @@ class Runner:
                 out.append(t.clone())
         return out
 
-    def _fewer(self, tape: Tape, values: Sequence[Tensor]) -> list[Call]:
-        """The tape's calls as few, if these give the very same bits."""
-
-        def once(calls: Sequence[Call]) -> None:
-            for call in calls:
-                call()
-
-        calls = scripted(tape.calls, self.program.scripts)
-        same = self._same("fewer", tape, values, lambda: once(tape.calls), lambda: once(calls))
-        return calls if same else tape.calls
+    def _together(self, tape: Tape, values: Sequence[Tensor]) -> list[Call]:
+        """The tape's calls as one, if it gives the very same bits."""
+        call = scripted(tape.calls, self.program.scripts)
+        return [call] if call and self._same("script", tape, values, tape.replay, call) else tape.calls
 
     def _all_steps(self, tape: Tape, pool: Tensor, values: Sequence[Tensor]) -> Stretch | None:
         """Many steps of the tape, if one gives the very same bits."""

@@ -9,8 +9,7 @@ very same ones, on the same memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,22 +30,10 @@ class _Unwritten(Exception):
 class _Writer:
     """Calls as lines of a function, and the tensors that are its arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Sequence[Call]) -> None:
         self.tensors: list[Tensor] = []
         self.names: dict[int, str] = {}
-        self.lines: list[str] = []
-
-    def add(self, call: Any) -> None:
-        if not hasattr(call, "func"):
-            raise _Unwritten
-        known = len(self.tensors)
-        try:
-            self.lines.append(_statement(call, self.value))
-        except _Unwritten:
-            for t in self.tensors[known:]:
-                del self.names[id(t)]
-            del self.tensors[known:]
-            raise
+        self.lines = [_statement(call, self.value) for call in calls]
 
     @property
     def arguments(self) -> str:
@@ -72,6 +59,8 @@ class _Writer:
 
 def _statement(call: Any, value: Callable[[Any], str]) -> str:
     """A ``functools.partial`` of an operation, as a line of TorchScript."""
+    if not hasattr(call, "func"):
+        raise _Unwritten
     words = [value(a) for a in call.args], [f"{k}={value(v)}" for k, v in call.keywords.items()]
     schema = getattr(call.func, "_schema", None)
     if schema is not None:
@@ -85,27 +74,12 @@ def _statement(call: Any, value: Callable[[Any], str]) -> str:
     raise _Unwritten
 
 
-def scripted(calls: Sequence[Call], scripts: Scripts) -> list[Call]:
-    """Fewer calls that do what ``calls`` do: what can be written is put together, the rest stays as it is."""
-    out: list[Call] = []
-    for written, run in groupby(calls, key=_writable):
-        together = list(run)
-        out += [_one(together, scripts)] if written else together
-    return out
-
-
-def _writable(call: Call) -> bool:
+def scripted(calls: Sequence[Call], scripts: Scripts) -> Call | None:
+    """One call that does what ``calls`` do; None if one of them cannot be written."""
     try:
-        _Writer().add(call)
+        writer = _Writer(calls)
     except _Unwritten:
-        return False
-    return True
-
-
-def _one(calls: Iterable[Call], scripts: Scripts) -> Call:
-    writer = _Writer()
-    for call in calls:
-        writer.add(call)
+        return None
     function = writer.compiled(scripts, "\n    ".join([f"def replay({writer.arguments}):", *writer.lines]) + "\n")
     tensors = tuple(writer.tensors)
     return lambda: function(*tensors)
@@ -134,10 +108,8 @@ def looped(
 
     inputs: (n B, ...), labels, shares: where a step finds them; out: where it leaves its losses.
     """
-    writer = _Writer()
     try:
-        for call in calls:
-            writer.add(call)
+        writer = _Writer(calls)
     except _Unwritten:
         return None
     there, x, y, weights, losses = (writer.value(t) for t in (pool, inputs, labels, shares, out))
