@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from fedtail import fit, partition
+from fedtail.core.metrics import summarize
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import Split, confusion_on, federation_split
-from fedtail.study.yardsticks import summed
 from table_models import as_table
 
 WINDOWS = {"mean of five": 5, "mean of ten": 10}
@@ -51,7 +51,7 @@ def history(name: str, seed: int, rate: str, rounds: int, method: str) -> dict[s
     passes = [confusion_on(flat, split) for split in splits]
 
     def judged(x: torch.Tensor) -> dict[str, Any]:
-        validation, test = (summed(one(x), sites) for one in passes)
+        validation, test = (summarize(one(x), sites.label_map().sum(0), sites.background) for one in passes)
         told = {"validation": validation["macro_f1"], "f1": validation["per_class_f1"]}
         return {**told, "test": test["macro_f1"], "tail": test["tail"]}
 

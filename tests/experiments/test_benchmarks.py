@@ -1,0 +1,28 @@
+"""The programs in benchmarks/ are no part of the package, but what they import of it must be there."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = sorted(p for folder in ("benchmarks", "notebooks") for p in (ROOT / folder).glob("*.py"))
+OPTIONAL = ("flwr", "nvflare", "triton")
+"""What only some programs need."""
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.stem)
+def test_what_a_benchmark_imports_of_the_package_is_there(program: Path) -> None:
+    for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fedtail"):
+            continue
+        try:
+            module = importlib.import_module(str(node.module))
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                raise
+            continue
+        for alias in node.names:
+            if not hasattr(module, alias.name):
+                importlib.import_module(f"{node.module}.{alias.name}")
