@@ -16,7 +16,9 @@ from fedtail.core.decisions import (
     best_temperature,
     bias_step,
     class_shares,
+    gain_error,
     share_weights,
+    worth_of_powers,
 )
 from fedtail.core.evidence import confusion_matrix
 from fedtail.core.metrics import summarize
@@ -81,6 +83,46 @@ def test_where_all_classes_count_alike_the_whole_share_is_divided_by_at_every_si
     )
     assert own.bias[3] > 0 > own.bias[0], "probabilities are those of the site's own class mix"
     assert balanced(own, here) == pytest.approx(balanced(common, here), abs=1e-9)
+
+
+def test_the_error_of_a_gain_is_that_of_resampled_rows() -> None:
+    rng = np.random.default_rng(8)
+    p, y = draw(800, 4, 1.5, 3, rare=0.3)
+    moved = Decision(weights=share_weights(class_shares(Scores.of(p, y)), 0.4)).answers(p)
+    answers = p.argmax(1), moved
+    drawn = rng.integers(len(y), size=(400, len(y)))
+    gains = [macro_f1(y[rows], answers[1][rows]) - macro_f1(y[rows], answers[0][rows]) for rows in drawn]
+    error = gain_error(*(confusion_matrix(y, given, 4) for given in answers))
+    assert error == pytest.approx(np.std(gains), rel=0.3)
+    assert gain_error(*[confusion_matrix(y, moved, 4)] * 2) == 0
+
+
+def two_classes(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of which 8 % are positive, and the probabilities that they truly have."""
+    y = (rng.random(n) < 0.08).astype(int)
+    odds = 2.6 * (rng.normal(size=n) + 2.6 * y) - 2.6**2 / 2 + np.log(0.08 / 0.92)
+    positive = 1 / (1 + np.exp(-odds))
+    return np.stack([1 - positive, positive], 1), y
+
+
+def test_on_a_small_table_answers_stay_where_they_are_unless_the_gain_is_more_than_luck() -> None:
+    rng = np.random.default_rng(7)
+    p, y = two_classes(40_000, rng)
+    rules = [Decision(weights=share_weights((0.92, 0.08), power)) for power in POWERS]
+    worth = np.array([summarize(confusion_matrix(y, rule.answers(p), 2))["macro_f1"] for rule in rules]) - 1
+    worth -= worth[0]  # on rows to come, against the likeliest class
+    lucky, safe = [], []
+    for _ in range(300):
+        few, truth = two_classes(60, rng)
+        if truth.sum() > 1:
+            tables = [confusion_matrix(truth, rule.answers(few), 2) for rule in rules]
+            lucky.append(worth[int(np.argmax([summarize(table)["macro_f1"] for table in tables]))])
+            safe.append(worth[int(np.argmax(worth_of_powers(tables)))])
+    lost = [np.mean(np.array(gains) < -0.02) for gains in (lucky, safe)]
+    assert lost[0] > 0.15 and lost[1] < 0.12 and np.mean(safe) > np.mean(lucky) + 0.003, "five positives tell little"
+    few, truth = two_classes(20_000, rng)
+    tables = [confusion_matrix(truth, rule.answers(few), 2) for rule in rules]
+    assert worth[int(np.argmax(worth_of_powers(tables)))] > 0, "1,600 tell"
 
 
 def macro_f1(y: np.ndarray, answers: np.ndarray) -> float:

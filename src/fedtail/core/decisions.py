@@ -22,6 +22,9 @@ POWERS = (0.0, -0.2, 0.2, -0.4, 0.4, -0.6, 0.6, -0.8, 0.8, -1.0, 1.0)
 """How far answers are moved towards rare classes: probabilities are divided by the class's share to this power, 0 for
 the likeliest class, 1 for the class that is likeliest against its share. Below 0 they are moved away from them, of
 which a model trained on resampled data predicts too many. Of equals the first counts, which moves least."""
+NOISE = 1.0
+"""Standard errors of its gain that are taken off what a power reaches on validation: of a few rows of a rare class, the
+best of eleven powers is best by luck, and one site pays for it (``benchmarks/choices.py decisions``)."""
 EQUAL = 1.0
 """The power that finds most on average over classes, and is right most often where all will be met equally often."""
 PRIOR_SAMPLES, CURVE_SAMPLES = 30.0, 1000.0
@@ -171,7 +174,7 @@ class SiteGoal:
     shares: tuple[float, ...]
     """(C,) each class's share over all sites together."""
     curve: tuple[float, ...] = ()
-    """Macro F1 of all sites together at each of ``POWERS``."""
+    """What each of ``POWERS`` is worth on the rows of all sites together, see ``worth_of_powers``."""
     recall: float = 0.95
     confidence: float = 0.9
 
@@ -193,9 +196,10 @@ class SiteGoal:
         if self.goal != "macro_f1":
             return own
         q, n = own.probabilities(p), len(y)
-        mine = [_macro_f1(y, replace(own, weights=share_weights(mix, power)).answers(q), len(mix)) for power in POWERS]
+        answers = (replace(own, weights=share_weights(mix, power)).answers(q) for power in POWERS)
+        here = worth_of_powers([confusion_matrix(y, answered, len(mix)) for answered in answers])
         trust = n / (n + CURVE_SAMPLES)
-        value = [trust * a + (1 - trust) * b if np.isfinite(a) else b for a, b in zip(mine, self.curve, strict=True)]
+        value = [trust * a + (1 - trust) * b if np.isfinite(a) else b for a, b in zip(here, self.curve, strict=True)]
         return replace(own, weights=share_weights(mix, POWERS[int(np.argmax(value))]))
 
     def _found(self, p: np.ndarray, y: np.ndarray) -> Decision:
@@ -258,5 +262,27 @@ def share_weights(shares: Sequence[float] | np.ndarray, power: float) -> tuple[f
     return tuple(float(w) for w in weights / weights.mean())
 
 
-def _macro_f1(y: np.ndarray, answers: np.ndarray, n_classes: int) -> float:
-    return float(METRICS["macro_f1"](evidence_of(confusion_matrix(y, answers, n_classes))))
+def worth_of_powers(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """(len(POWERS),) macro F1 of the answers at each power, less ``NOISE`` standard errors of its gain over the first.
+
+    tables: (C, C) counts at each of ``POWERS``, row = true class.
+    """
+    values = np.array([float(METRICS["macro_f1"](evidence_of(table))) for table in tables])
+    return values - NOISE * np.array([gain_error(tables[0], table) for table in tables])
+
+
+def gain_error(before: np.ndarray, after: np.ndarray) -> float:
+    """The standard error of the gain in macro F1 between two sets of answers to the same rows.
+
+    Rows whose answer has moved make the difference, and which they are follows from the two tables (C, C) where answers
+    move in one direction, as they do with a power. Their worth is taken to first order at ``after``.
+    """
+    support, answered, hit = after.sum(1), after.sum(0), np.diag(after)
+    size = np.maximum(support + answered, 1)
+    worth = np.tile(-2 * hit / size**2, (len(after), 1))
+    worth[np.diag_indices(len(after))] += 2 / size
+    worth /= max(np.count_nonzero(support), 1)
+    gone, come = np.maximum(before - after, 0).astype(float), np.maximum(after - before, 0).astype(float)
+    rows = np.maximum(come.sum(1), 1)
+    squares = ((come + gone) * worth**2).sum(1) - 2 * (come * worth).sum(1) * (gone * worth).sum(1) / rows
+    return float(np.sqrt(np.maximum(squares.sum(), 0.0)))

@@ -20,8 +20,8 @@ from fedtail.core.decisions import (
     bias_step,
     class_shares,
     share_weights,
+    worth_of_powers,
 )
-from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
@@ -77,7 +77,7 @@ def common_goal(ask: Callable[[Decision], Scores | None], wanted: DecisionSettin
         decision = decision.with_promise(target, promise, len(classes))
     elif wanted.goal == "macro_f1":
         tried = [replace(decision, weights=share_weights(shares, power)) for power in POWERS]
-        curve = [float(summarize((ask(one) or scores).confusion)["macro_f1"]) for one in tried]
+        curve = worth_of_powers([(ask(one) or scores).confusion for one in tried]).tolist()
         decision = tried[int(np.argmax(curve))]
     elif wanted.goal == "balanced_accuracy":
         decision = replace(decision, weights=share_weights(shares, EQUAL))

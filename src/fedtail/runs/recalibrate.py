@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.decisions import ENOUGH, POWERS, Decision, class_shares, share_weights
+from fedtail.core.decisions import ENOUGH, POWERS, Decision, class_shares, share_weights, worth_of_powers
 from fedtail.core.metrics import summarize
 from fedtail.core.promise import promise_recall
 from fedtail.core.scores import Scores
@@ -67,7 +67,7 @@ def refit(old: Decision, classes: Sequence[str], ask: Callable[[Decision], Score
         new = new.with_promise(old.target, promise, len(classes))
     elif old.weights:
         tried = [replace(new, weights=share_weights(class_shares(scores), power)) for power in POWERS]
-        new = max(tried, key=lambda one: summarize(ask(one).confusion)["macro_f1"])
+        new = tried[int(np.argmax(worth_of_powers([ask(one).confusion for one in tried])))]
     new = new.with_sets(scores)
     mix = dict(zip(classes, class_shares(scores).tolist(), strict=True))
     return Recalibrated(new, _worth(before), _worth(ask(new)), mix)
