@@ -31,7 +31,7 @@ def result() -> Any:
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_number_is_cut_at_any_width(result: Any, tmp_path: Path, width: int, monkeypatch: Any) -> None:
     console = terminal(width=width, record=True, file=io.StringIO())
-    for module in ("outcome", "tables"):
+    for module in ("run", "tables"):
         monkeypatch.setattr(f"fedtail.cli.{module}.terminal", lambda: console)
     run = load_run(result.save(tmp_path / "a"))
     print_outcome(run)
