@@ -109,7 +109,7 @@ def register(deployment: On) -> None:
     from fedtail.federate.operate.control import Control
 
     with Control(deployment) as control:
-        new = [site for site in deployment.sites if control.register(site)]
+        new = control.register()
     typer.echo(f"registered {', '.join(new)}" if new else "all sites are already registered")
 
 

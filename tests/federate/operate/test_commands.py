@@ -17,7 +17,7 @@ from flwr.common.config import parse_config_args
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
-from fedtail.federate.operate.create import create_deployment, site_unit, superlink_unit
+from fedtail.federate.operate.create import create_deployment, filled
 from fedtail.federate.operate.processes import node_config, supernode_command
 from fedtail.federate.site.config import load_site
 from tests.federate.conftest import settings
@@ -73,7 +73,10 @@ def test_the_servers_unit_runs_as_the_owner_and_instructions_name_the_program_th
     program = Path(sys.executable).with_name("fedtail")
     commands = re.findall(r"([^\s(`]*fedtail[^\s`]*) (?:deploy|site|methods)\b`?", here + there)
     assert set(commands) == {f'"{program}"', "/opt/fedtail/venv/bin/fedtail"}
-    assert "useradd --system fedtail" in there and "User=fedtail" in site_unit("north", Path("/opt/fedtail"))
+    assert (
+        "useradd --system fedtail" in there
+        and "User=fedtail" in (made.site("north") / "fedtail-site.service").read_text()
+    )
     texts = [p for p in made.folder.rglob("*") if p.suffix in (".md", ".service", ".toml", ".conf")]
     assert not [p for p in texts if re.search("@[a-z]+@", p.read_text())], "every word is filled in"
 
@@ -91,8 +94,8 @@ def test_systemd_takes_the_generated_units(tmp_path: Path, root: str) -> None:
     (base / "north").mkdir()
     deployment = create_deployment(base / "fed", ("north", "south"), settings(data={"clients": 2}))
     for name, text in {
-        "fedtail-site": site_unit("north", base),
-        "fedtail-superlink": superlink_unit(deployment, programs),
+        "fedtail-site": filled("fedtail-site.service", name="north", root=base),
+        "fedtail-superlink": (deployment.server / "fedtail-superlink.service").read_text(),
     }.items():
         unit = tmp_path / f"{name}.service"
         unit.write_text(text)

@@ -196,7 +196,7 @@ class Served:
             self.service = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         wait_until_healthy(self.deployment, HANGS, self.deployment.server / "superlink.log")
         with Control(self.deployment) as control:
-            control.register("north")
+            control.register()
         until(self.online, "the site")
         until(lambda: CliRunner().invoke(app, ["site", "health", str(self.site)]).exit_code == 0, "a healthy site")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -24,9 +25,8 @@ UNUSED = ("content_commitment", "key_encipherment", "data_encipherment", "key_ag
 
 @dataclass(frozen=True)
 class Validity:
-    """The facts that ``doctor`` checks about a certificate."""
+    """What ``doctor`` checks of a certificate."""
 
-    begins: datetime.datetime
     ends: datetime.datetime
     hosts: tuple[str, ...]
     signed_by_ca: bool
@@ -121,14 +121,13 @@ def inspect_certificate(certificate: Path, ca: Path) -> Validity:
         authority = x509.load_pem_x509_certificate(ca.read_bytes())
     except (OSError, ValueError) as error:
         raise FedtailError(f"certificate {str(certificate)!r} or {str(ca)!r} cannot be read: {error}") from None
-    try:
+    signed = False
+    with contextlib.suppress(InvalidSignature, ValueError, TypeError):
         leaf.verify_directly_issued_by(authority)
         signed = True
-    except (InvalidSignature, ValueError, TypeError):
-        signed = False
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     hosts = [str(v) for kind in (x509.DNSName, x509.IPAddress) for v in names.get_values_for_type(kind)]
-    return Validity(leaf.not_valid_before_utc, leaf.not_valid_after_utc, tuple(hosts), signed)
+    return Validity(leaf.not_valid_after_utc, tuple(hosts), signed)
 
 
 def _alternative(host: str) -> x509.GeneralName:

@@ -50,17 +50,20 @@ class Control:
     def __exit__(self, *_: object) -> None:
         self.client.close()
 
-    def register(self, site: str) -> bool:
-        """Make a site's public key known; False if it was already, or if the site has none."""
-        if not (key := self._key(site)) or self._known(key):
-            return False
-        self._call("RegisterNode", RegisterNodeRequest(public_key=key, name=site))
-        return True
+    def register(self) -> list[str]:
+        """Make the sites' public keys known; returns the sites for which that is new."""
+        known = {bytes(node.public_key) for node in self._known()}
+        new = {site: key for site in self.deployment.sites if (key := self._key(site)) and key not in known}
+        for site, key in new.items():
+            self._call("RegisterNode", RegisterNodeRequest(public_key=key, name=site))
+        return list(new)
 
     def unregister(self, site: str) -> None:
         """Let nobody in with this site's public key any more."""
-        for node in self._known(self._key(site)):
-            self._call("UnregisterNode", UnregisterNodeRequest(node_id=node.node_id))
+        key = self._key(site)
+        for node in self._known():
+            if bytes(node.public_key) == key:
+                self._call("UnregisterNode", UnregisterNodeRequest(node_id=node.node_id))
 
     def nodes(self) -> dict[str, str]:
         """Return Flower's status of each site, in the order of the deployment: online, offline, not registered ..."""
@@ -97,10 +100,9 @@ class Control:
         file = self.deployment.site(site) / "site.pub"
         return public_key_bytes(file) if file.is_file() else b""
 
-    def _known(self, key: bytes | None = None) -> list[Any]:
-        """Flower's nodes that it lets in, or those of a key."""
-        nodes = self._call("ListNodes", ListNodesRequest()).nodes_info
-        return [n for n in nodes if n.status != "unregistered" and key in (None, bytes(n.public_key))]
+    def _known(self) -> list[Any]:
+        """Flower's nodes that it lets in."""
+        return [n for n in self._call("ListNodes", ListNodesRequest()).nodes_info if n.status != "unregistered"]
 
     def _call(self, method: str, request: Any) -> Any:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pwd
 import shutil
 import sys
 from collections.abc import Sequence
@@ -77,49 +76,37 @@ def create_deployment(
 def write_site(deployment: Deployment, name: str, client: int | None = None) -> None:
     """Write all that one site needs. client: which client of the config's data set it plays, in a rehearsal."""
     folder = deployment.site(name)
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / "flwr").mkdir()
+    (folder / "flwr").mkdir(parents=True)
+    folder.chmod(0o700)
     if client is not None:
         make_site_key(folder, name)
     shutil.copy(deployment.server / "ca.crt", folder / "ca.crt")
     data = filled("data-table.toml") if client is None else filled("data-slice.toml", client=client)
-    words = {"name": name, "root": INSTALLED, "version": VERSION, "server": deployment.public, "data": data.strip()}
-    (folder / "site.toml").write_text(filled("site.toml", **words))
-    (folder / "fedtail-site.service").write_text(site_unit(name, INSTALLED))
-    (folder / "README.md").write_text(filled("site-README.md", **words, deployment=deployment.name))
+    words = {"deployment": deployment.name, "server": deployment.public, "data": data.strip(), "version": VERSION}
+    for file in ("site.toml", "fedtail-site.service", "site-README.md"):
+        path = folder / file.removeprefix("site-")
+        path.write_text(filled(file, name=name, root=INSTALLED, **words))
 
 
 def write_rosters(deployment: Deployment) -> None:
     """Write ``sites.pub``, the list of all sites' keys, into every site's folder. Sites compare it with one another."""
-    listed = [deployment.site(name) / "site.pub" for name in deployment.sites]
-    text = "".join(file.read_text() for file in listed if file.is_file())
-    for name in deployment.sites:
-        if deployment.site(name).is_dir():
-            (deployment.site(name) / "sites.pub").write_text(text)
-
-
-def site_unit(name: str, root: Path) -> str:
-    """Return the systemd unit of a site whose folder is in ``root``, beside the virtual environment."""
-    return filled("fedtail-site.service", name=name, root=root)
-
-
-def superlink_unit(deployment: Deployment, programs: Path) -> str:
-    """Return the systemd unit of the server, which runs as the owner of the folder."""
-    owner: int | str = deployment.folder.stat().st_uid
-    with contextlib.suppress(KeyError):  # a number without a name, as in containers
-        owner = pwd.getpwuid(deployment.folder.stat().st_uid).pw_name
-    words = {"name": deployment.name, "folder": deployment.folder, "programs": programs, "user": owner}
-    return filled("fedtail-superlink.service", **words)
+    folders = [deployment.site(name) for name in deployment.sites]
+    text = "".join((f / "site.pub").read_text() for f in folders if (f / "site.pub").is_file())
+    for folder in folders:
+        if folder.is_dir():
+            (folder / "sites.pub").write_text(text)
 
 
 def write_server(deployment: Deployment) -> None:
     """Write unit, proxy and instructions of the server, for the place where its folder is."""
-    programs = Path(sys.executable).parent
-    words = {"port": deployment.port, "listen": deployment.proxy_port}
-    about = {"name": deployment.name, "folder": deployment.folder, "fedtail": programs / "fedtail"}
-    (deployment.server / "fedtail-superlink.service").write_text(superlink_unit(deployment, programs))
-    (deployment.server / "nginx.conf").write_text(filled("nginx.conf", **words, host=deployment.host))
-    (deployment.folder / "README.md").write_text(filled("server-README.md", **words, **about))
+    programs, owner = Path(sys.executable).parent, str(deployment.folder.stat().st_uid)
+    with contextlib.suppress(KeyError):  # a number without a name, as in containers
+        owner = deployment.folder.owner()
+    words = {"name": deployment.name, "folder": deployment.folder, "programs": programs, "user": owner}
+    words |= {"host": deployment.host, "port": str(deployment.port), "listen": str(deployment.proxy_port)}
+    for file in ("fedtail-superlink.service", "nginx.conf"):
+        (deployment.server / file).write_text(filled(file, **words))
+    (deployment.folder / "README.md").write_text(filled("server-README.md", **words))
 
 
 def trusting_least(config: Settings, names: Sequence[str]) -> tuple[Settings, str]:

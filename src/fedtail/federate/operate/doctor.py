@@ -76,11 +76,8 @@ def nodes(deployment: Deployment) -> dict[str, str]:
 
 def absent(deployment: Deployment, status: dict[str, str]) -> dict[str, str]:
     """Return, for each site that is not online, what to do about it."""
-    return {
-        site: f"{state}: {HINTS.get(state, HINTS['offline']).format(folder=deployment.shown, site=site)}"
-        for site, state in status.items()
-        if state != "online"
-    }
+    hints = {s: HINTS.get(state, HINTS["offline"]) for s, state in status.items() if state != "online"}
+    return {s: f"{status[s]}: {hint.format(folder=deployment.shown, site=s)}" for s, hint in hints.items()}
 
 
 def check_software() -> Finding:

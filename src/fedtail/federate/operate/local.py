@@ -17,7 +17,6 @@ from fedtail.federate.operate import processes
 from fedtail.federate.operate.bundle import site_apps
 from fedtail.federate.operate.control import Control, wait_until_healthy
 from fedtail.federate.operate.membership import make_missing_keys
-from fedtail.federate.operate.processes import flower_environment, superlink_command
 from fedtail.federate.site import frames
 
 
@@ -34,8 +33,7 @@ def up(deployment: Deployment, seconds: float = 600.0, server: str = "") -> None
         start_superlink(deployment)
         wait_until_healthy(deployment, seconds, deployment.server / "superlink.log")
         with Control(deployment) as control:
-            for site in deployment.sites:
-                control.register(site)
+            control.register()
             deadline = time.monotonic() + seconds
             while control.online() and time.monotonic() < deadline:
                 time.sleep(0.5)  # a site that was killed counts as online for a minute, and is refused until then
@@ -50,8 +48,8 @@ def up(deployment: Deployment, seconds: float = 600.0, server: str = "") -> None
 def serve(deployment: Deployment) -> NoReturn:
     """Become Flower's server, until it is stopped."""
     check_free(deployment)
-    command = superlink_command(deployment)
-    os.execve(command[0], command, flower_environment(deployment.flwr_home))
+    command = processes.superlink_command(deployment)
+    os.execve(command[0], command, processes.flower_environment(deployment.flwr_home))
 
 
 def start_superlink(deployment: Deployment) -> int:
@@ -72,17 +70,13 @@ def start_site(deployment: Deployment, site: str, server: str = "") -> int:
 def wait_until_online(deployment: Deployment, seconds: float) -> None:
     """Wait until all sites are online; ``FedtailError`` says which are missing."""
     deadline = time.monotonic() + seconds
-    while True:
-        with Control(deployment) as control:
-            online = control.online()
-        missing = [site for site in deployment.sites if site not in online]
-        if not missing:
-            return
-        ended = [site for site in missing if not processes.find(deployment.folder, f"site:{site}")]
-        if ended or time.monotonic() > deadline:
-            log = deployment.site((ended or missing)[0]) / "site.log"
-            raise FedtailError(f"sites {', '.join(missing)} did not come online: {last_words(log)}; see {log}")
-        time.sleep(0.3)
+    with Control(deployment) as control:
+        while missing := [site for site, status in control.nodes().items() if status != "online"]:
+            ended = [site for site in missing if not processes.find(deployment.folder, f"site:{site}")]
+            if ended or time.monotonic() > deadline:
+                log = deployment.site((ended or missing)[0]) / "site.log"
+                raise FedtailError(f"sites {', '.join(missing)} did not come online: {last_words(log)}; see {log}")
+            time.sleep(0.3)
 
 
 def last_words(log: Path) -> str:

@@ -54,7 +54,7 @@ def add_site(deployment: Deployment, name: str, key: Path | None = None) -> Depl
     write_rosters(deployment)
     if is_healthy(deployment):
         with Control(deployment) as control:
-            control.register(name)
+            control.register()
     return deployment
 
 

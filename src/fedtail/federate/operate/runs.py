@@ -11,7 +11,7 @@ from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError
 from fedtail.federate.counted import What, write_question
 from fedtail.federate.deployment import Deployment
-from fedtail.federate.operate.control import Control, is_healthy, no_answer
+from fedtail.federate.operate.control import Control, is_healthy
 from fedtail.federate.operate.create import LAST_CONFIG, write_config
 from fedtail.federate.status import RUN_LOCK, follow
 from fedtail.files import is_locked, write_atomically
@@ -19,6 +19,8 @@ from fedtail.runs.config import load_config
 from fedtail.runs.monitor import Seen
 from fedtail.settings import Settings
 
+Show = Callable[[dict[str, Any]], None]
+"""What is told of every change of a run's status."""
 ENDED = ("finished", "failed", "stopped")
 OVER = ("finished", "unknown")
 """How Flower's word for a run that is over begins; it forgets runs with its database."""
@@ -26,8 +28,6 @@ OVER = ("finished", "unknown")
 
 def start(deployment: Deployment, config: Settings | None = None, *, resume: bool = False) -> int:
     """Start a run over the sites that are online; returns Flower's run id. By default the deployment's own config."""
-    if not is_healthy(deployment):
-        raise no_answer(deployment)
     with Control(deployment) as control:
         _end_previous(deployment, control, resume)
         path = write_config(deployment, config)
@@ -43,7 +43,7 @@ def count(
     what: What,
     folder: Path,
     reference: Seen | None = None,
-    on_change: Callable[[dict[str, Any]], None] | None = None,
+    on_change: Show = lambda status: None,
 ) -> Scores | Seen:
     """Have all sites count what the model in a run folder makes of their rows, without training."""
     config = load_config(deployment.config)
@@ -52,15 +52,12 @@ def count(
     known = None if reference is None else reference.to_json()
     write_atomically(asked, json.dumps({"question": question, "folder": str(folder.resolve()), "reference": known}))
     answer.unlink(missing_ok=True)
-    if not is_healthy(deployment):
-        raise no_answer(deployment)
     with Control(deployment) as control:
         run_id = control.start_run(
             config=str(write_config(deployment, config)), deployment=str(deployment.folder), question=str(asked)
         )
-    show = on_change or (lambda _: None)
-    told = follow(lambda: read_status(deployment, run_id, answer), show, lambda: fault(deployment, run_id))
-    return (Scores if what == "evaluate" else Seen).from_json(told["counts"])
+    counted = wait(deployment, run_id, on_change, answer)["counts"]
+    return (Scores if what == "evaluate" else Seen).from_json(counted)
 
 
 def stop(deployment: Deployment) -> bool:
@@ -76,11 +73,10 @@ def stop(deployment: Deployment) -> bool:
 
 
 def wait(
-    deployment: Deployment, run_id: int, on_change: Callable[[dict[str, Any]], None] | None = None
+    deployment: Deployment, run_id: int, on_change: Show = lambda status: None, file: Path | None = None
 ) -> dict[str, Any]:
     """Follow a run to its end; returns its last status. ``FedtailError`` if it failed."""
-    show = on_change or (lambda _: None)
-    return follow(lambda: read_status(deployment, run_id), show, lambda: fault(deployment, run_id))
+    return follow(lambda: read_status(deployment, run_id, file), on_change, lambda: fault(deployment, run_id))
 
 
 def fault(deployment: Deployment, run_id: int) -> str:

@@ -1,9 +1,8 @@
 """``fedtail site run``: keeps a site's client, Flower's SuperNode, at work, and says how it goes.
 
-It starts the client, and starts it again when it ends, or when it is alive and of no use: without an answer from a
-server that can be reached, or with a message that nothing works on. While the server cannot be reached, nothing is to
-be gained, and it is left alone. It runs for months beside the client, so it imports neither torch nor Flower. What both
-say goes to standard output, which systemd's journal keeps.
+It starts the client again when it ends, or when it is alive and of no use: without an answer from a server that can be
+reached, or with a message that nothing works on. It runs for months beside the client, so it imports neither torch nor
+Flower. What both say goes to standard output, which systemd's journal keeps.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import split_address
@@ -70,12 +68,11 @@ class SiteService:
     until its last heartbeat has expired, up to a minute."""
 
     def __init__(self, folder: Path, server: str = "") -> None:
-        self.folder = folder.resolve()
-        identity = read_identity(self.folder / "site.toml")
+        self.folder, file = folder.resolve(), folder / "site.toml"
+        identity = read_identity(file)
         self.address = server or identity.server
         if not self.address:
-            file = str(folder / "site.toml")
-            raise FedtailError(f"{file!r}: [site] has no server; add server = 'host:port', or use --server")
+            raise FedtailError(f"{str(file)!r}: [site] has no server; add server = 'host:port', or use --server")
         split_address("server", self.address)
         self.health = Health(identity.name, self.address)
         self.stopping = threading.Event()
@@ -101,11 +98,12 @@ class SiteService:
                 self.health.restarts += 1
                 log(f"{reason}; restarting it in {pause:g} s")
                 self.tell("waiting", reason)
-                self.stopping.wait(pause)
+                if self.stopping.wait(pause):
+                    break
             log("service stopped")
             self.tell("stopped")
 
-    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+    def stop(self, *_: object) -> None:
         """Stop the service; also a handler of signals."""
         self.stopping.set()
 
@@ -131,14 +129,13 @@ class SiteService:
                 return f"a message has had no answer for {waits:.0f} s, and nothing works on it"
             self.health.contact = changed(self.contact)
             silent = time.time() - max(self.health.contact, self.health.started)
-            fault = tls_fault(self.address, self.folder / "ca.crt") if silent > self.stale else ""
-            reachable = reachable + self.look if silent > self.stale and not fault else 0.0
+            state, fault = "connected" if self.health.contact >= self.health.started else "starting", ""
+            if silent > self.stale:
+                fault = tls_fault(self.address, self.folder / "ca.crt")
+                state = "server unreachable" if fault else "no contact"
+            reachable = reachable + self.look if state == "no contact" else 0.0
             if reachable > self.grace:
                 return f"the SuperNode has had no answer for {silent:.0f} s, although the server is reachable"
-            known = self.health.contact >= self.health.started
-            state = "connected" if known else "starting"
-            if silent > self.stale:
-                state = "server unreachable" if fault else "no contact"
             if (state, fault) != (self.health.state, self.health.detail):
                 log(f"{state}{': ' + fault if fault else ''}")
             self.tell(state, fault)
