@@ -63,7 +63,8 @@ def config(args: argparse.Namespace, trust: str, folder: Path) -> Settings:
 
 @dataclass
 class CPU:
-    """CPU seconds of a deployment's processes from when its run trains to when it has finished."""
+    """CPU seconds of a deployment's processes from when its run trains to when it has finished, or to the last round
+    where they end with it."""
 
     folder: Path
     began: float = 0.0
@@ -72,8 +73,7 @@ class CPU:
     def __call__(self, status: dict[str, Any]) -> None:
         if status.get("state") == "training" and not self.began:
             self.began = self.spent()
-        elif status.get("state") == "finished":
-            self.seconds = self.spent() - self.began
+        self.seconds = max(self.seconds, self.spent() - self.began) if self.began else 0.0
 
     def spent(self) -> float:
         """By all processes that are there and the ended children that they have waited for."""

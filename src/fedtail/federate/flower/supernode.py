@@ -45,8 +45,7 @@ class Contact(logging.Handler):
 class Impatient:
     """The module ``time`` for the SuperNode's loop: it waits 3 s for work, and 0.5 s for an answer."""
 
-    def __init__(self) -> None:
-        self.pause = SOON
+    pause = SOON
 
     def sleep(self, seconds: float) -> None:
         if seconds < LATER:  # a message is being answered

@@ -104,8 +104,8 @@ class FlowerTransport:
                 parts = from_content(reply.content)
             except (KeyError, AttributeError, TypeError, ValueError) as error:
                 errors[client] = f"malformed reply ({type(error).__name__})"
-                continue
-            take(client, parts)
+            else:
+                take(client, parts)
 
     def close(self) -> None:
         """The grid belongs to Flower, which closes it."""
@@ -143,12 +143,12 @@ def fetching_at_most(most: int) -> Iterator[None]:
 
 def describe(code: int, reason: str | None) -> str:
     """Return Flower's error in one line of our own. What the site's app raised goes to the log alone."""
-    too_large = re.search(rf"{TOO_LARGE} \d+ MB$", reason or "") if code in SELF_EXPLAINING else None
-    if too_large:  # our own words, in a reply that Flower's grid made
-        return too_large[0]
+    reason = reason or ""
+    if code in SELF_EXPLAINING and (own_words := re.search(rf"{TOO_LARGE} \d+ MB$", reason)):
+        return own_words[0]
     if reason and code not in SELF_EXPLAINING:
         log.warning("Flower's error %d: %s", code, clean(reason))
-    if re.match(r"<class '[\w.]{1,80}WorkerError'>", reason or ""):
+    if re.match(r"<class '[\w.]{1,80}WorkerError'>", reason):
         return "the site's worker could not answer; its worker.log says why"
     return ERRORS.get(code, f"error {code}")
 
@@ -177,12 +177,8 @@ def wait_for_nodes(
     """
     deadline = time.monotonic() + timeout
     while True:
-        online = list(grid.get_nodes())
-        if wanted:
-            found = by_key(online, wanted)
-        else:
-            ordered = sorted(online, key=lambda node: (node.name, node.node_id))
-            found = {k: node.node_id for k, node in enumerate(ordered[:n])}
+        online = sorted(grid.get_nodes(), key=lambda node: (node.name, node.node_id))
+        found = by_key(online, wanted) if wanted else {k: node.node_id for k, node in enumerate(online[:n])}
         if len(found) == n or time.monotonic() > deadline:
             break
         time.sleep(poll)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,20 +42,12 @@ class FedtailController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         config = load_config(self.config)
-        status = Status(Path(self.status_file) if self.status_file else None, config)
         try:
-            with status:
+            with Status(Path(self.status_file) if self.status_file else None, config) as status:
                 names = roster(config, self.sites, resume=self.resume)
-                result = federate(
-                    config,
-                    NVFlareTransport(self, fl_ctx, abort_signal, names),
-                    names,
-                    resume=self.resume,
-                    on_round=status.round,
-                    on_start=status.start,
-                    on_wait=status.waiting,
-                )
-                status.finish(result.folder)
+                transport = NVFlareTransport(self, fl_ctx, abort_signal, names)
+                with_status = partial(federate, on_round=status.round, on_start=status.start, on_wait=status.waiting)
+                status.finish(with_status(config, transport, names, resume=self.resume).folder)
         except FedtailError as error:
             self.system_panic(str(error), fl_ctx)
 
