@@ -31,29 +31,11 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["first", "rest", "apart"])
     def _product_kernel(  # type: ignore[no-untyped-def]
-        x,
-        dy,
-        out,
-        first,
-        rest,
-        apart,
-        HI: tl.constexpr,
-        WI: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        CI: tl.constexpr,
-        CO: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        STRIDE: tl.constexpr,
-        PAD_H: tl.constexpr,
-        PAD_W: tl.constexpr,
-        BO: tl.constexpr,
-        BI: tl.constexpr,
-        BP: tl.constexpr,
-        PARTS: tl.constexpr,
-        ACROSS: tl.constexpr,
-    ):
+        x, dy, out, first, rest, apart, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+        CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr,
+        PAD_H: tl.constexpr, PAD_W: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BP: tl.constexpr,
+        PARTS: tl.constexpr, ACROSS: tl.constexpr,
+    ):  # fmt: skip
         """out: (H, parts, CO, KH, KW, CI), groups ``apart`` values from each other. ACROSS: a program takes the three
         positions of a row of the filter, for which it reads dy once."""
         tile = tl.program_id(0)
@@ -97,28 +79,11 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["first", "second"])
     def _narrow_kernel(  # type: ignore[no-untyped-def]
-        x,
-        dy,
-        out,
-        first,
-        second,
-        HI: tl.constexpr,
-        WI: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        CI: tl.constexpr,
-        CO: tl.constexpr,
-        REAL: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        STRIDE: tl.constexpr,
-        PAD_H: tl.constexpr,
-        PAD_W: tl.constexpr,
-        BO: tl.constexpr,
-        BN: tl.constexpr,
-        BP: tl.constexpr,
-        PARTS: tl.constexpr,
-    ):
+        x, dy, out, first, second, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+        CI: tl.constexpr, CO: tl.constexpr, REAL: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+        STRIDE: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr,
+        BP: tl.constexpr, PARTS: tl.constexpr,
+    ):  # fmt: skip
         """out: (H, parts, CO, KH, KW, REAL); of the inputs' CI channels the first REAL are not filling."""
         o = tl.program_id(0) * BO + tl.arange(0, BO)
         part = tl.program_id(1)
@@ -248,23 +213,10 @@ def weight_gradients(
     out = places[0] if parts == 1 else torch.empty(len(sizes), parts, size, device=x.device)
     second = sizes[1] if len(sizes) > 1 else 0
     common = {
-        "HI": hi,
-        "WI": wi,
-        "HO": ho,
-        "WO": wo,
-        "CI": inputs,
-        "CO": outputs,
-        "KH": kh,
-        "KW": kw,
-        "STRIDE": stride,
-        "PAD_H": up,
-        "PAD_W": side,
-        "BO": bo,
-        "BP": plan.pixels,
-        "PARTS": parts,
-        "num_stages": plan.stages,
-        "num_warps": plan.warps,
-    }
+        "HI": hi, "WI": wi, "HO": ho, "WO": wo, "CI": inputs, "CO": outputs, "KH": kh, "KW": kw,
+        "STRIDE": stride, "PAD_H": up, "PAD_W": side, "BO": bo, "BP": plan.pixels, "PARTS": parts,
+        "num_stages": plan.stages, "num_warps": plan.warps,
+    }  # fmt: skip
     grid = (count, parts, len(sizes))
     if narrow:
         _narrow_kernel[grid](x, dy, out, sizes[0], second, REAL=real, BN=bi, **common)

@@ -28,8 +28,8 @@ if triton is not None:
 
     @triton.jit
     def _momentum_kernel(  # type: ignore[no-untyped-def]
-        grads, momentum, squares, beta, size, H: tl.constexpr, BLOCK: tl.constexpr, B: tl.constexpr
-    ):
+        grads, momentum, squares, beta, size, H: tl.constexpr, BLOCK: tl.constexpr, B: tl.constexpr,
+    ):  # fmt: skip
         block = tl.program_id(0).to(tl.int64)
         weight = 1.0 - tl.load(beta)
         for h in tl.static_range(H):
@@ -46,20 +46,9 @@ if triton is not None:
 
     @triton.jit
     def _step_kernel(  # type: ignore[no-untyped-def]
-        momentum,
-        x,
-        shadow,
-        squares,
-        lr,
-        decay,
-        delta,
-        size,
-        H: tl.constexpr,
-        BLOCK: tl.constexpr,
-        B: tl.constexpr,
-        BLOCKS: tl.constexpr,
-        SHADOW: tl.constexpr,
-    ):
+        momentum, x, shadow, squares, lr, decay, delta, size, H: tl.constexpr, BLOCK: tl.constexpr,
+        B: tl.constexpr, BLOCKS: tl.constexpr, SHADOW: tl.constexpr,
+    ):  # fmt: skip
         block = tl.program_id(0).to(tl.int64)
         count = tl.num_programs(0)
         parts = tl.arange(0, BLOCKS)
@@ -97,15 +86,6 @@ def momentum_step(params: Tensor, shadow: Tensor | None, momentum: Tensor, grads
     common = {"H": groups, "BLOCK": BLOCK, "B": AT_ONCE, "num_warps": 8}
     _momentum_kernel[(blocks,)](grads, momentum, squares, hyper["beta"], size, **common)
     _step_kernel[(blocks,)](
-        momentum,
-        params,
-        params if shadow is None else shadow,
-        squares,
-        hyper["lr"],
-        hyper["weight_decay"],
-        hyper["delta"],
-        size,
-        BLOCKS=triton.next_power_of_2(blocks),
-        SHADOW=shadow is not None,
-        **common,
-    )
+        momentum, params, params if shadow is None else shadow, squares, hyper["lr"], hyper["weight_decay"],
+        hyper["delta"], size, BLOCKS=triton.next_power_of_2(blocks), SHADOW=shadow is not None, **common,
+    )  # fmt: skip

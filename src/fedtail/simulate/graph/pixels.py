@@ -25,24 +25,10 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["samples"])
     def _halved_kernel(  # type: ignore[no-untyped-def]
-        dy,
-        w,
-        dx,
-        samples,
-        HI: tl.constexpr,
-        WI: tl.constexpr,
-        HO: tl.constexpr,
-        WO: tl.constexpr,
-        CI: tl.constexpr,
-        CO: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        PAD_H: tl.constexpr,
-        PAD_W: tl.constexpr,
-        BM: tl.constexpr,
-        BN: tl.constexpr,
-        BK: tl.constexpr,
-    ):
+        dy, w, dx, samples, HI: tl.constexpr, WI: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+        CI: tl.constexpr, CO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr,
+        PAD_W: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ):  # fmt: skip
         """dx (N, HI, WI, CI) of a layer with stride 2. Third index: the quarter of the pixels; odd rows and columns,
         which have the longest sums, come first."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -75,21 +61,10 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["pixels"])
     def _same_kernel(  # type: ignore[no-untyped-def]
-        a,
-        w,
-        out,
-        pixels,
-        H: tl.constexpr,
-        W: tl.constexpr,
-        CK: tl.constexpr,
-        CN: tl.constexpr,
-        KH: tl.constexpr,
-        KW: tl.constexpr,
-        BACK: tl.constexpr,
-        BM: tl.constexpr,
-        BN: tl.constexpr,
+        a, w, out, pixels, H: tl.constexpr, W: tl.constexpr, CK: tl.constexpr, CN: tl.constexpr,
+        KH: tl.constexpr, KW: tl.constexpr, BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
         BK: tl.constexpr,
-    ):
+    ):  # fmt: skip
         """out (pixels, CN) of a layer with stride 1 that keeps the size of images a (pixels, CK): its outputs, or BACK
         its input gradients. The filter's positions come one after the other, so that what they read is near."""
         m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -156,23 +131,9 @@ def same_size(a: Tensor, w: Tensor, tile: Tile, *, back: bool) -> Tensor:
     bm, bn, bk, warps, stages = tile
     out = torch.empty(n, channels, height, width, dtype=a.dtype, device=a.device, memory_format=torch.channels_last)
     _same_kernel[(triton.cdiv(n * height * width, bm), channels // bn)](
-        a,
-        w,
-        out,
-        n * height * width,
-        H=height,
-        W=width,
-        CK=summed,
-        CN=channels,
-        KH=3,
-        KW=3,
-        BACK=back,
-        BM=bm,
-        BN=bn,
-        BK=bk,
-        num_warps=warps,
-        num_stages=stages,
-    )
+        a, w, out, n * height * width, H=height, W=width, CK=summed, CN=channels, KH=3, KW=3, BACK=back, BM=bm,
+        BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     return out
 
 
@@ -191,24 +152,7 @@ def halved_inputs(dy: Tensor, w: Tensor, shape: Shape) -> Tensor:
     bm, bn, bk, warps, stages = HALVED[inputs, outputs]
     dx = torch.empty(len(dy), inputs, hi, wi, device=dy.device, dtype=dy.dtype, memory_format=torch.channels_last)
     _halved_kernel[(triton.cdiv(len(dy) * ho * wo, bm), inputs // bn, 4)](
-        dy,
-        w,
-        dx,
-        len(dy),
-        HI=hi,
-        WI=wi,
-        HO=ho,
-        WO=wo,
-        CI=inputs,
-        CO=outputs,
-        KH=kh,
-        KW=kw,
-        PAD_H=up,
-        PAD_W=side,
-        BM=bm,
-        BN=bn,
-        BK=bk,
-        num_warps=warps,
-        num_stages=stages,
-    )
+        dy, w, dx, len(dy), HI=hi, WI=wi, HO=ho, WO=wo, CI=inputs, CO=outputs, KH=kh, KW=kw, PAD_H=up,
+        PAD_W=side, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     return dx
