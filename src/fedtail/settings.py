@@ -389,11 +389,7 @@ RETIRED: dict[str, Retired] = {
 """Settings of version 0.2 that are gone, by dotted key."""
 RETIRED_01: dict[str, Retired] = {"engine.name": Retired("simulator", "there is one simulator")}
 """The same of version 0.1."""
-MOVED = {
-    "deploy.validate_every": "run.validate_every",
-    "rates.groups": "rates.labels",
-    "data.group": "data.cluster",
-}
+MOVED = {"deploy.validate_every": "run.validate_every", "rates.groups": "rates.labels", "data.group": "data.cluster"}
 """Settings of version 0.1 that have another name now."""
 
 

@@ -267,10 +267,7 @@ def summarize(
         return {x.name: float(x(totals)) if x.totals else float("nan") for x in metrics() if x.needs is None}
     evidence = evidence_of(m, train_counts, background, scores, sites)
     out: dict[str, Any] = {x.name: float(x(evidence)) for x in metrics() if known(x, evidence)}
-    out |= {
-        "per_class_accuracy": [float(v) for v in evidence.recall],
-        "per_class_f1": [float(v) for v in evidence.f1],
-    }
+    out |= {"per_class_accuracy": [float(v) for v in evidence.recall], "per_class_f1": [float(v) for v in evidence.f1]}
     if scores is not None:
         out |= {
             "per_class_precision": [float(v) for v in per_class(m)["precision"]],

@@ -43,12 +43,7 @@ class Scores(Counts):
 
     @classmethod
     def of(
-        cls,
-        probabilities: np.ndarray,
-        labels: np.ndarray,
-        answers: np.ndarray | None = None,
-        *,
-        tempered: bool = True,
+        cls, probabilities: np.ndarray, labels: np.ndarray, answers: np.ndarray | None = None, *, tempered: bool = True
     ) -> Scores:
         """probabilities: (N, C), rows summing to 1; labels: (N,); answers: (N,), by default the likeliest class;
         tempered: whether a temperature will be chosen by these counts."""

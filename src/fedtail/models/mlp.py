@@ -13,10 +13,7 @@ from fedtail.models.registry import MODELS
 
 @MODELS.add("mlp")
 def mlp(
-    input_shape: tuple[int, ...],
-    n_classes: int,
-    hidden: Sequence[int] = (32, 16, 8),
-    norm_groups: int = 1,
+    input_shape: tuple[int, ...], n_classes: int, hidden: Sequence[int] = (32, 16, 8), norm_groups: int = 1
 ) -> nn.Module:
     """Linear-GroupNorm-ReLU blocks, then a linear output layer.
 

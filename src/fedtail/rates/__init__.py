@@ -7,12 +7,4 @@ from fedtail.rates.fixed import Fixed
 from fedtail.rates.registry import RATES
 from fedtail.rates.uniform import Uniform
 
-__all__ = [
-    "RATES",
-    "ClusteredFedHOO",
-    "FedHOO",
-    "Fixed",
-    "RateStrategy",
-    "Setting",
-    "Uniform",
-]
+__all__ = ["RATES", "ClusteredFedHOO", "FedHOO", "Fixed", "RateStrategy", "Setting", "Uniform"]

@@ -23,11 +23,7 @@ class Fixed(RateStrategy):
     title = "fixed rates"
 
     def __init__(
-        self,
-        n_clients: int,
-        rates: Sequence[float],
-        searches: str = "rate",
-        base_rate: float | Sequence[float] = 0.6,
+        self, n_clients: int, rates: Sequence[float], searches: str = "rate", base_rate: float | Sequence[float] = 0.6
     ) -> None:
         if len(rates) != n_clients:
             raise FedtailError(f"rates.rates has {len(rates)} values for {n_clients} clients; give one per client")

@@ -166,13 +166,7 @@ def train_probe(
 
 
 def train_client(
-    model: FlatModel,
-    client: Client,
-    method: Method,
-    task: Task,
-    row: int,
-    client_state: Tensors,
-    settings: Settings,
+    model: FlatModel, client: Client, method: Method, task: Task, row: int, client_state: Tensors, settings: Settings
 ) -> tuple[Update, list[Tensors]]:
     """All P local runs of one client from the same global model; also the client state each run would leave."""
     runs: list[tuple[Tensor, int, float, Tensors, Tensors]] = []

@@ -68,14 +68,7 @@ class ChunkedKernel:
         return torch.cat(each).view(len(x), inputs.shape[1], -1).transpose(1, 2)
 
     def gradients(
-        self,
-        x: Tensor,
-        inputs: Tensor,
-        member: Tensor,
-        weights: Tensor,
-        pull: Pull,
-        into: Tensor,
-        keep: float | Tensor,
+        self, x: Tensor, inputs: Tensor, member: Tensor, weights: Tensor, pull: Pull, into: Tensor, keep: float | Tensor
     ) -> Tensor:
         """``into`` (n, H, d) becomes keep * into + group gradients; returns (n, B) losses, 0 for padding.
 

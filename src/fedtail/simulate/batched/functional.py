@@ -37,13 +37,7 @@ class FunctionalKernel:
         return vmap(lambda v, given: self.logits(v, given, self.answering))(x, inputs).transpose(1, 2)
 
     def backward(
-        self,
-        saved: Any,
-        d: Tensor,
-        windows: Sequence[Window],
-        masks: Tensor | None,
-        into: Tensor,
-        keep: float | Tensor,
+        self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None, into: Tensor, keep: float | Tensor
     ) -> None:
         d = d.transpose(1, 2)
         for h in range(into.shape[1]):

@@ -97,13 +97,7 @@ class Network:
         return z
 
     def backward(
-        self,
-        saved: Any,
-        d: Tensor,
-        windows: Sequence[Window],
-        masks: Tensor | None,
-        into: Tensor,
-        keep: float | Tensor,
+        self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None, into: Tensor, keep: float | Tensor
     ) -> None:
         """See ``Kernel``."""
         params, kept = saved

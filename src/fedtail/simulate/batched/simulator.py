@@ -33,13 +33,7 @@ from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.pooled import Pooled
 from fedtail.simulate.batched.programs import CAPTURE_AFTER, Programs
-from fedtail.simulate.batched.shards import (
-    cut_round,
-    padding,
-    runs_in_a_shard,
-    runs_in_chunks,
-    short_batches_pay,
-)
+from fedtail.simulate.batched.shards import cut_round, padding, runs_in_a_shard, runs_in_chunks, short_batches_pay
 from fedtail.simulate.batched.step import AnyKernel
 from fedtail.simulate.batched.training import alike, train_shard
 from fedtail.simulate.reference import ReferenceSimulator

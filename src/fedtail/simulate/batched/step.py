@@ -34,13 +34,7 @@ class Kernel(Protocol):
         ...
 
     def backward(
-        self,
-        saved: Any,
-        d: Tensor,
-        windows: Sequence[Window],
-        masks: Tensor | None,
-        into: Tensor,
-        keep: float | Tensor,
+        self, saved: Any, d: Tensor, windows: Sequence[Window], masks: Tensor | None, into: Tensor, keep: float | Tensor
     ) -> None:
         """``into`` (n, H, d) becomes keep * into + group gradients, from the logits' gradient d (n, C, B).
 

@@ -274,13 +274,7 @@ def norm_forward(
 
 
 def norm_backward(
-    dy: Tensor,
-    saved: Saved,
-    *,
-    relu: bool,
-    residual: bool,
-    kernel: bool,
-    more: Tensor | None = None,
+    dy: Tensor, saved: Saved, *, relu: bool, residual: bool, kernel: bool, more: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """dx, dz (the residual's gradient) and sums (2, N, C) over space, of which w's and b's gradients are made.
 
