@@ -15,8 +15,8 @@ from fedtail.methods import METHODS, Method
 from fedtail.rates import RATES
 from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.selection import kept_model
 from fedtail.rounds.state import Problem, State
+from fedtail.rounds.validation import kept_model
 from fedtail.settings import Settings
 from fedtail.simulate.reference import ReferenceSimulator
 from tests.methods.federations import awkward_federation, problem, train

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedtail.core.records import Tensors
 from fedtail.methods import METHODS, Batch, FedAvg, Method
-from fedtail.rounds.selection import kept_model
+from fedtail.rounds.validation import kept_model
 from fedtail.settings import Settings
 from tests.methods.federations import problem, train
 

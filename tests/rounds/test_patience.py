@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.rounds.selection import better, exhausted
 from fedtail.rounds.state import Best, State
+from fedtail.rounds.validation import better, exhausted
 from fedtail.settings import RunSettings, Settings
 
 

@@ -3,8 +3,7 @@
 from fedtail.methods.base import Batch, LocalRun, Method, Server
 from fedtail.methods.class_balanced import ClassBalanced
 from fedtail.methods.fedavg import FedAvg
-from fedtail.methods.fedcgn import FedCGN
-from fedtail.methods.fedcgnm import FedCGNM
+from fedtail.methods.fedcgnm import FedCGN, FedCGNM
 from fedtail.methods.fedprox import FedProx
 from fedtail.methods.focal import Focal
 from fedtail.methods.logit_adjustment import LogitAdjustment

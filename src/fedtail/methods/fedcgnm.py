@@ -98,3 +98,12 @@ class FedCGNM(Method):
         if self.weight_decay or self.natural:  # as long as gradients are, which has no bound
             return None
         return lr * steps * self.group_count(n_classes)
+
+
+@METHODS.add("fedcgn")
+@dataclass(frozen=True)
+class FedCGN(FedCGNM):
+    """x <- x - lr sum_h g_h / (||g_h|| + delta)."""
+
+    title = "FedCGN"
+    beta: float = 0.0

@@ -1,4 +1,5 @@
-"""A given rate per client, for instance one that ``fedtail tune`` found."""
+"""Rates that are given: one for all clients (the "U" of the paper's tables), or one per client, for instance those that
+``fedtail tune`` found."""
 
 from __future__ import annotations
 
@@ -50,3 +51,21 @@ def fixed_section(record: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in record.get("searched", {}).items():
         return {"name": "fixed", "rates": list(values), "searches": name, "base_rate": list(record["rates"])}
     return {"name": "fixed", "rates": list(record.get("search", {}).get("best_arm", record["rates"]))}
+
+
+@RATES.add("uniform")
+class Uniform(RateStrategy):
+    """The same rate everywhere and always; rate 0 is no resampling, 1 is fully balanced."""
+
+    title = "U"
+
+    def __init__(self, n_clients: int, rate: float = 0.6) -> None:
+        check_rate("rates.rate", rate)
+        self.n_clients, self.rate = n_clients, float(rate)
+
+    def ask(self) -> np.ndarray:
+        return np.full((self.n_clients, 1), self.rate)
+
+    @property
+    def rates(self) -> np.ndarray:
+        return self.ask()[:, 0]

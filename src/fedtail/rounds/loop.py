@@ -18,12 +18,19 @@ from fedtail.rounds.aggregation import Gathered, limited
 from fedtail.rounds.privacy import privatize
 from fedtail.rounds.progress import Pace, ProgressHook
 from fedtail.rounds.race import race_of
-from fedtail.rounds.rivals import Played, play_rivals
-from fedtail.rounds.search import RatesInForce, begin_search, probes_of, scheduled_lr, select, starting_lr
-from fedtail.rounds.selection import better, exhausted, over
+from fedtail.rounds.search import (
+    Played,
+    RatesInForce,
+    begin_search,
+    play_rivals,
+    probes_of,
+    scheduled_lr,
+    select,
+    starting_lr,
+)
 from fedtail.rounds.server import in_force, server_step
 from fedtail.rounds.state import Problem, State
-from fedtail.rounds.validation import validate_model
+from fedtail.rounds.validation import better, exhausted, over, validate_model
 from fedtail.settings import Settings
 
 RoundHook = Callable[[State, dict[str, Any], float], bool | None]

@@ -23,8 +23,8 @@ from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.privacy import count_undone
 from fedtail.rounds.progress import ProgressHook
 from fedtail.rounds.search import begin_search
-from fedtail.rounds.selection import exhausted
 from fedtail.rounds.state import State
+from fedtail.rounds.validation import exhausted
 from fedtail.runs.build import Run, build, build_federation, load_pooled
 from fedtail.runs.config import result_keys, suggestions
 from fedtail.runs.decide import check_decision

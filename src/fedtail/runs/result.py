@@ -23,8 +23,8 @@ from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
 from fedtail.rounds.history import influence_of, plain
 from fedtail.rounds.race import race_of
-from fedtail.rounds.selection import kept_model
 from fedtail.rounds.state import Problem, State
+from fedtail.rounds.validation import kept_model
 from fedtail.runs.decide import choose_decisions, describe_decision
 from fedtail.runs.folder import append_round, begin_folder, clients_of, end_folder
 from fedtail.runs.record import RunRecord

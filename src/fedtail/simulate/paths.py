@@ -1,26 +1,40 @@
-"""Which path of the simulator runs clients, and why: settled here, once, before a run."""
+"""Which path of the simulator runs clients, and why: settled here, once, before a run.
+
+A fast path proves itself: on a few real samples it must do what the reference path does. Two small clients, whose
+batches differ in size so that the fast paths pad them, train for an epoch on both paths with the run's own method, a
+learning rate above 0 and weights none of which is 0; their updates, losses and outputs are compared. This takes place
+on the CPU in float32, also for a GPU: the code of its paths is the same on both.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedtail.core.records import Task, Update
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Method
+from fedtail.methods.base import Method, Server
 from fedtail.models.device import check_device
 from fedtail.models.flat import FlatModel, copy_module
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.engine import Engine
+from fedtail.rounds.evaluation import Split
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_cpu_kernel, operations_that_pay
 from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.graph.simulator import GraphSimulator
-from fedtail.simulate.proof import Build, disagreement, opaque
-from fedtail.simulate.reference import ReferenceSimulator
+from fedtail.simulate.reference import ReferenceSimulator, draws_numbers
 from fedtail.simulate.workers import forward_flops
 
 log = logging.getLogger("fedtail")
@@ -29,6 +43,7 @@ TRIED_GRAIN, TRIED_CHUNK = 4, 1
 """What batches of a few samples are filled up to multiples of, and cut into, when a path is tried: as large ones are in
 a run."""
 
+Build = Callable[[Federation, nn.Module, Method, Settings], Engine]
 Candidate = tuple[Build, Build]
 """A fast path as it is tried, and as it runs."""
 
@@ -79,3 +94,177 @@ def fast_paths(
     tried = ChunkedKernel(module, federation.input_shape, TRIED_CHUNK) if isinstance(known, ChunkedKernel) else known
     build = partial(BatchedSimulator, reason=reason)
     return [(partial(build, kernel=tried), partial(build, kernel=known))], ""
+
+
+BATCH = 4
+SIZES = (6, 3)
+"""Samples of the two clients: batches of 4, 2 and 3."""
+LR = 0.05
+JITTER = 0.1
+"""What is added to every weight, as a share of its layer's standard deviation (or of 1, where all are alike): a layer
+that begins at 0 hides what lies before it."""
+AGREES = 5e-3
+"""Relative difference that is rounding. Batches that leak into each other are off by .01 and more."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def opaque(module: nn.Module) -> str:
+    """Why a module is more than its layers, so that no comparison on a few samples settles what it does; empty if it
+    is not."""
+    for name, layer in module.named_modules():
+        place = f"layer {name!r}" if name else "the model"
+        if any(getattr(layer, kind, None) for kind in HOOKS):
+            return f"{place} has a hook"
+        if parametrize.is_parametrized(layer):
+            return f"{place} has a parametrization"
+        if "forward" in vars(layer):
+            return f"{place} has a forward method of its own"
+    return ""
+
+
+def disagreement(build: Build, federation: Federation, module: nn.Module, method: Method, settings: Settings) -> str:
+    """Why the engine that ``build`` makes may not take the run; empty if it does what the reference path does."""
+    trial, settings = few_samples(federation), _on_cpu(settings)
+    module = copy_module(module).cpu()
+    draws = draws_numbers(module, federation.input_shape)
+    with torch.random.fork_rng(devices=[]), _Averages() if draws else nullcontext():
+        torch.manual_seed(0)
+        try:
+            reference = ReferenceSimulator(trial, copy_module(module), method, settings)
+            task = _task(reference, method, settings)
+            expected, logits = _outcome(reference, task)
+        except Exception as error:  # the model or the method, which may be the user's own
+            return f"it cannot be tried on {sum(SIZES)} samples ({_named(error)})"
+        try:
+            fast = build(trial, module, method, settings)
+            updates, answers = _outcome(fast, task)
+            fast.close()
+        except Exception as error:
+            return f"it fails on {sum(SIZES)} samples ({_named(error)})"
+    if len(updates) != len(expected):
+        return "it refuses other clients than the reference path"
+    pairs = [("updates", a.delta, b.delta) for a, b in zip(expected, updates, strict=True)]
+    pairs += [("losses", torch.tensor(a.loss), torch.tensor(b.loss)) for a, b in zip(expected, updates, strict=True)]
+    for what, a, b in [*pairs, ("outputs", logits, answers)]:
+        apart = float((a - b).norm() / a.norm().clamp_min(1e-30))
+        if not apart <= AGREES:
+            return f"its {what} on {sum(SIZES)} samples differ from the reference path's by {apart:.0%}"
+    return ""
+
+
+def few_samples(federation: Federation) -> Federation:
+    """Two clients with some of the federation's training samples, of as many classes as there are."""
+    found, n = list[np.ndarray](), 0
+    for rows in federation.train:
+        found.append(rows[:200])
+        n += len(found[-1])
+        if n >= 1000:
+            break
+    rows = np.concatenate(found)
+    labels = federation.pool.y.numpy()[rows]
+    # the first of every class, then the second of every class, and so on
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], labels[order])
+    turn = np.empty(len(rows), dtype=np.int64)
+    turn[order] = np.arange(len(rows)) - starts
+    chosen = np.resize(rows[np.argsort(turn, kind="stable")], sum(SIZES))
+    first, second = np.arange(SIZES[0]), np.arange(SIZES[0], sum(SIZES))
+    pool = federation.pool.take(chosen)
+    return Federation(
+        pool,
+        train=(first, second),
+        validation=(second, first),
+        test=pool.take(second),
+        classes=federation.classes,
+        sites=("first", "second"),
+        transform=federation.transform,
+        augment=federation.augment,
+        background=federation.background,
+    )
+
+
+def _on_cpu(settings: Settings) -> Settings:
+    local = settings.local.model_copy(update={"batch_size": BATCH, "epochs": 1})
+    engine = settings.engine.model_copy(update={"device": "cpu", "precision": "fp32", "workers": 1})
+    return settings.model_copy(update={"local": local, "engine": engine})
+
+
+def _task(engine: ReferenceSimulator, method: Method, settings: Settings) -> Task:
+    """A round of both clients, with what the method's server has to say."""
+    model, f = engine.model, engine.federation
+    x, draws = _jittered(model), torch.Generator().manual_seed(1)
+    weights = engine.sizes / engine.sizes.sum()
+
+    def output_weight(vector: Tensor) -> Tensor:
+        offset, (rows, columns) = model.output_layer()
+        return vector[offset : offset + rows * columns].view(rows, columns)
+
+    def auxiliary() -> Tensor:
+        return torch.randn(f.n_classes, *model.output_layer()[1], generator=draws)
+
+    server = Server(
+        round=0,
+        rounds=settings.run.rounds,
+        x=x,
+        n_clients=f.n_clients,
+        n_classes=f.n_classes,
+        weights=weights,
+        measure=lambda what, other=None: engine.measure(x if other is None else other, what),
+        auxiliary_gradients=auxiliary,
+        output_weight=output_weight,
+        classifier=model.classifier,
+        lr=LR,
+        seed=settings.run.seed,
+    )
+    state = method.before_round(server, method.init_server(f.n_clients, f.n_classes, model.n_params))
+    clients = tuple(range(f.n_clients))
+    return Task(
+        round=0,
+        x=x,
+        clients=clients,
+        probes={"rate": np.zeros((f.n_clients, 1))},
+        lr=LR,
+        broadcast=method.broadcast(state),
+        messages={k: m for k in clients if (m := method.message(state, k))},
+        weights=weights,
+    )
+
+
+def _jittered(model: FlatModel) -> Tensor:
+    x, draws = model.vector.clone(), torch.Generator().manual_seed(0)
+    for part in x[: model.n_params].split([int(np.prod(s)) for s in model.shapes]):
+        spread = float(part.std()) if part.numel() > 1 else 0.0
+        part.add_(torch.randn(part.shape, generator=draws), alpha=JITTER * (spread or 1.0))
+    return x
+
+
+def _outcome(engine: Engine, task: Task) -> tuple[list[Update], Tensor]:
+    """What an engine makes of a task, and its outputs for some samples."""
+    updates, refused = engine.train(task)
+    if refused:
+        raise ValueError(refused[0].reason)
+    federation: Federation = engine.federation  # type: ignore[attr-defined]
+    split = Split.of(federation, federation.train[-1])
+    return updates, torch.cat([z for z, _ in engine._logits(task.x, split)])  # type: ignore[attr-defined]
+
+
+def _named(error: Exception) -> str:
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+class _Averages(TorchDispatchMode):
+    """What is drawn inside is what it is on average, for paths draw their masks in different order."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return out
+        name = func.overloadpacket.__name__
+        if name == "bernoulli_":
+            chance = args[1] if len(args) > 1 else 0.5
+            return out.copy_(chance) if isinstance(chance, Tensor) else out.fill_(chance)
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(out[1])
+        if isinstance(out, Tensor) and name.startswith(("rand", "uniform", "normal")) and out.is_floating_point():
+            return out.fill_(0.5)
+        return out

@@ -27,7 +27,7 @@ from fedtail.data.federation import Federation, Samples
 from fedtail.rates import Uniform
 from fedtail.rounds.evaluation import Split, federation_split, probabilities_of
 from fedtail.rounds.race import usual_lrs
-from fedtail.rounds.selection import kept_model
+from fedtail.rounds.validation import kept_model
 from fedtail.runs.build import Prepared, build, build_federation, prepare
 from fedtail.runs.decide import choose_decisions, common_goal
 from fedtail.runs.record import FOLDER, AtSite, RunRecord, Yardstick, load_yardstick

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedtail.core.features import class_gradients
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
-from fedtail.rounds.selection import kept_model
+from fedtail.rounds.validation import kept_model
 from fedtail.settings import Settings
 from fedtail_experiments.methods.creff import (
     CReFF,

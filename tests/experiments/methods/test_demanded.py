@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedtail.core.records import Update
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Server
-from fedtail.rounds.selection import kept_model
+from fedtail.rounds.validation import kept_model
 from fedtail.settings import Settings
 from fedtail_experiments.methods.fednpc import FedNPC, on_noise
 from fedtail_experiments.methods.fedrela import FedReLa, expected_labels, rarity

@@ -20,7 +20,7 @@ from fedtail.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from fedtail.rates import RATES
 from fedtail.rounds.evaluation import FEATURES, LOSSES, measurement_shape
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.selection import kept_model
+from fedtail.rounds.validation import kept_model
 from fedtail.runs.build import assemble
 from fedtail.settings import Settings
 from fedtail_experiments.methods.ccvr import CCVR, virtual_features

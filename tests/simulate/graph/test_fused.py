@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
-from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.fused import Unsupported, fused_network
+from fedtail.simulate.graph.recorder import Aside
 
 
 class Tricky(nn.Module):

@@ -15,11 +15,11 @@ from fedtail.methods import METHODS
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.settings import Settings
 from fedtail.simulate.graph import convolution, fused, grouped, momentum, step
-from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
 from fedtail.simulate.graph.momentum import momentum_step
-from fedtail.simulate.graph.numerics import Layout, Numerics
+from fedtail.simulate.graph.network import Layout, Numerics
 from fedtail.simulate.graph.pixels import Tile, halved_inputs, has_halved, same_size
+from fedtail.simulate.graph.recorder import Aside
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.graph.step import agree
 from tests.simulate.graph.test_simulator import images, small_cnn

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedtail.models.classifiers import ROW_NORM, SimplexETF, TwoHeads
 from fedtail.models.cnn_lstm import CnnLstm
 from fedtail.models.residual import Residual
-from fedtail.simulate.batched.classifiers import Heads, Simplex
 from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
 from fedtail.simulate.batched.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
@@ -259,3 +258,68 @@ _LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
     SimplexETF: _simplex,
     TwoHeads: _heads,
 }
+
+
+EPS = 1e-12
+"""What ``torch.nn.functional.normalize`` divides by at least."""
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """``SimplexETF``: inputs brought to length 1, centred, times a trained scale."""
+
+    out: Shape
+    shapes: tuple[Shape, ...] = ((),)
+
+    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
+        inverse = a.square().sum(1, keepdim=True).sqrt_().clamp_(min=EPS).reciprocal_()
+        unit = a * inverse
+        plain = (unit - unit.mean(1, keepdim=True)).mul_(self._stretch)
+        return plain * p[0].view(-1, 1, 1), (unit, plain, inverse)
+
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        unit, plain, inverse = saved
+        inner = (d - d.mean(1, keepdim=True)) * (p[0].view(-1, 1, 1) * self._stretch)
+        out.sums(at, (d * plain).sum(1, keepdim=True))
+        inner = inner - unit * (unit * inner).sum(1, keepdim=True)
+        return inner.mul_(inverse)
+
+    @property
+    def _stretch(self) -> float:
+        (c,) = self.out
+        return math.sqrt(c / max(c - 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """``TwoHeads``: in training the logits of a fixed simplex, then those of a linear layer that features do not learn
+    from; ``answers`` are those of the linear layer with rows of one length."""
+
+    linear: Linear
+    simplex: Tensor
+    """(C, d)."""
+    row_norm: float
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.linear.shapes
+
+    @property
+    def out(self) -> Shape:
+        return (2 * self.linear.outputs,)
+
+    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
+        fixed = torch.bmm(self._fixed(a), a)
+        return torch.cat([fixed, self.linear.forward(p, a)[0]], 1), a
+
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        c = self.linear.outputs
+        self.linear.backward(p, saved, d[:, c:].contiguous(), out, at, True)
+        return torch.bmm(self._fixed(d).transpose(1, 2), d[:, :c])
+
+    def answers(self, p: Sequence[Tensor], a: Tensor) -> Tensor:
+        lengths = p[0].square().sum(2, keepdim=True).sqrt_().clamp_(min=EPS)
+        return self.linear.forward([p[0] * (self.row_norm / lengths), *p[1:]], a)[0]
+
+    def _fixed(self, like: Tensor) -> Tensor:
+        return self.simplex.to(like.device).expand(len(like), -1, -1)

@@ -22,8 +22,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedtail.models.classifiers import KINDS
-from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.grouped import HALF, SAME, Conv, GroupedConv, GroupedLinear, GroupedNorm
+from fedtail.simulate.graph.recorder import Aside
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""

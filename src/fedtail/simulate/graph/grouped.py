@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.simulate.graph.aside import Aside
 from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 from fedtail.simulate.graph.pixels import halved_inputs, has_halved, same_size, same_tile
+from fedtail.simulate.graph.recorder import Aside
 
 Conv = nn.Conv1d | nn.Conv2d
 SAME, HALF = "same", "half"

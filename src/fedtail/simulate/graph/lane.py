@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtail.core.records import Tensors
 from fedtail.data.images.augment import PAD
 from fedtail.rounds.plan import PreparedRun
-from fedtail.simulate.graph.numerics import Layout
+from fedtail.simulate.graph.network import Layout
 from fedtail.simulate.graph.passes import Schedule
 from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import Gradients, Local, PassInput, Resident, Sizes, Update

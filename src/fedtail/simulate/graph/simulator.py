@@ -31,8 +31,7 @@ from fedtail.settings import Settings
 from fedtail.simulate.base import End, Simulator
 from fedtail.simulate.graph.evaluation import Evaluator
 from fedtail.simulate.graph.lane import Lane, Shared, Slot
-from fedtail.simulate.graph.network import DeviceModel
-from fedtail.simulate.graph.numerics import Numerics
+from fedtail.simulate.graph.network import DeviceModel, Numerics
 from fedtail.simulate.graph.passes import GROUPS_APART, assign, build_schedule, default_grain
 from fedtail.simulate.graph.step import (
     Local,
