@@ -177,6 +177,7 @@ def shift(names: list[str], splits: int) -> None:
     print("|---|---|---|---|---|---|")
     for name in names:
         judged, target = watched(held_out(name)[1])
+        judged = replace(judged, sites=None)  # counts of sites add up to those of all rows
         n, c = len(judged.raw), len(judged.classes)
         costs = np.ones((c, c)) - np.eye(c)
         costs[target] *= 10
