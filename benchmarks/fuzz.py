@@ -28,31 +28,29 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+import fedtail.federate.engine
 import fedtail.federate.protocol.handshake
-import fedtail.federate.protocol.preprocess
 import fedtail.federate.relay
-import fedtail.federate.sites
+import fedtail.federate.statistics
 from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task, Update
 from fedtail.data import DATASETS, Federation, partition
-from fedtail.federate.agreed import Hooks, run_document, write_document
-from fedtail.federate.engine import RemoteEngine
-from fedtail.federate.journal import Journal
+from fedtail.federate.agreed import run_document, write_document
+from fedtail.federate.engine import RemoteEngine, Sites
+from fedtail.federate.exchanges import Journal
 from fedtail.federate.operate.certificates import make_site_key
-from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.handshake import say_hello
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, Kind, WireError
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.protocol.preprocess import agree_on_preprocessing
-from fedtail.federate.protocol.transport import InProcess, Phase
+from fedtail.federate.protocol.transport import InProcess, Phase, exchange
 from fedtail.federate.protocol.wire import META, Parts, pack, pack_update, unpack
 from fedtail.federate.relay import Relay, RelayTotals
 from fedtail.federate.site import frames
-from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.prepared import FederationSlice
 from fedtail.federate.site.site import Site
-from fedtail.federate.sites import Sites
+from fedtail.federate.statistics import agree_on_preprocessing
 from fedtail.rounds.acceptance import fault
 from fedtail.settings import Settings
 
@@ -120,10 +118,10 @@ class Everything:
             return answers
 
         modules = (
-            fedtail.federate.sites,
+            fedtail.federate.engine,
             fedtail.federate.relay,
             fedtail.federate.protocol.handshake,
-            fedtail.federate.protocol.preprocess,
+            fedtail.federate.statistics,
         )
         try:
             for module in modules:
@@ -162,10 +160,9 @@ class Everything:
             list(engine.scores(x, "validation"))
         self._relay(wires)
         schema = {"kind": "images", "name": "x", "classes": ["a", "b"], "input_shape": [3, 8, 8], "augment": None}
-        said = {"pixels": 640, "sum": [64000.0] * 3, "square": [7e6] * 3}
         for site in self.sites.values():
-            object.__setattr__(site.data, "statistics", lambda request: said)
-        agree_on_preprocessing(wires, schema, {k: f"site {k}" for k in range(K)}, 0, 60)
+            object.__setattr__(site.data, "columns", lambda index, seed: [np.linspace(0.0, 1.0, 640)] * 3)
+        agree_on_preprocessing(wires, schema, self.names, 0, 60)
 
     def _relay(self, wires: InProcess) -> None:
         """An agreement and the first exchanges of a run that the server does not steer."""
@@ -174,8 +171,7 @@ class Everything:
         document = write_document(config, self.sites[0].data.schema(), self.names, "fuzz")
         relay = Relay(wires, self.names, 60.0)
         agreement, seed = relay.agree(document)
-        journal = Journal(None)
-        totals = RelayTotals(relay, agreement, [range(K)], journal)
+        totals = RelayTotals(relay, agreement, [range(K)], Journal(None))
 
         class Enough(Exception):
             pass
@@ -184,8 +180,7 @@ class Everything:
             raise Enough
 
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
-            hooks = Hooks(on_round=stop)
-            run_document(document, seed, totals, {}, Path(folder) / "run", journal, engine="fuzz", hooks=hooks)
+            run_document(document, seed, totals, {}, Path(folder) / "run", engine="fuzz", on_round=stop)
 
     def _accepting(self, read: Callable[[Parts], Any]) -> Callable[[Parts], object]:
         task, method, n = self.task, self.method, self.n_params

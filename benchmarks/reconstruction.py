@@ -26,7 +26,7 @@ from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parcel, pack, pack_task, unpack, unpack_update
-from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.prepared import FederationSlice
 from fedtail.federate.site.site import Site
 from fedtail.models.flat import FlatModel
 from fedtail.settings import LocalSettings

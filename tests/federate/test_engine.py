@@ -14,14 +14,13 @@ from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.engine import RemoteEngine, Sites
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Errors, InProcess, Take
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
-from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.prepared import FederationSlice
 from fedtail.federate.site.site import Site
-from fedtail.federate.sites import Sites
 from fedtail.methods import METHODS
 from fedtail.models import build_model
 from fedtail.rates import RATES
@@ -348,5 +347,5 @@ def test_a_reply_that_no_reader_would_take_is_an_error_at_the_site(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site("north", FederationSlice(federation, 0), Policy(trust="server"))
-    monkeypatch.setattr(site, "hello", lambda parcel, key: Parcel({"clock": int(1e308)}))
+    monkeypatch.setattr(site, "hello", lambda parcel: Parcel({"clock": int(1e308)}))
     assert unpack(site.handle("hello", pack(Parcel({})))).meta["error"] == "malformed"

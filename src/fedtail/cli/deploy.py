@@ -335,9 +335,6 @@ def make(
         config, why = trusting_least(config, names)
         if why:
             console.print(f"note: sites must trust this server (policy.trust = 'server'): {why}", soft_wrap=True)
-    named = load_config(path, overrides, flags).method.name
-    if config.method.name == "trees" != named and config.deploy.trust == "server":  # which trees do not run under
-        config = load_config(path, overrides, {**flags, "method.name": "fedcgnm"}, suggest=bool(own))
     return create_deployment(folder, names, config, public=public, port=port, rehearsal=not own)
 
 

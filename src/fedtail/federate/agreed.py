@@ -1,4 +1,4 @@
-"""A run under ``deploy.trust = "blind"`` or ``"private"``: the document that sites sign, and the program it stands for.
+"""A run by totals: the document that sites sign, or take from a server that they trust, and the program it stands for.
 
 Sites and relay run the same program. Nothing in it depends on who asks: settings come from the document, the seed from
 all sites, and everything of the data from totals.
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
+from fedtail.boosting.model import TreesModel
 from fedtail.core.privacy import DELTA, gaussian_epsilon
 from fedtail.core.totals import COUNTS, Totals
 from fedtail.data.about import About
 from fedtail.data.tables import load_schema
 from fedtail.errors import FedtailError
-from fedtail.federate.journal import Journal
+from fedtail.federate.exchanges import Exchanges
 from fedtail.federate.protocol.agreement import LEAST, AgreementError
 from fedtail.federate.protocol.job import Job, job_of, method_of
-from fedtail.federate.site.data import FederationSlice
-from fedtail.federate.site.prepared import SiteData, prepare
+from fedtail.federate.site.own import image_schema, table_schema
+from fedtail.federate.site.prepared import FederationSlice, SiteData, prepare
 from fedtail.federate.statistics import common_preprocessing
 from fedtail.federate.summed import SummedEngine, check_sums_only, groups_of
 from fedtail.methods.trees import Trees
@@ -47,8 +47,12 @@ from fedtail.settings import Settings
 from fedtail.version import VERSION
 
 FORMAT = 1
-QUESTION = {"format", "fedtail", "run", "trust", "sites", "what", "model", "reference"}
-"""The keys of a document that asks for counts of a model instead of a run (``federate.counted``)."""
+HEAD = {"format", "fedtail", "run", "trust", "sites"}
+RUN = HEAD | {"schema", "settings"}
+QUESTION = HEAD | {"what", "model", "reference"}
+"""The keys of a document that asks for a run, and of one that asks for counts of a model (``federate.counted``)."""
+What = Literal["evaluate", "reference", "look"]
+WHATS: tuple[What, ...] = get_args(What)
 SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "decision")
 """Of the settings, what sites sign; the rest is the server's own business."""
 OWN_BUSINESS = ("name", "folder", "checkpoint_every", "seed")
@@ -60,33 +64,27 @@ OWN_BUSINESS = ("name", "folder", "checkpoint_every", "seed")
 
 def write_document(config: Settings, schema: Mapping[str, Any], names: Sequence[str], run: str) -> dict[str, Any]:
     """What all sites are asked to sign. ``names[k]`` is the site behind client k."""
-    where = f"deploy.trust = {config.deploy.trust!r}"
-    if len(names) < LEAST:
+    trust, mode = config.deploy.trust, "shares" if config.deploy.trust == "private" else "none"
+    if len(names) < LEAST and trust != "server":
         raise FedtailError(
-            f"{where} needs at least {LEAST} sites, but there are {len(names)}; with two, each knows the other's part"
+            f"deploy.trust = {trust!r} needs at least {LEAST} sites, but there are {len(names)}; with two, each knows "
+            "the other's part"
         )
-    if (config.privacy.mode == "shares") != (config.deploy.trust == "private") or config.privacy.mode in (
-        "central",
-        "local",
-    ):
+    if config.privacy.mode != mode:
         raise FedtailError(
-            f"{where} goes with privacy.mode = {'shares' if config.deploy.trust == 'private' else 'none'!r}, not with "
-            f"{config.privacy.mode!r}"
+            f"deploy.trust = {trust!r} goes with privacy.mode = {mode!r}, not with {config.privacy.mode!r}"
         )
-    check_sums_only(config, method_of(config), where)
-    groups_of(config, len(names), LEAST, where)
+    check_sums_only(config, method_of(config))
+    groups_of(config, len(names))
     whole = config.model_dump(mode="json")
     sections = {name: whole[name] for name in SECTIONS}
     sections["run"] = {key: value for key, value in sections["run"].items() if key not in OWN_BUSINESS}
-    return {
-        "format": FORMAT,
-        "fedtail": VERSION,
-        "run": run,
-        "trust": config.deploy.trust,
-        "sites": list(names),
-        "schema": dict(schema),
-        "settings": sections,
-    }
+    return {**head_of(trust, names, run), "schema": dict(schema), "settings": sections}
+
+
+def head_of(trust: str, names: Sequence[str], run: str) -> dict[str, Any]:
+    """What every document says."""
+    return {"format": FORMAT, "fedtail": VERSION, "run": run, "trust": trust, "sites": list(names)}
 
 
 def declared_schema(config: Settings) -> dict[str, Any]:
@@ -117,25 +115,26 @@ def settings_of(document: Mapping[str, Any], seed: int = 0) -> Settings:
     return check_config({**raw, "deploy": {"trust": document["trust"]}})
 
 
-def check_document(told: Any, me: str, roster: Sequence[str]) -> None:
-    """``AgreementError`` unless a document has the form of one and is for the sites of a list."""
-    wanted = {"format", "fedtail", "run", "trust", "sites", "schema", "settings"}
-    if not isinstance(told, dict) or set(told) not in (wanted, QUESTION) or told["format"] != FORMAT:
+def check_document(told: Any) -> None:
+    """``AgreementError`` unless a document has the form of one, and is of this version."""
+    if not isinstance(told, dict) or set(told) not in (RUN, QUESTION) or told["format"] != FORMAT:
         raise AgreementError("a document of another form; install the same fedtail everywhere")
-    check_sites(told, me, roster)
+    if told["fedtail"] != VERSION:
+        raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
+    if not isinstance(told["sites"], list) or not all(isinstance(told[name], str) for name in ("run", "trust")):
+        raise AgreementError("a document without sites")
     if set(told) == QUESTION:
-        return
-    if not isinstance(told["settings"], dict) or set(told["settings"]) != set(SECTIONS):
+        if told["what"] not in WHATS or not all(isinstance(told[name], str) for name in ("model", "reference")):
+            raise AgreementError("a question of another form; install the same fedtail everywhere")
+    elif not isinstance(told["settings"], dict) or set(told["settings"]) != set(SECTIONS):
         raise AgreementError("a document with other sections of settings")
-    if not all(isinstance(section, dict) for section in told["settings"].values()):
+    elif not all(isinstance(section, dict) for section in (told["schema"], *told["settings"].values())):
         raise AgreementError("a document with settings that are none")
 
 
 def check_sites(told: Mapping[str, Any], me: str, roster: Sequence[str]) -> None:
-    """``AgreementError`` unless a document is of this version and for the sites of a list."""
-    if told["fedtail"] != VERSION:
-        raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
-    if not isinstance(told["sites"], list) or sorted(map(str, told["sites"])) != sorted(roster) or me not in roster:
+    """``AgreementError`` unless a document is for the sites of a list."""
+    if sorted(map(str, told["sites"])) != sorted(roster) or me not in roster:
         raise AgreementError("a document for other sites than sites.pub lists")
     if len(roster) < LEAST:
         raise AgreementError(f"sites.pub lists {len(roster)} sites, at least {LEAST} are needed")
@@ -144,63 +143,45 @@ def check_sites(told: Mapping[str, Any], me: str, roster: Sequence[str]) -> None
 # -- the program ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What a process does beside the program; nothing of it changes the program."""
-
-    on_round: RoundHook | None = None
-    on_start: Callable[[Path, int], None] | None = None
-    amend: Callable[[dict[str, Any]], None] | None = None
-
-
 def run_document(
     document: Mapping[str, Any],
     seed: int,
-    totals: Totals,
+    totals: Exchanges,
     data: Mapping[int, SiteData],
     folder: Path,
-    journal: Journal,
     *,
     settings: Settings | None = None,
     device: str = "cpu",
     engine: str = "",
-    hooks: Hooks = Hooks(),
+    on_round: RoundHook | None = None,
+    on_start: Callable[[Path, int], None] | None = None,
+    amend: Callable[[dict[str, Any]], None] | None = None,
 ) -> tuple[Result, str]:
     """(the result, the digest of the model). ``data``: what this process has of the sites, by client; ``settings``: the
     document's with the process's own folder."""
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     names = list(document["sites"])
-    settings = settings_of(document, seed) if settings is None else settings
-    noise = settings.privacy.noise if settings.privacy.mode == "shares" else 0.0
+    asked = settings_of(document, seed) if settings is None else settings
+    noise = asked.privacy.noise if asked.privacy.mode == "shares" else 0.0
     schema = common_preprocessing(totals, document["schema"], data, seed, noise)
-    first = job_of(settings, schema, document["run"], engine)
+    first = job_of(asked, schema, document["run"], engine)
     owned = {k: prepare(one, first, k, folder.parent, torch.device(device)) for k, one in data.items()}
     sizes = group_sizes(totals, {k: len(here.client.train) for k, here in owned.items()}, noise)
     mean = np.full(len(names), sizes.sum() / len(names))
-    asked, settings = settings, settled(settings, mean)
+    settings = settled(asked, mean)
     job = job_of(settings, schema, document["run"], engine)
     method, model = job.build_method(), FlatModel(job.build_model(seed))
-    for here in owned.values():
-        here.method = job.build_method()
     architecture: dict[str, Any] = {"name": job.model, "options": job.model_options}
     rates: RateStrategy = RATES.build(settings.rates.name, len(names), **settings.rates.options)
     if isinstance(method, Trees):
         check_settings(settings)
         model, architecture = forest_of(method, job.input_shape, job.n_classes, job.preprocessing, names, settings)
         rates = Uniform(len(names), 0.0)
-        for k, here in owned.items():
-            here.model = model.at(k)
-    summed = SummedEngine(
-        totals=totals,
-        owned=owned,
-        model=model,
-        method=method,
-        settings=settings,
-        n_classes=job.n_classes,
-        group_sizes=sizes,
-        name=engine,
-        decision_file=folder.parent / "decision.json" if data else None,
-    )
+    for k, here in owned.items():
+        here.method = job.build_method()
+        here.model = model.at(k) if isinstance(model, TreesModel) else here.model
+    decisions = folder.parent / "decision.json" if data else None
+    summed = SummedEngine(totals, owned, model, method, settings, job.n_classes, sizes, engine, decisions)
     found, notes = settled_by_sizes(asked, mean, job.encoding)
     problem = Problem(
         engine=summed,
@@ -210,38 +191,32 @@ def run_document(
         background=schema.get("background"),
         found=found,
     )
-    prepared = totals.number if hasattr(totals, "number") else 0
+    prepared = totals.number
 
     def begin(path: Path, done: int) -> None:
         if done:
-            totals.number = int(read_history(path)[done - 1]["exchange"])  # type: ignore[attr-defined]
-        if hooks.on_start is not None:
-            hooks.on_start(path, done)
+            totals.number = int(read_history(path)[done - 1]["exchange"])
+        if on_start is not None:
+            on_start(path, done)
 
-    def amend(record: dict[str, Any]) -> None:
+    def amended(record: dict[str, Any]) -> None:
         summed.end_round()
-        record["exchange"] = done = getattr(totals, "number", 0)
+        record["exchange"] = done = totals.number
         if noise:  # every exchange so far is a release
             record["privacy"] |= {"releases": done, "epsilon": gaussian_epsilon({noise: done}, DELTA)}
-        if hooks.amend is not None:
-            hooks.amend(record)
+        if amend is not None:
+            amend(record)
 
     def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
-        last = journal.numbers("sum")
-        journal.forget("sum", [n for n in last if prepared < n < record["exchange"]])
-        return None if hooks.on_round is None else hooks.on_round(state, record, seconds)
+        known = totals.journal.numbers("sum")
+        totals.journal.forget("sum", [n for n in known if prepared < n < record["exchange"]])
+        return None if on_round is None else on_round(state, record, seconds)
 
     sums_only = "sites have told sums only; the sizes shown are means over sites"
     about = about_of(schema, job, names, mean.astype(np.int64), (sums_only, *notes))
     folder.mkdir(parents=True, exist_ok=True)
-    result = play(
-        Run(problem, asked, about, architecture),
-        folder,
-        resume=(folder / "config.toml").is_file(),
-        on_round=after,
-        on_start=begin,
-        amend=amend,
-    )
+    made, begun = Run(problem, asked, about, architecture), (folder / "config.toml").is_file()
+    result = play(made, folder, resume=begun, on_round=after, on_start=begin, amend=amended)
     return result, hashlib.sha256(result.x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
@@ -284,27 +259,3 @@ def about_of(
         encoder=job.encoder,
         notes=notes,
     )
-
-
-def table_schema(schema: Any) -> dict[str, Any]:
-    """What sites with tables agree on; no counts."""
-    return {
-        "kind": "table",
-        "name": "site tables",
-        "classes": list(schema.classes),
-        "columns": [f"{c.name} ({c.kind})" for c in schema.columns],
-        "table": schema.to_dict(),
-        "model": "auto",
-    }
-
-
-def image_schema(classes: Sequence[str], shape: Sequence[int], augment: str | None) -> dict[str, Any]:
-    """What sites with images agree on."""
-    return {
-        "kind": "images",
-        "name": "site images",
-        "classes": list(classes),
-        "input_shape": list(shape),
-        "augment": None if augment == "none" else augment,
-        "model": "auto",
-    }

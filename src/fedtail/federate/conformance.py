@@ -20,13 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.engine import RemoteEngine, Sites
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import InProcess
-from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.prepared import FederationSlice
 from fedtail.federate.site.site import Site
-from fedtail.federate.sites import Sites
 from fedtail.methods import METHODS, Method
 from fedtail.methods.optimizers import OPTIMIZERS, with_optimizer
 from fedtail.models import build_model

@@ -9,36 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedtail.boosting.model import TreesModule
+from fedtail.core.records import Tensors
 from fedtail.core.scores import Scores
-from fedtail.core.totals import LIMIT, Part, Reach, Totals
+from fedtail.core.totals import Totals
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import FORMAT, QUESTION
-from fedtail.federate.journal import Journal
+from fedtail.federate.agreed import What, head_of
+from fedtail.federate.exchanges import Exchanges, Journal
 from fedtail.federate.protocol.agreement import LEAST, AgreementError, canonical
-from fedtail.federate.protocol.exchange import exchange
-from fedtail.federate.protocol.limits import Budget, Kind
-from fedtail.federate.protocol.transport import Phase, Transport
-from fedtail.federate.protocol.wire import Parcel
+from fedtail.federate.protocol.transport import Transport
 from fedtail.federate.relay import OnWait, Relay, RelayTotals
 from fedtail.federate.site.prepared import SiteData
 from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import MOST_INPUTS, Seen, count
 from fedtail.runs.saved import SavedModel, load_model
-from fedtail.version import VERSION
 
-What = Literal["evaluate", "reference", "look"]
-WHATS: tuple[What, ...] = ("evaluate", "reference", "look")
 FILES = ("model.safetensors", "model.json")
 
 
@@ -50,23 +44,8 @@ def write_question(
         raise FedtailError(f"deploy.trust = 'private': counts to {what} a model carry no noise; use 'blind'")
     if trust == "blind" and len(names) < LEAST:
         raise FedtailError(f"deploy.trust = 'blind' needs at least {LEAST} sites, but there are {len(names)}")
-    return {
-        "format": FORMAT,
-        "fedtail": VERSION,
-        "run": folder.name,
-        "trust": trust,
-        "sites": list(names),
-        "what": what,
-        "model": digest_of(folder),
-        "reference": "" if reference is None else digest_of_counts(reference.flat()),
-    }
-
-
-def check_question(told: Mapping[str, Any]) -> None:
-    """``AgreementError`` unless a document has the form of a question."""
-    texts = all(isinstance(told.get(name), str) for name in ("run", "trust", "model", "reference"))
-    if set(told) != QUESTION or told["format"] != FORMAT or told["what"] not in WHATS or not texts:
-        raise AgreementError("a question of another form; install the same fedtail everywhere")
+    known = "" if reference is None else digest_of_counts(reference.flat())
+    return {**head_of(trust, names, folder.name), "what": what, "model": digest_of(folder), "reference": known}
 
 
 def digest_of(folder: Path) -> str:
@@ -141,48 +120,17 @@ def read_reference(home: Path, question: Mapping[str, Any]) -> Seen | None:
     return found
 
 
-def answer_question(question: Mapping[str, Any], totals: Totals, data: SiteData, name: str, home: Path) -> str:
-    """A site's part under an agreement; returns the digest of the sums. That of a reference is kept for later looks."""
-    model = load_model(find_model(home, question["model"]))
+def answer_question(
+    question: Mapping[str, Any], totals: Exchanges, folder: Path, data: SiteData, name: str, home: Path
+) -> str:
+    """A site's part under an agreement, with the model in a folder; returns the digest of the sums. That of a reference
+    is kept for later looks."""
+    model = load_model(folder)
     rows = {totals.here[0]: judged_at(data, name, model)}
     found = counted(question["what"], totals, model, rows, read_reference(home, question))
     if isinstance(found, Seen) and question["what"] == "reference":
         write_atomically(reference_file(home, question["model"]), json.dumps(found.to_json()))
     return digest_of_counts(found.flat())
-
-
-def answer_plainly(parcel: Parcel, data: SiteData, name: str) -> np.ndarray:
-    """The part of a site that trusts its server: the same program, up to the sum that is not there yet."""
-    question, model = parcel.meta["question"], unpack_model(parcel.tensors)
-    check_question(question)
-    sums = [parcel.tensors[f"sum/{i}"].numpy() for i in range(int(parcel.meta["sums"]))]
-    reference = None
-    if question["what"] == "look":
-        none = Seen.none(len(model.classes), watched(model))
-        reference = none.like(parcel.tensors["reference"].numpy())
-    totals = UpTo(sums)
-    try:
-        counted(question["what"], totals, model, {0: judged_at(data, name, model)}, reference)
-    except StopIteration:
-        return totals.part
-    raise AgreementError("all sums of the question are there already")
-
-
-class UpTo:
-    """``core.totals.Totals`` of which the first sums are known; at the next one it stops, with this site's part."""
-
-    n_clients, here, groups = 1, (0,), ((0,),)
-
-    def __init__(self, sums: Sequence[np.ndarray]) -> None:
-        self.sums, self.part = list(sums), np.empty(0, dtype=np.int64)
-
-    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        if self.sums:
-            return self.sums.pop(0)
-        self.part = np.asarray(part(0), dtype=np.int64)
-        raise StopIteration
-
-    group_totals = total
 
 
 def judged_at(data: SiteData, name: str, model: SavedModel) -> Judged:
@@ -191,46 +139,14 @@ def judged_at(data: SiteData, name: str, model: SavedModel) -> Judged:
     return data.judged(replace(model, site=name) if name in known else model)
 
 
-def unpack_model(tensors: Mapping[str, torch.Tensor]) -> SavedModel:
-    """Return the model that a server sends along, which is trusted; code it may not name."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name in FILES:
-            (Path(folder) / name).write_bytes(tensors[name].numpy().tobytes())
-        return load_model(folder)
+def keep_model(folder: Path, tensors: Tensors) -> None:
+    """Keep the model that a server sends along, which is trusted; code it may not name."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in FILES:
+        (folder / name).write_bytes(tensors[name].numpy().tobytes())
 
 
 # -- at the server -------------------------------------------------------------------------------------------------
-
-
-class PlainTotals:
-    """``core.totals.Totals`` at a server that sites trust with their counts."""
-
-    here: Sequence[int] = ()
-
-    def __init__(self, transport: Transport, parcel: Parcel, names: Sequence[str], timeout: float) -> None:
-        self.transport, self.parcel, self.names, self.timeout = transport, parcel, names, timeout
-        self.n_clients, self.groups = len(names), [range(len(names))]
-        self.sums: list[np.ndarray] = []
-
-    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        tensors = {f"sum/{i}": torch.from_numpy(each) for i, each in enumerate(self.sums)}
-        parcel = Parcel({**self.parcel.meta, "sums": len(self.sums)}, {**self.parcel.tensors, **tensors})
-        told = exchange(
-            self.transport,
-            Phase.COUNT,
-            dict.fromkeys(range(self.n_clients), parcel),
-            lambda k, reply: reply.tensors["counts"].numpy(),
-            self.timeout,
-            Budget({"counts": Kind(("I64",), (size,))}),
-        )
-        if told.reasons:
-            why = "; ".join(f"{self.names[k]}: {reason}" for k, reason in told.reasons.items())
-            raise FedtailError(f"not all sites have counted ({why})")
-        self.sums.append(np.asarray(sum(told.good.values()), dtype=np.int64))
-        return self.sums[-1]
-
-    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        return self.total(size, part)[None]
 
 
 def ask(
@@ -241,16 +157,11 @@ def ask(
     reference: Seen | None = None,
     on_wait: OnWait | None = None,
 ) -> Scores | Seen:
-    """Have all sites count, and add up: under the masks of an agreement, or from plain counts of sites that trust."""
+    """Have all sites count, and add up."""
     model, names = load_model(folder), list(question["sites"])
-    if question["trust"] == "server":
-        tensors = {name: torch.from_numpy(np.fromfile(folder / name, dtype=np.uint8)) for name in FILES}
-        if reference is not None:
-            tensors["reference"] = torch.from_numpy(reference.flat())
-        plain = PlainTotals(transport, Parcel({"question": dict(question)}, tensors), names, timeout)
-        return counted(question["what"], plain, model, {}, reference)
     relay = Relay(transport, names, timeout, on_wait=on_wait)
-    agreement, _ = relay.agree(question)
+    files = {name: torch.from_numpy(np.fromfile(folder / name, dtype=np.uint8)) for name in FILES}
+    agreement, _ = relay.begin(question, tensors=files)
     totals = RelayTotals(relay, agreement, [range(len(names))], Journal(None))
     found = counted(question["what"], totals, model, {}, reference)
     for client, digest in totals.finish().items():

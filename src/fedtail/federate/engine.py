@@ -6,10 +6,10 @@ than a fair share of the samples that it claims.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.scores import ONE, Scores
 from fedtail.data.federation import Samples
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
-from fedtail.federate.protocol.transport import Phase
+from fedtail.federate.protocol.transport import Phase, Traffic, Transport, exchange
 from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
-from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update
-from fedtail.federate.sites import Sites
+from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update, refused
 from fedtail.models.flat import FlatModel
+from fedtail.rounds.acceptance import least
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
 
@@ -252,3 +254,70 @@ class RemoteEngine:
 def score_shapes(n_classes: int) -> dict[str, tuple[int, ...]]:
     """The parts of ``Scores``."""
     return {name: value.shape for name, value in vars(Scores.of(np.empty((0, n_classes)), np.empty(0))).items()}
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Sites:
+    """The sites of a job, and what is known of who answers."""
+
+    transport: Transport
+    job: Job
+    sizes: np.ndarray
+    """(K,) training samples per client, from the handshake."""
+    timeout: float | None = 600.0
+    """Seconds to wait for the replies of one exchange."""
+    quorum: float = 1.0
+    """Least share of the asked clients that must answer a validation or measurement."""
+    faults: list[Refusal] = field(default_factory=list)
+    """Clients that did not answer outside training, since the last ``drain``."""
+    traffic: Traffic = field(default_factory=Traffic)
+    round: int = 0
+    """The round that questions are about."""
+
+    @property
+    def clients(self) -> range:
+        """All of them."""
+        return range(len(self.sizes))
+
+    def about(self, client: int) -> dict[str, Any]:
+        """What every message says."""
+        return {"job": self.job.to_json(), "client": client}
+
+    def exchange(
+        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], budget: Budget
+    ) -> tuple[dict[int, T], list[Refusal]]:
+        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
+        answers = exchange(self.transport, phase, parcels, read, self.timeout, budget)
+        self.traffic.add(answers)
+        return answers.good, [refused(k, self.round, reason) for k, reason in answers.reasons.items()]
+
+    def ask(
+        self,
+        phase: Phase,
+        parcels: Mapping[int, Parcel],
+        read: Callable[[int, Parcel], T],
+        kinds: Mapping[str, Kind],
+        wanted: int | None = None,
+    ) -> dict[int, T]:
+        """Replies of a quorum of ``wanted`` clients, by default of all; who is missing goes into ``faults``.
+
+        ``kinds``: what a reply holds.
+        """
+        replies, refusals = self.exchange(phase, parcels, read, Budget(kinds))
+        wanted = len(self.sizes) if wanted is None else wanted
+        self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
+        if len(replies) < (needed := least(self.quorum, wanted)):
+            first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
+            raise FedtailError(
+                f"round {self.round}: {len(replies)} of {wanted} clients answered {phase.value!r}, but {needed} are "
+                f"needed (run.quorum = {self.quorum:g}; {first})"
+            )
+        return replies
+
+    def drain(self) -> list[Refusal]:
+        """Faults since the last call, for the round's history."""
+        out, self.faults = self.faults, []
+        return out

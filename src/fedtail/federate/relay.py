@@ -6,6 +6,7 @@ It learns what everybody learns. What it alters is not believed, and what it kee
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,22 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from fedtail.core.totals import LIMIT, Part, Reach
+from fedtail.core.records import Tensors
+from fedtail.core.totals import Part, Reach
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import Hooks, declared_schema, run_document, write_document
-from fedtail.federate.journal import Journal
-from fedtail.federate.protocol.agreement import LEAST, Offer, canonical, id_of, seed_of
-from fedtail.federate.protocol.exchange import exchange
+from fedtail.federate.agreed import declared_schema, run_document, write_document
+from fedtail.federate.exchanges import Exchanges, Journal
+from fedtail.federate.protocol.agreement import Offer, canonical, id_of, plain_id, seed_of
 from fedtail.federate.protocol.faults import log
+from fedtail.federate.protocol.handshake import agree, say_hello
 from fedtail.federate.protocol.limits import Budget, WireError
-from fedtail.federate.protocol.sums import (
-    Sum,
-    answer_budget,
-    pack_sums,
-    read_answer,
-    read_sums,
-)
-from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.masks import SEED, Sum, answer_budget, pack_sums, read_answer, read_sums
+from fedtail.federate.protocol.transport import Phase, Traffic, Transport, exchange
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.summed import groups_of
 from fedtail.files import write_atomically
@@ -41,7 +37,6 @@ PASSING = ("transport", "late", "disk", "memory")
 """Faults after which a site is asked the same again: it is not there, or not yet."""
 PATIENCE, PAUSE = 86400.0, 2.0
 """Seconds for which a site that is not there is waited for, and between two questions to it."""
-Traffic = dict[str, int]
 OnWait = Callable[[str], None]
 
 
@@ -59,7 +54,7 @@ class Relay:
         """on_wait: told whom an exchange waits for and why, and nothing once it goes on."""
         self.transport, self.names, self.timeout, self.patience = transport, list(names), timeout, patience
         self.on_wait = on_wait or (lambda line: None)
-        self.traffic: Traffic = {"down": 0, "up": 0, "exchanges": 0}
+        self.traffic = Traffic()
 
     def ask(self, phase: Phase, parcels: Mapping[int, Parcel], read: Any, budget: Budget) -> dict[int, Any]:
         """What ``read`` makes of the reply of every site, however long the last one takes; ``FedtailError`` with the
@@ -69,8 +64,7 @@ class Relay:
         while missing := {k: parcels[k] for k in parcels if k not in found}:
             answers = exchange(self.transport, phase, missing, read, self.timeout, budget)
             found |= answers.good
-            self.traffic["down"] += answers.down
-            self.traffic["up"] += answers.up
+            self.traffic.add(answers)
             final = {k: reason for k, reason in answers.reasons.items() if reason.code not in PASSING}
             waited = time.monotonic() - began
             if final or (answers.reasons and waited > self.patience):
@@ -85,11 +79,20 @@ class Relay:
                 time.sleep(min(PAUSE, max(self.patience - waited, 0.0)))
         if told:
             self.on_wait("")
-        self.traffic["exchanges"] += 1
         return dict(sorted(found.items()))
 
+    def begin(self, document: Mapping[str, Any], seed: int = 0, tensors: Tensors | None = None) -> tuple[str, int]:
+        """(the agreement's name, the run's seed). Sites sign the document and draw the seed, or take both from a server
+        that they trust, with the ``tensors`` of a model that they are to count with."""
+        if document["trust"] != "server":
+            return self.agree(document)
+        number = os.urandom(SEED).hex()
+        parcel = Parcel({"document": document, "seed": seed, "number": number}, tensors or {})
+        self.ask(Phase.BEGIN, dict.fromkeys(range(len(self.names)), parcel), lambda k, parcel: None, Budget())
+        return plain_id(document, number), seed
+
     def agree(self, document: Mapping[str, Any]) -> tuple[str, int]:
-        """(the agreement's name, the run's seed), once all sites have signed the document and revealed their parts."""
+        """The same once all sites have signed the document and revealed their parts."""
         clients, wide = range(len(self.names)), Budget(meta=1 << 20, items=1 << 12)
         offers = self.ask(
             Phase.OFFER,
@@ -116,30 +119,23 @@ class Relay:
         return agreement, seed_of(agreement, numbers)
 
 
-class RelayTotals:
+class RelayTotals(Exchanges):
     """``core.totals.Totals`` at the server, which has no part of its own."""
 
-    here: Sequence[int] = ()
-
     def __init__(self, relay: Relay, agreement: str, groups: Sequence[Sequence[int]], journal: Journal) -> None:
-        self.relay, self.agreement, self.groups, self.journal = relay, agreement, groups, journal
-        self.n_clients, self.number = len(relay.names), 0
+        super().__init__(relay.names, groups, journal)
+        self.relay, self.agreement = relay, agreement
 
-    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        return self._sum([range(self.n_clients)], size, limit)[0]
-
-    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
-        return self._sum(self.groups, size, limit)
-
-    def _sum(self, groups: Sequence[Sequence[int]], size: int, limit: int) -> np.ndarray:
-        self.number = number = self.number + 1
+    def sums(
+        self, number: int, groups: Sequence[Sequence[int]], size: int, part: Part, limit: int, reach: Reach
+    ) -> np.ndarray:
         told = self.journal.read("sum", number)
         if told is None:
             sums = [Sum(size, limit) for _ in groups]
-            mine = {k: sums[g] for g, group in enumerate(groups) for k in group}
+            of = {k: sums[g] for g, group in enumerate(groups) for k in group}
 
             def add(client: int, parcel: Parcel) -> None:
-                mine[client].add(*read_answer(parcel, number, limit))
+                of[client].add(*read_answer(parcel, number, limit))
 
             self.relay.ask(Phase.STEP, self._questions(number), add, answer_budget(size, limit))
             told = pack(pack_sums(sums))
@@ -178,7 +174,7 @@ def follow(
     on_start: Callable[[Path, int], None] | None = None,
     on_wait: OnWait | None = None,
 ) -> Result:
-    """Relay a run that the sites agree on, and follow it: the same program as theirs, without data."""
+    """Relay a run by totals, and follow it: the same program as at the sites, without data."""
     held = Path(config.run.folder) / run_name(config) / DOCUMENT
     before = json.loads(held.read_text()) if resume and held.is_file() else None
     if before is not None:
@@ -187,32 +183,34 @@ def follow(
     relay = Relay(transport, names, config.deploy.timeout, on_wait=on_wait)
 
     def amend(record: dict[str, Any]) -> None:
-        record["traffic"], relay.traffic = relay.traffic, dict.fromkeys(relay.traffic, 0)
+        record["traffic"], relay.traffic = vars(relay.traffic), Traffic()
 
     with claimed(config, folder, resume) as folder:
+        if config.deploy.trust == "server":
+            schema = agree(*say_hello(transport, range(len(names)), config.deploy.timeout, model=config.model), names)
+        else:
+            schema = declared_schema(config)
+        document = write_document(config, schema, names, folder.name)
         if before is None:
-            document = write_document(config, declared_schema(config), names, folder.name)
-            agreement, seed = relay.agree(document)
+            agreement, seed = relay.begin(document, config.run.seed)
             before = {"document": document, "agreement": agreement, "seed": seed}
             write_atomically(folder / DOCUMENT, json.dumps(before))
             config = with_seed(config, seed)
-        elif canonical(before["document"]) != canonical(
-            write_document(config, declared_schema(config), names, folder.name)
-        ):
+        elif canonical(before["document"]) != canonical(document):
             raise FedtailError(f"{str(folder)!r} was agreed on with other settings or sites; start a new run")
         journal = Journal(folder / "exchanges")
-        groups = groups_of(config, len(names), LEAST, "deploy.trust")
-        totals = RelayTotals(relay, before["agreement"], groups, journal)
+        totals = RelayTotals(relay, before["agreement"], groups_of(config, len(names)), journal)
         result, digest = run_document(
-            before["document"],
+            document,
             before["seed"],
             totals,
             {},
             folder,
-            journal,
             settings=config,
             engine=transport.name,
-            hooks=Hooks(on_round, on_start, amend),
+            on_round=on_round,
+            on_start=on_start,
+            amend=amend,
         )
         for client, found in totals.finish().items():
             if found != digest:

@@ -13,14 +13,14 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.agreed import about_of, settled_by_sizes
-from fedtail.federate.engine import RemoteEngine
+from fedtail.federate.engine import RemoteEngine, Sites
 from fedtail.federate.protocol.handshake import agree, say_hello
-from fedtail.federate.protocol.job import Job, job_of
-from fedtail.federate.protocol.preprocess import agree_on_preprocessing
-from fedtail.federate.protocol.transport import Transport
+from fedtail.federate.protocol.job import Job, job_of, method_of
+from fedtail.federate.protocol.transport import Traffic, Transport
 from fedtail.federate.relay import OnWait, follow
-from fedtail.federate.sites import Sites, Traffic
+from fedtail.federate.statistics import agree_on_preprocessing
 from fedtail.files import write_atomically
+from fedtail.methods.trees import Trees
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
@@ -58,7 +58,7 @@ def federate(
     on_wait: OnWait | None = None,
 ) -> Result:
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
-    if config.deploy.trust != "server":
+    if config.deploy.trust != "server" or isinstance(method_of(config), Trees):
         return follow(config, transport, names, resume=resume, on_round=on_round, on_start=on_start, on_wait=on_wait)
     check_trusted(config)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums

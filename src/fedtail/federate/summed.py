@@ -6,7 +6,6 @@ same model, whatever else the relay may wish for.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +21,17 @@ from fedtail.boosting.model import TreesModule
 from fedtail.boosting.predictor import Forest
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
-from fedtail.core.evidence import class_counts
 from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.robust import fair_share
 from fedtail.core.scores import ONE, TEMPERATURES, Scores
 from fedtail.core.totals import COUNTS, LIMIT, Reach, Totals
 from fedtail.errors import FedtailError
+from fedtail.federate.protocol.agreement import LEAST
 from fedtail.federate.protocol.masks import Fixed
 from fedtail.federate.site.prepared import Prepared
-from fedtail.files import write_atomically
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
+from fedtail.rounds.evaluation import count_candidates
 from fedtail.rounds.local import DivergedError, train_client
 from fedtail.settings import PrivacySettings, Settings
 
@@ -181,11 +179,8 @@ class SummedEngine:
         shape = (len(candidates), 3, self.n_classes)
 
         def part(client: int) -> np.ndarray:
-            here, counts = self.owned[client], np.zeros(shape, dtype=np.int64)
-            confusion = confusion_on(here.model, Split.of(here.client, here.client.validation))
-            for s, vector in candidates.walk():
-                counts[s] = class_counts(confusion(vector))
-            return counts.ravel()
+            here = self.owned[client]
+            return count_candidates(here.model, candidates, here.split("validation")).ravel()
 
         return self._counted(math.prod(shape), part, math.sqrt(6 * len(candidates))).reshape(shape)
 
@@ -193,15 +188,12 @@ class SummedEngine:
         """As the protocol says. Whoever asks for the test asks for the validation next: one exchange answers both."""
         if self._confusion is None or self._confusion[0] is not x or split not in self._confusion[1]:
             splits = ("test", "validation") if split == "test" else (split,)
-            size = self.n_classes**2
 
             def part(client: int) -> np.ndarray:
-                here = self.owned[client]
-                held = {"test": here.test, "validation": Split.of(here.client, here.client.validation)}
-                return np.concatenate([confusion_on(here.model, held[s])(x).ravel() for s in splits])
+                return np.concatenate([self.owned[client].confusion(x, name).ravel() for name in splits])
 
-            found = self._counted(len(splits) * size, part, math.sqrt(2)).reshape(len(splits), -1)
-            self._confusion = (x, {s: row.reshape(-1, self.n_classes) for s, row in zip(splits, found, strict=True)})
+            found = self._counted(len(splits) * self.n_classes**2, part, math.sqrt(2))
+            self._confusion = (x, dict(zip(splits, found.reshape(len(splits), self.n_classes, -1), strict=True)))
         return self._confusion[1][split]
 
     def end_round(self) -> None:
@@ -213,31 +205,17 @@ class SummedEngine:
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
         """Under -1, of all sites together."""
-        rule = (decisions or Decisions()).common
+        rule, none = (decisions or Decisions()).common, Scores.of(np.empty((0, self.n_classes)), np.empty(0))
 
-        def one(client: int) -> Scores:
-            here = self.owned[client]
-            held = here.test if split == "test" else Split.of(here.client, here.client.validation)
-            return scores_on(model_logits(here.model, x, held.batches()), self.n_classes, rule)
+        def part(client: int) -> np.ndarray:
+            return self.owned[client].scores(x, split, rule).flat()
 
-        yield -1, self._scores(one)
+        yield -1, none.like(self._counted(none.flat().size, part, scores_reach(self.n_classes), LIMIT))
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         for s in range(len(candidates)):
             for _, found in self.scores(candidates.vector(s), "validation"):
                 yield s, found
-
-    def _scores(self, one: Any) -> Scores:
-        shapes = {name: value.shape for name, value in vars(_no_scores(self.n_classes)).items()}
-        names, sizes = list(shapes), [math.prod(shape) for shape in shapes.values()]
-
-        def part(client: int) -> np.ndarray:
-            found = vars(one(client))
-            return np.concatenate([np.asarray(found[name], dtype=np.int64).ravel() for name in names])
-
-        total = self._counted(sum(sizes), part, scores_reach(self.n_classes), LIMIT)
-        pieces = np.split(total, np.cumsum(sizes)[:-1])
-        return Scores(**{name: piece.reshape(shapes[name]) for name, piece in zip(names, pieces, strict=True)})
 
     def _counted(self, size: int, part: Any, reach: Reach, limit: int = COUNTS) -> np.ndarray:
         """A total of counts; noise may have made some of them negative, and they are then none."""
@@ -246,11 +224,7 @@ class SummedEngine:
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
         """Each site's own decision, which stays there."""
         for client in self.totals.here:
-            here = self.owned[client]
-            held = Split.of(here.client, here.client.validation)
-            p, y = probabilities_of(model_logits(here.model, x, held.batches()), self.n_classes)
-            if self.decision_file is not None:
-                write_atomically(self.decision_file, json.dumps(goal.decide(p, y, here.counts).to_json()))
+            self.owned[client].decide(x, goal, self.decision_file)
         return {}
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
@@ -259,37 +233,25 @@ class SummedEngine:
         )
 
     def info(self) -> dict[str, Any]:
-        return {"engine": self.name, "path": "remote", "device": "sites", "trust": "sums"}
+        return {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}
 
     def close(self) -> None:
         """Nothing is left open."""
 
 
-def _no_scores(n_classes: int) -> Scores:
-    return Scores.of(np.empty((0, n_classes)), np.empty(0))
-
-
 def scores_reach(n_classes: int) -> np.ndarray:
     """(size,) of ``Scores``: how far one row that is replaced can move each part, for all parts together."""
-    two, tempered = math.sqrt(2), float(np.linalg.norm(LOG_LOSS / TEMPERATURES + math.log(max(n_classes, 2))))
-    each = {
+    two, blocks = math.sqrt(2), 8  # cells are three blocks, sums two, the others one each; and one is left over
+    none = vars(Scores.of(np.empty((0, n_classes)), np.empty(0)))
+    each: dict[str, float | np.ndarray] = {
         "confusion": two,
         "bins": math.sqrt(4 * n_classes),
-        "cells": None,
-        "sums": None,
-        "tempered": tempered * ONE,
+        "cells": np.array([[two], [two], [two * ONE]]),
+        "sums": np.where(np.arange(len(none["sums"])), two * LOG_LOSS * ONE, 2.0 * ONE),
+        "tempered": float(np.linalg.norm(LOG_LOSS / TEMPERATURES + math.log(max(n_classes, 2)))) * ONE,
         "mass": two * ONE,
     }
-    pieces, blocks = [], 8  # cells are three blocks, sums two, the others one each; and one is left over
-    for name, value in vars(_no_scores(n_classes)).items():
-        shape = value.shape
-        if name == "cells":
-            rows = np.array([two, two, two * ONE])[:, None] * np.ones(shape)
-            pieces.append(rows.ravel())
-        elif name == "sums":
-            pieces.append(np.concatenate([[2.0 * ONE], np.full(shape[0] - 1, two * LOG_LOSS * ONE)]))
-        else:
-            pieces.append(np.full(math.prod(shape), each[name]))
+    pieces = [np.broadcast_to(each[name], value.shape).ravel() for name, value in none.items()]
     return np.concatenate(pieces) * math.sqrt(blocks + 1)
 
 
@@ -307,8 +269,9 @@ def clip_of(privacy: PrivacySettings, method: Method, settings: Settings, task: 
     return bound
 
 
-def check_sums_only(settings: Settings, method: Method, where: str) -> None:
+def check_sums_only(settings: Settings, method: Method) -> None:
     """Refuse what needs more of sites than sums, in one line."""
+    where = f"deploy.trust = {settings.deploy.trust!r}"
     if not method.only_sums or method.traits.needs_auxiliary:
         raise FedtailError(f"{where}: method {method.name!r} needs more than sums of updates: {method.wire}")
     if settings.server.aggregate not in ("auto", "mean"):
@@ -319,21 +282,20 @@ def check_sums_only(settings: Settings, method: Method, where: str) -> None:
         raise FedtailError(f"{where}: the server has no data; leave out data.holdout")
 
 
-def groups_of(settings: Settings, n_clients: int, least: int, where: str) -> list[list[int]]:
+def groups_of(settings: Settings, n_clients: int) -> list[list[int]]:
     """The clusters whose sums are told apart: those of FedHOO's labels, or all clients in one."""
+    where = f"deploy.trust = {settings.deploy.trust!r}"
     if settings.rates.name == "fedhoo":
         raise FedtailError(
             f"{where}: rates 'fedhoo' compare the updates of single sites; use rates.name = 'fedhoo_clusters' with "
-            f"rates.labels, at least {least} sites each"
+            f"rates.labels, at least {LEAST} sites each"
         )
     if settings.rates.name != "fedhoo_clusters":
         return [list(range(n_clients))]
     labels = settings.rates.options.get("labels")
     if not labels or len(labels) != n_clients:
         raise FedtailError(f"{where}: clusters are agreed, not found; give rates.labels, one for each of the sites")
-    names = sorted({str(v) for v in labels})
-    found = [[k for k, v in enumerate(labels) if str(v) == name] for name in names]
-    small = [name for name, members in zip(names, found, strict=True) if len(members) < least]
-    if small:
-        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {least} sites; merge it with another")
-    return found
+    found = {name: [k for k, v in enumerate(labels) if str(v) == name] for name in sorted(map(str, labels))}
+    if small := [name for name, members in found.items() if len(members) < LEAST]:
+        raise FedtailError(f"{where}: cluster {small[0]!r} has fewer than {LEAST} sites; merge it with another")
+    return list(found.values())

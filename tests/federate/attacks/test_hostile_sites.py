@@ -161,8 +161,9 @@ def test_counts_beyond_the_validation_split_are_refused(tables: Path, tmp_path: 
 
 def test_moments_of_one_site_have_a_bounded_effect(tables: Path, tmp_path: Path) -> None:
     def wild(parcel: Parcel) -> None:
-        for row in parcel.meta["statistics"].get("moments", []):
-            row[:] = [row[0], 0, 1e9, row[0] * 9e20]  # a deviation of 3e10
+        for row in parcel.meta.get("statistics", []):
+            if len(row) == 4:
+                row[:] = [row[0], 0, 1e9, row[0] * 9e20]  # a deviation of 3e10
 
     result = run_with(tables, tmp_path, changed("statistics", wild))
     fitted = json.loads((result.folder / "model.json").read_text())["preprocessing"]["columns"]

@@ -11,7 +11,7 @@ import pytest
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.site import frames, worker, worker_client
-from fedtail.federate.site.data import FederationSlice
+from fedtail.federate.site.prepared import FederationSlice
 from fedtail.federate.site.site import Site, code_of
 from fedtail.runs.build import build_federation
 from tests.federate.conftest import full_disk, settings

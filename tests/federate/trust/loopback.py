@@ -14,10 +14,9 @@ from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Errors, InProcess, Take
 from fedtail.federate.protocol.wire import Parts
-from fedtail.federate.site.data import FederationSlice
-from fedtail.federate.site.prepared import SiteData
+from fedtail.federate.site.own import TableSite
+from fedtail.federate.site.prepared import FederationSlice, SiteData
 from fedtail.federate.site.site import Site
-from fedtail.federate.site.table import TableSite
 from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import check_config
 from fedtail.settings import Settings

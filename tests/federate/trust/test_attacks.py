@@ -14,7 +14,7 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate import agreed
-from fedtail.federate.journal import Journal
+from fedtail.federate.exchanges import Journal
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import AGREED, Phase

@@ -16,18 +16,18 @@ from fedtail.core.totals import LIMIT
 from fedtail.errors import FedtailError
 from fedtail.federate import relay
 from fedtail.federate.agreed import declared_schema
-from fedtail.federate.journal import Journal
+from fedtail.federate.exchanges import Journal
 from fedtail.federate.protocol import agreement
 from fedtail.federate.protocol.agreement import Party
 from fedtail.federate.protocol.job import job_of
 from fedtail.federate.protocol.keys import read_roster, read_site_key
+from fedtail.federate.protocol.masks import Sum, check_sums, pack_sums, read_answer, read_sums
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.protocol.sums import Sum, check_sums, pack_sums, read_answer, read_sums
 from fedtail.federate.protocol.transport import Phase
 from fedtail.federate.protocol.wire import Parts, unpack
 from fedtail.federate.server import federate
 from fedtail.federate.site.ledger import Ledger
-from fedtail.federate.site.member import Noise, SiteTotals, SumError
+from fedtail.federate.site.member import SiteTotals, SumError
 from fedtail.federate.summed import scores_reach
 from fedtail.models.flat import FlatModel
 from fedtail.runs.config import check_config
@@ -251,13 +251,13 @@ def test_noise_is_as_much_as_it_says(tmp_path: Path) -> None:
             sums.add(*read_answer(unpack(answer), number, LIMIT))
             raise StopIteration
 
-        totals = SiteTotals(parties[name], [range(3)], Journal(None), sent, Noise(2.0, found.append))
+        totals = SiteTotals(parties[name], [range(3)], Journal(None), sent, 2.0, found.append)
         with pytest.raises(StopIteration):
             totals.total(20_000, lambda k: np.zeros(20_000, dtype=np.int64), reach=5000.0)
     total, checks = read_sums(pack_sums([sums]), 1, 20_000, LIMIT)
     check_sums(total, checks, parties[names[0]].common, 1, [names])
     assert abs(total.std() / 10_000 - 1) < 0.03 and abs(total.mean()) < 300 and found == [1, 1, 1]
-    open_ended = SiteTotals(parties[names[0]], [range(3)], Journal(None), sent, Noise(2.0, found.append))
+    open_ended = SiteTotals(parties[names[0]], [range(3)], Journal(None), sent, 2.0, found.append)
     with pytest.raises(SumError, match="no bound on what one row can change"):
         open_ended.total(3, lambda k: np.zeros(3, dtype=np.int64))
 

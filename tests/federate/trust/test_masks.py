@@ -5,8 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtail.federate.protocol.masks import PRIME, Fixed, MaskError, derive, inner, pad, stream, verify
-from fedtail.federate.protocol.sums import Sum, check_seed, check_sums, hide, pack_sums, read_answer, read_sums
+from fedtail.federate.protocol.masks import (
+    PRIME,
+    Fixed,
+    MaskError,
+    Sum,
+    check_seed,
+    check_sums,
+    derive,
+    hide,
+    inner,
+    pack_sums,
+    pad,
+    read_answer,
+    read_sums,
+    stream,
+    verify,
+)
 from fedtail.federate.protocol.wire import Parcel
 
 NAMES = ["east", "north", "south"]

@@ -10,11 +10,17 @@ import torch
 
 from fedtail import load_model
 from fedtail.errors import FedtailError
+from fedtail.federate.agreed import declared_schema, write_document
+from fedtail.federate.protocol.agreement import plain_id
+from fedtail.federate.protocol.policy import Policy
+from fedtail.federate.protocol.transport import Phase
+from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.server import federate
+from fedtail.federate.site.site import Site
 from fedtail.runs.execution import run
 from fedtail.settings import Settings
 
-from .loopback import Wires, open_sites, settings
+from .loopback import Wires, open_sites, settings, table_sites
 
 
 def of_trees(folder: Path, **sections: dict[str, object]) -> Settings:
@@ -34,6 +40,48 @@ def test_three_blind_sites_grow_the_trees_of_the_simulator_bit_for_bit(tmp_path:
     assert [r["validation"]["macro_f1"] for r in result.history] == [
         r["validation"]["macro_f1"] for r in expected.history
     ]
+
+
+def test_a_server_that_is_trusted_gets_the_same_trees_from_plain_sums(tmp_path: Path) -> None:
+    """Also where it is killed in the middle; and without keys, signatures or masks."""
+    config = of_trees(tmp_path, deploy={"trust": "server"}, run={"name": "plain"})
+    names, sites = open_sites(tmp_path / "sites", config)
+    for name in names:
+        (tmp_path / "sites" / name / "sites.pub").unlink()
+    wires = Wires(sites)
+
+    class Killed(Exception):
+        pass
+
+    def kill(state: object, record: dict[str, object], seconds: float) -> None:
+        if record["round"] == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        federate(config, wires, names, on_round=kill)
+    result = federate(config, wires, names, resume=True)
+    assert not {Phase.OFFER, Phase.REVEAL} & {phase for phase, *_ in wires.said}
+    expected = run(of_trees(tmp_path / "simulator"))
+    assert torch.equal(result.x, expected.x)
+    assert result.confusion.tolist() == expected.confusion.tolist()
+    masked = [unpack(r) for p, _, _, r in wires.said if p == Phase.STEP and "tensor/masked" in r]
+    assert all(int(parcel.meta["check"], 16) == 0 for parcel in masked)
+
+
+def test_what_nobody_has_signed_is_begun_at_no_site_that_does_not_trust(tmp_path: Path) -> None:
+    config, names, sites = table_sites(tmp_path)
+    document = write_document(config, declared_schema(config), names, "run")
+    for trust, code in (("server", "policy-trust"), ("blind", "agreement")):
+        asked = Parcel({"document": {**document, "trust": trust}, "seed": 1, "number": "00" * 32})
+        assert unpack(sites[0].handle(Phase.BEGIN, pack(asked))).meta["error"] == code
+    trusting = Site(names[0], sites[0].data, Policy(trust="server"), tmp_path / "sites" / names[0])
+    plain = {**document, "trust": "server"}
+    began = trusting.handle(Phase.BEGIN, pack(Parcel({"document": plain, "seed": 1, "number": "00" * 32})))
+    assert "error" not in unpack(began).meta
+    question = pack(Parcel({"agreement": plain_id(plain, "00" * 32), "number": 1}))
+    assert "tensor/masked" in trusting.handle(Phase.STEP, question)
+    refused = sites[0].handle(Phase.STEP, question)
+    assert unpack(refused).meta["error"] == "policy-trust", "nor once the site has changed its mind"
 
 
 def test_sites_are_a_column_and_every_site_answers_for_its_own_rows(tmp_path: Path) -> None:

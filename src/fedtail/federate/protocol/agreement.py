@@ -86,6 +86,11 @@ def id_of(offers: Mapping[str, Offer]) -> str:
     return hash_of({name: vars(offer) for name, offer in offers.items()})
 
 
+def plain_id(document: Mapping[str, Any], number: str) -> str:
+    """The name of what a server that is trusted begins, under a random number of its own."""
+    return hash_of({"document": document, "number": number})
+
+
 def check_offers(roster: Roster, document: str, offers: Mapping[str, Offer]) -> None:
     """``AgreementError`` unless every site of the list has signed this document, and nobody else has."""
     if set(offers) != set(roster.names):
@@ -125,8 +130,13 @@ class Party:
         return Offer(**{**vars(bare), "signature": sign(key, bare.statement)})
 
     @property
+    def plain(self) -> bool:
+        """Whether the server is trusted, so that nothing is signed or masked."""
+        return bool(self.document.get("trust") == "server")
+
+    @property
     def id(self) -> str:
-        return id_of(self.offers)
+        return plain_id(self.document, self.number.hex()) if self.plain else id_of(self.offers)
 
     def reveal(self, roster: Roster, offers: Mapping[str, Offer]) -> tuple[str, dict[str, str]]:
         """(this site's number, its share sealed for each other site), once every site has signed the same."""

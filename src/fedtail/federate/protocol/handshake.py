@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.federate.protocol.exchange import exchange
 from fedtail.federate.protocol.faults import CODES, clean
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, WireError, real, whole
-from fedtail.federate.protocol.transport import Phase, Transport
+from fedtail.federate.protocol.transport import Phase, Transport, exchange
 from fedtail.federate.protocol.wire import MOST, Parcel
 from fedtail.models.encoders import Encoding
 from fedtail.settings import ModelSettings

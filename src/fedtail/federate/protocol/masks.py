@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedtail.core.privacy import secure_normal
+from fedtail.federate.protocol.limits import Budget, Kind, WireError
+from fedtail.federate.protocol.wire import Parcel
 
 SEED = 32
 """Bytes of a secret."""
@@ -141,3 +144,100 @@ def share_of_noise(n: int, deviation: float | np.ndarray, secret: bytes, purpose
     ICML 2021).
     """
     return np.rint(secure_normal(secret, purpose, n) * deviation).astype(np.int64)
+
+
+# -- exchange n: every site sends a masked vector and its check value; the sum goes to all with question n + 1 --
+
+VECTOR, SUM = "masked", "sum/"
+"""Names of a site's vector, and of the sums of groups."""
+
+
+def check_seed(common: bytes, number: int, members: Sequence[str]) -> bytes:
+    """The coefficients and the pad of a group's check value, for one exchange."""
+    return derive(common, "check", number, *members)
+
+
+def hide(
+    values: np.ndarray,
+    me: str,
+    pairs: Mapping[str, bytes],
+    common: bytes,
+    number: int,
+    members: Sequence[str],
+    limit: int,
+) -> Parcel:
+    """A site's (n,) int64 vector as it leaves. members: of its group, sorted."""
+    seed = check_seed(common, number, members)
+    check = inner(values, seed) + (pad(seed) if me == members[0] else 0)
+    masks = {peer: derive(secret, "mask", number, *members) for peer, secret in pairs.items() if peer in members}
+    hidden, check = masked(values.astype(ring(limit)), check, me, masks)
+    return Parcel({"number": number, "check": hex(check)}, {VECTOR: as_tensor(hidden)})
+
+
+def bare(values: np.ndarray, number: int, limit: int) -> Parcel:
+    """The same for a server that sites trust: no masks, and nothing to check."""
+    return Parcel({"number": number, "check": "0x0"}, {VECTOR: as_tensor(values.astype(ring(limit)))})
+
+
+def answer_budget(size: int, limit: int) -> Budget:
+    return Budget({VECTOR: Kind(("I32" if ring(limit).itemsize == 4 else "I64",), (size,))})
+
+
+def read_answer(parcel: Parcel, number: int, limit: int) -> tuple[np.ndarray, int]:
+    """(vector, check value) of a site's answer to one exchange; ``WireError`` for anything else."""
+    if parcel.meta.get("number") != number or VECTOR not in parcel.tensors:
+        raise WireError(f"its answer is not to exchange {number}: the sites run other software, or other settings")
+    return parcel.tensors[VECTOR].numpy().view(ring(limit)), as_check(parcel.meta.get("check"))
+
+
+class Sum:
+    """The sum of a group's answers, as they come."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self.values, self.check = np.zeros(size, dtype=ring(limit)), 0
+
+    def add(self, values: np.ndarray, check: int) -> None:
+        self.values += values
+        self.check = (self.check + check) % PRIME
+
+
+def pack_sums(sums: Sequence[Sum]) -> Parcel:
+    tensors = {f"{SUM}{g}": as_tensor(one.values) for g, one in enumerate(sums)}
+    return Parcel({"checks": [hex(one.check) for one in sums]}, tensors)
+
+
+def read_sums(parcel: Parcel, groups: int, size: int, limit: int) -> tuple[np.ndarray, list[int]]:
+    """((groups, size) int64, their check values); ``WireError`` for anything else."""
+    checks = parcel.meta.get("checks")
+    if not isinstance(checks, list) or len(checks) != groups or len(parcel.tensors) != groups:
+        raise WireError("the sums that came are of other groups")
+    out = np.zeros((groups, size), dtype=np.int64)
+    for g, row in enumerate(out):
+        values = parcel.tensors.get(f"{SUM}{g}")
+        if values is None or tuple(values.shape) != (size,) or values.numpy().itemsize != ring(limit).itemsize:
+            raise WireError("a sum that came has another size or type")
+        row[:] = signed(values.numpy().view(ring(limit)))
+    return out, [as_check(v) for v in checks]
+
+
+def check_sums(
+    found: np.ndarray, checks: Sequence[int], common: bytes, number: int, groups: Sequence[Sequence[str]]
+) -> None:
+    """``MaskError`` unless each group's sum is that of what its sites have sent."""
+    for row, check, members in zip(found, checks, groups, strict=True):
+        verify(row, check, check_seed(common, number, members))
+
+
+def as_check(told: object) -> int:
+    try:
+        value = int(str(told), 16)
+    except ValueError:
+        value = -1
+    if not 0 <= value < PRIME:
+        raise WireError("a check value that is no number below the prime")
+    return value
+
+
+def as_tensor(values: np.ndarray) -> torch.Tensor:
+    """Unsigned integers as the signed ones of the same bits, which every reader of tensors knows."""
+    return torch.from_numpy(values.view(np.int32 if values.dtype == np.uint32 else np.int64))

@@ -63,6 +63,10 @@ class Policy(Section):
         self.check_trust(str(document["trust"]))
         if len(document["sites"]) < self.min_sites:
             raise PolicyError("policy-sites", f"site policy: fewer sites than policy.min_sites = {self.min_sites}")
+        self.check_code(document)
+
+    def check_code(self, document: dict[str, Any]) -> None:
+        """Raise ``PolicyError`` for a method or code of a document that this site does not run."""
         settings = document.get("settings")
         if settings is None:  # a question about a model that the site has
             return

@@ -13,12 +13,10 @@ from pydantic import Field
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.site.data import FederationSlice
 from fedtail.federate.site.identity import read_identity, read_site_file
-from fedtail.federate.site.images import ImageSite
-from fedtail.federate.site.prepared import SiteData
+from fedtail.federate.site.own import ImageSite, TableSite
+from fedtail.federate.site.prepared import FederationSlice, SiteData
 from fedtail.federate.site.site import Site
-from fedtail.federate.site.table import TableSite
 from fedtail.models.device import check_device
 from fedtail.runs.build import build_federation, load_pooled
 from fedtail.runs.config import load_config

@@ -1,46 +1,62 @@
-"""Messages over a unix socket: named parts of bytes, each with its length in front. Standard library only."""
+"""Messages as bytes: named parts behind a line that says how long each is. Standard library only.
+
+They pass so over a unix socket to a site's worker, and lie so on disk.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
-import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-MAX_NAME, MAX_PARTS, MAX_BYTES = 1024, 10_000, 1 << 36
-COUNT, NAME, SIZE = struct.Struct("!I"), struct.Struct("!H"), struct.Struct("!Q")
+MOST_NAMES, MOST_BYTES = 1 << 24, 1 << 36
+"""Bytes of the names of a message's parts, and of the parts, at most."""
+
+
+def encode(parts: Mapping[str, bytes]) -> list[bytes]:
+    """One message, in pieces to be written one after another."""
+    names = json.dumps({name: len(data) for name, data in parts.items()}).encode()
+    return [len(names).to_bytes(8, "big"), names, *parts.values()]
+
+
+def decode(read: Callable[[int], bytes]) -> dict[str, bytes]:
+    """Inverse of ``encode``; ``ValueError`` for anything else. read: returns the next so many bytes."""
+
+    def take(size: int) -> bytes:
+        data = read(size)
+        if len(data) < size:
+            raise ValueError("cut short")
+        return data
+
+    length = int.from_bytes(take(8), "big")
+    if length > MOST_NAMES:
+        raise ValueError(f"{length} bytes of names")
+    try:
+        sizes = json.loads(take(length))
+    except RecursionError:
+        raise ValueError("names that are nested") from None
+    if not isinstance(sizes, dict) or any(type(n) is not int or n < 0 for n in sizes.values()):
+        raise ValueError("no names with lengths")
+    if sum(sizes.values()) > MOST_BYTES:
+        raise ValueError(f"parts of {sum(sizes.values())} bytes")
+    return {name: take(size) for name, size in sizes.items()}
 
 
 def send(connection: socket.socket, parts: Mapping[str, bytes]) -> None:
     """Write one message."""
-    connection.sendall(COUNT.pack(len(parts)))
-    for name, data in parts.items():
-        label = name.encode()
-        connection.sendall(NAME.pack(len(label)) + label + SIZE.pack(len(data)))
-        connection.sendall(data)
+    for piece in encode(parts):
+        connection.sendall(piece)
 
 
 def receive(connection: socket.socket) -> dict[str, bytes]:
     """Read one message; ``ConnectionError`` if the peer goes away or does not speak this format."""
-    (count,) = COUNT.unpack(_exactly(connection, COUNT.size))
-    if count > MAX_PARTS:
-        raise ConnectionError(f"{count} parts in a message")
-    parts = {}
-    for _ in range(count):
-        (length,) = NAME.unpack(_exactly(connection, NAME.size))
-        if length > MAX_NAME:
-            raise ConnectionError(f"a part's name of {length} bytes")
-        try:
-            name = _exactly(connection, length).decode()
-        except UnicodeDecodeError:
-            raise ConnectionError("a part's name that is no text") from None
-        (size,) = SIZE.unpack(_exactly(connection, SIZE.size))
-        if size > MAX_BYTES:
-            raise ConnectionError(f"a part of {size} bytes")
-        parts[name] = _exactly(connection, size)
-    return parts
+    try:
+        return decode(lambda size: _exactly(connection, size))
+    except ValueError as error:
+        raise ConnectionError(str(error)) from None
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -52,7 +68,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the peer closed the connection")
         pieces.append(piece)
         left -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return b"".join(pieces)
 
 
 def socket_path(site_file: str | Path) -> Path:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedtail.data.federation import Client, Samples
+from fedtail.core.decisions import Decision, SiteGoal
+from fedtail.core.scores import Scores
+from fedtail.data.federation import Client, Federation, Samples
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.site.state import SiteState
+from fedtail.files import write_atomically
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.evaluation import Split
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, probabilities_of, scores_on
 from fedtail.runs.encoding import encode_client, encode_samples
 from fedtail.runs.judged import Judged
 from fedtail.runs.saved import SavedModel
@@ -24,12 +29,13 @@ from fedtail.runs.saved import SavedModel
 class SiteData(Protocol):
     """A site's own data, wherever it comes from."""
 
-    def schema(self) -> dict[str, Any]:
-        """What must agree across sites: kind, input shape or columns, classes. No counts."""
+    @property
+    def min_count(self) -> int:
+        """Fewer values than this are not told of by themselves."""
         ...
 
-    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sums over the training split from which a server that is trusted derives a common preprocessing."""
+    def schema(self) -> dict[str, Any]:
+        """What must agree across sites: kind, input shape or columns, classes. No counts."""
         ...
 
     def columns(self, index: int, seed: int) -> Sequence[np.ndarray]:
@@ -50,6 +56,51 @@ class SiteData(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FederationSlice:
+    """Client ``index`` of a federation that is split the same way everywhere: rehearsals and tests."""
+
+    federation: Federation
+    index: int
+    model: str = "mlp"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    min_count: int = 1
+
+    def schema(self) -> dict[str, Any]:
+        federation = self.federation
+        return {
+            "kind": "slice",
+            "name": federation.name,
+            "input_shape": list(federation.input_shape),
+            "dtype": str(federation.pool.x.dtype).removeprefix("torch."),
+            "classes": list(federation.classes),
+            "transform": asdict(federation.transform),
+            "augment": federation.augment,
+            "model": self.model,
+            "model_options": self.model_options,
+            "preprocessing": federation.preprocessing,
+            "background": federation.background,
+        }
+
+    def columns(self, index: int, seed: int) -> tuple[np.ndarray, ...]:
+        return ()
+
+    def client(self, index: int, job: Job) -> Client:
+        """The slice under the number the server gave this site, so that every random draw is the simulator's."""
+        own = self.federation.client(self.index)
+        return replace(own, index=index, transform=job.transform, augment=job.augment)
+
+    def judged(self, model: SavedModel) -> Judged:
+        rows = self.test(self.index, None)
+        x, y = model.inputs(rows.x.numpy(), []), rows.y.numpy()
+        raw = replace(model, decision=Decision()).probabilities(x)
+        return Judged(model.classes, raw, model.decision, y=y, x=x, preprocessing=model.preprocessing)
+
+    def test(self, index: int, job: Job | None) -> Samples:
+        """Every K-th of the samples that all are tested on."""
+        return self.federation.test.take(np.arange(self.index, len(self.federation.test), self.federation.n_clients))
+
+
 @dataclass
 class Prepared:
     """What a job needs, built once and kept while messages carry the same job."""
@@ -62,6 +113,29 @@ class Prepared:
     state: SiteState
     counts: np.ndarray
     """(C,) training samples per class, each image once."""
+
+    def split(self, name: str) -> Split:
+        """``test`` or ``validation``."""
+        return self.test if name == "test" else Split.of(self.client, self.client.validation)
+
+    def confusion(self, x: Tensor, name: str) -> np.ndarray:
+        """(C, C) of a model on a split."""
+        return confusion_on(self.model, self.split(name))(x)
+
+    def scores(self, x: Tensor, name: str, rule: Decision) -> Scores:
+        """Counts of a model's probabilities on a split."""
+        batches = self.split(name).batches(device=self.model.vector.device)
+        return scores_on(model_logits(self.model, x, batches), self.job.n_classes, rule)
+
+    def decide(self, x: Tensor, goal: SiteGoal, file: Path | None) -> Decision:
+        """The site's own decision for a model, found on its validation split and kept in a file of its own."""
+        goal.common.check(self.job.n_classes)
+        batches = self.split("validation").batches(device=self.model.vector.device)
+        p, y = probabilities_of(model_logits(self.model, x, batches), self.job.n_classes)
+        found = goal.decide(p, y, self.counts)
+        if file is not None:
+            write_atomically(file, json.dumps(found.to_json()))
+        return found
 
 
 def prepare(data: SiteData, job: Job, index: int, folder: Path | None, device: torch.device) -> Prepared:

@@ -37,12 +37,11 @@ from fedtail.federate.protocol.wire import (
     unpack_candidates,
     unpack_task,
 )
-from fedtail.federate.site.audit import Audit
 from fedtail.federate.site.ledger import Ledger, message_key
 from fedtail.federate.site.prepared import Prepared, SiteData, prepare
-from fedtail.files import write_atomically
+from fedtail.federate.statistics import tell
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder
-from fedtail.rounds.evaluation import Split, confusion_on, count_candidates, model_logits, probabilities_of, scores_on
+from fedtail.rounds.evaluation import count_candidates
 from fedtail.rounds.local import measure_client, train_client
 from fedtail.runs.build import is_images
 from fedtail.runs.encoding import choose_encoding
@@ -50,6 +49,11 @@ from fedtail.settings import ModelSettings, checked
 
 if TYPE_CHECKING:
     from fedtail.federate.site.member import Member
+import contextlib
+import sys
+
+from fedtail.federate.protocol.faults import clean
+from fedtail.federate.protocol.limits import WireError
 
 
 class Site:
@@ -84,52 +88,47 @@ class Site:
         self.policy.check_message(size_of(parts))
         if phase not in list(Phase):
             raise CodedError("malformed", str(one_of("phase", phase, list(Phase))))
+        parcel = unpack(parts)
         if phase in AGREED:
-            return self.member.answer(phase, unpack(parts))
-        answer: Callable[[Parcel, str], Parcel] = getattr(self, phase)
-        reply = pack(answer(unpack(parts), message_key(phase, parts)))
+            return self.member.answer(phase, parcel)
+        if phase == Phase.TRAIN:
+            return pack(self.train(parcel, message_key(phase, parts)))
+        answer: Callable[[Parcel], Parcel] = getattr(self, phase)
+        reply = pack(answer(parcel))
         open_json(reply[META])  # such as an integer of 309 digits, made of a float in the question
         return reply
 
     @property
     def member(self) -> Member:
-        """The site's part in runs that nobody steers."""
+        """The site's part in runs by totals."""
         if self._member is None:
             from fedtail.federate.site.member import Member  # needs the extra of a federation that has keys
 
             self._member = Member(self.name, self.data, self.policy, self.ledger, self.folder, self.device)
         return self._member
 
-    def hello(self, parcel: Parcel, key: str) -> Parcel:
+    def hello(self, parcel: Parcel) -> Parcel:
         """Who is here, with which software and clock; where the server is trusted, also with which data, and with a job
         whether the site takes part."""
         meta: dict[str, Any] = {"site": self.name, "versions": versions(), "clock": time.time()}
         if self.rehearses or self.policy.trust == "server" or "job" in parcel.meta:
             self._need_trust()
-            meta["schema"] = self._schema(parcel.meta)
+            encoding = self._encoding(parcel.meta)
+            meta["schema"] = self.data.schema() | ({} if encoding is None else {"encoder": encoding.to_dict()})
         if "job" in parcel.meta:
             here = self._prepare(parcel)
             meta |= {"n_train": int(here.counts.sum()), "n_validation": len(here.client.validation)}
         return Parcel(meta)
 
-    def _schema(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What must agree across sites: what the data says, and the encoder that is here."""
-        schema = self.data.schema()
-        encoding = None
+    def _encoding(self, asked: dict[str, Any]) -> Encoding | None:
+        """The encoder of a job as it is here, or the one that a server's settings mean, if the policy has nothing
+        against it."""
         if "job" in asked:
             wanted = Job.from_json(asked["job"]).encoding
-            if wanted is not None:
-                self.policy.check_encoder(wanted.name)
-                try:
-                    encoding = open_encoder(wanted.name, wanted.weights).use(wanted.views, wanted.unfreeze)
-                except FedtailError as error:
-                    raise CodedError("encoder", str(error)) from None
-        elif "model" in asked:
-            encoding = self._choose(checked(ModelSettings, asked["model"]), schema)
-        return schema if encoding is None else {**schema, "encoder": encoding.to_dict()}
-
-    def _choose(self, model: ModelSettings, schema: dict[str, Any]) -> Encoding | None:
-        """The encoder that a server's settings mean here, if the policy has nothing against it."""
+            return None if wanted is None else encoding_here(wanted, self.policy)
+        if "model" not in asked:
+            return None
+        model, schema = checked(ModelSettings, asked["model"]), self.data.schema()
         images = schema["kind"] == "images" or is_images(schema.get("preprocessing", {}))
         if model.encoder == "auto" and (name := default_encoder()) is not None:
             images = images and (not self.policy.encoders or name in self.policy.encoders)
@@ -137,16 +136,15 @@ class Site:
             self.policy.check_encoder(named(model.encoder)[0])
         return choose_encoding(model, tuple(schema.get("input_shape", ())), images=images)
 
-    def statistics(self, parcel: Parcel, key: str) -> Parcel:
-        """Sums for a common preprocessing."""
+    def statistics(self, parcel: Parcel) -> Parcel:
+        """Moments and bin counts for a common preprocessing."""
         self._need_trust()
-        return Parcel({"statistics": self.data.statistics(parcel.meta.get("request", {}))})
+        return Parcel({"statistics": tell(self.data, parcel.meta.get("request", {}))})
 
     def train(self, parcel: Parcel, key: str) -> Parcel:
-        """Local training: the update, and what the method sends beside it."""
-        here = self._prepare(parcel)
-        task = unpack_task(parcel)
-        self._check_vector(here, task.x)
+        """Local training: the update, and what the method sends beside it. key: under which it is in the ledger."""
+        here, task = self._prepare(parcel), unpack_task(parcel)
+        check_vector(here, task.x)
         check_rates(here.counts, task)
         self.ledger.charge("rounds", key, self.policy.max_rounds_per_day)
         state, committed = here.state.rival(task.rival), parcel.meta.get("commit")
@@ -158,58 +156,41 @@ class Site:
             state.hold(task.round, states)
         return pack_update(update, {"round": task.round})
 
-    def validate(self, parcel: Parcel, key: str) -> Parcel:
+    def validate(self, parcel: Parcel) -> Parcel:
         """(N, 3, C) counts of every candidate on the private validation split."""
-        here = self._prepare(parcel)
-        candidates = unpack_candidates(parcel)
-        self._check_vector(here, candidates.base)
-        split = Split.of(here.client, here.client.validation)
-        return _counted({"counts": count_candidates(here.model, candidates, split)})
+        here, candidates = self._prepare(parcel), unpack_candidates(parcel)
+        check_vector(here, candidates.base)
+        return counts_of({"counts": count_candidates(here.model, candidates, here.split("validation"))})
 
-    def confusion(self, parcel: Parcel, key: str) -> Parcel:
+    def confusion(self, parcel: Parcel) -> Parcel:
         """(C, C) confusion matrix on each split asked for."""
-        here = self._prepare(parcel)
-        x = parcel.tensors["x"]
-        self._check_vector(here, x)
-        splits = {"test": here.test, "validation": Split.of(here.client, here.client.validation)}
-        return _counted({split: confusion_on(here.model, splits[split])(x) for split in parcel.meta["splits"]})
+        here, x = self._asked(parcel)
+        return counts_of({name: here.confusion(x, name) for name in parcel.meta["splits"]})
 
-    def scores(self, parcel: Parcel, key: str) -> Parcel:
+    def scores(self, parcel: Parcel) -> Parcel:
         """Counts of a model's probabilities on a split."""
-        here = self._prepare(parcel)
-        self._check_vector(here, parcel.tensors["x"])
-        held = here.test if parcel.meta["split"] == "test" else Split.of(here.client, here.client.validation)
-        rule = Decision.from_json(parcel.meta.get("decision", {}))
-        batches = held.batches(device=self.device)
-        return _counted(
-            vars(scores_on(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes, rule))
+        here, x = self._asked(parcel)
+        return counts_of(
+            vars(here.scores(x, parcel.meta["split"], Decision.from_json(parcel.meta.get("decision", {}))))
         )
 
-    def decide(self, parcel: Parcel, key: str) -> Parcel:
+    def decide(self, parcel: Parcel) -> Parcel:
         """The site's own decision, found on its private split; also in ``decision.json`` here."""
-        here = self._prepare(parcel)
-        self._check_vector(here, parcel.tensors["x"])
-        goal = SiteGoal.from_json(parcel.meta["goal"])
-        goal.common.check(here.job.n_classes)
-        batches = Split.of(here.client, here.client.validation).batches(device=self.device)
-        p, y = probabilities_of(model_logits(here.model, parcel.tensors["x"], batches), here.job.n_classes)
-        found = goal.decide(p, y, here.counts)
-        if self.folder is not None:
-            write_atomically(self.folder / "decision.json", json.dumps(found.to_json()))
+        here, x = self._asked(parcel)
+        file = None if self.folder is None else self.folder / "decision.json"
+        found = here.decide(x, SiteGoal.from_json(parcel.meta["goal"]), file)
         return Parcel({"decision": replace(found, costs=()).to_json()})  # the server knows them, and there may be many
 
-    def measure(self, parcel: Parcel, key: str) -> Parcel:
+    def measure(self, parcel: Parcel) -> Parcel:
         """What a method measures of a model at single sites."""
-        here = self._prepare(parcel)
-        self._check_vector(here, parcel.tensors["x"])
-        return Parcel({}, {"value": measure_client(here.model, here.client, parcel.tensors["x"], parcel.meta["what"])})
+        here, x = self._asked(parcel)
+        return Parcel({}, {"value": measure_client(here.model, here.client, x, parcel.meta["what"])})
 
-    def count(self, parcel: Parcel, key: str) -> Parcel:
-        """This site's part of counts of a model, without training."""
-        self._need_trust()
-        from fedtail.federate.counted import answer_plainly
-
-        return _counted({"counts": answer_plainly(parcel, self.data, self.name)})
+    def _asked(self, parcel: Parcel) -> tuple[Prepared, torch.Tensor]:
+        """The site as a message wants it, and the model that the message brings."""
+        here, x = self._prepare(parcel), parcel.tensors["x"]
+        check_vector(here, x)
+        return here, x
 
     def _prepare(self, parcel: Parcel) -> Prepared:
         job, index = Job.from_json(parcel.meta["job"]), int(parcel.meta["client"])
@@ -230,12 +211,20 @@ class Site:
     def rehearses(self) -> bool:
         return bool(self.data.schema()["kind"] == "slice")
 
-    @staticmethod
-    def _check_vector(here: Prepared, x: torch.Tensor) -> None:
-        if tuple(x.shape) != (here.model.size,):
-            raise CodedError(
-                "malformed", f"the server sent a model of shape {tuple(x.shape)}, expected ({here.model.size},)"
-            )
+
+def check_vector(here: Prepared, x: torch.Tensor) -> None:
+    """Raise unless a vector is a model of the job."""
+    if tuple(x.shape) != (here.model.size,):
+        raise CodedError("malformed", f"a model of shape {tuple(x.shape)} was sent, expected ({here.model.size},)")
+
+
+def encoding_here(told: Encoding, policy: Policy) -> Encoding:
+    """An encoder that others name, as it is at this site."""
+    policy.check_encoder(told.name)
+    try:
+        return open_encoder(told.name, told.weights).use(told.views, told.unfreeze)
+    except FedtailError as error:
+        raise CodedError("encoder", str(error)) from None
 
 
 def code_of(error: Exception) -> str:
@@ -248,5 +237,67 @@ def code_of(error: Exception) -> str:
     return code if code in CODES else "site"
 
 
-def _counted(counts: Mapping[str, np.ndarray]) -> Parcel:
+def counts_of(counts: Mapping[str, np.ndarray]) -> Parcel:
     return Parcel({}, {name: torch.as_tensor(value) for name, value in counts.items()})
+
+
+FILE_BYTES, FILES = 10_000_000, 5
+
+
+class Audit:
+    """The log in a site's folder, of which the last files are kept; nothing without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = None if folder is None else folder / "audit.jsonl"
+
+    def enter(
+        self, phase: str, asked: Mapping[str, bytes], reply: Mapping[str, bytes], seconds: float, words: str = ""
+    ) -> None:
+        """Note one message and its answer: numbers of bytes, never what was in them. On a full disk the line goes to
+        standard error, and the answer leaves all the same. words: of an error, which the reply does not have."""
+        if self.path is None:
+            return
+        question, answer = _meta(asked), _meta(reply)
+        error = answer.get("error")
+        task, job = _section(question, "task"), _section(question, "job")
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "run": job.get("run") or question.get("agreement"),
+            "round": task.get("round"),
+            "exchange": question.get("number"),
+            "phase": phase,
+            "verdict": "answered" if error is None else "refused",
+            **({} if error is None else {"code": str(error), "reason": clean(words or error, 1000)}),
+            "bytes_in": size_of(asked),
+            "bytes_out": size_of(reply),
+            "seconds": round(seconds, 3),
+        }
+        with contextlib.suppress(OSError):  # a full disk keeps no site from answering
+            self._write(line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self.path is not None
+        if self.path.is_file() and self.path.stat().st_size > FILE_BYTES:
+            for i in range(FILES - 1, 0, -1):
+                older = self.path.with_name(f"{self.path.name}.{i}")
+                if older.is_file():
+                    older.replace(self.path.with_name(f"{self.path.name}.{i + 1}"))
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+        try:
+            with self.path.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{self.path} cannot be written ({error.strerror}): {json.dumps(line)}\n")
+
+
+def _meta(parts: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        return open_json(parts[META])
+    except (KeyError, WireError):
+        return {}
+
+
+def _section(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = meta.get(name)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,106 @@
+"""Totals by numbered exchanges, on disk before they are used: a process that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedtail.core.totals import LIMIT, Part, Reach
+from fedtail.errors import FedtailError
+from fedtail.federate.protocol.wire import Parts
+from fedtail.federate.site.frames import decode, encode
+from fedtail.files import sync
+
+Kind = Literal["answer", "sum"]
+
+
+def write_durably(file: Path, pieces: Iterable[bytes]) -> None:
+    """Replace a file that only its user can read; return once it is on disk, whole."""
+    partial = file.with_suffix(".partial")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.writelines(pieces)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(file)
+    sync(file.parent)
+
+
+class Journal:
+    """Messages by kind and number. In memory without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._memory: dict[tuple[str, int], Parts] = {}
+        if folder is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, kind: Kind, number: int, parts: Parts) -> None:
+        """Return once the message is on disk."""
+        if self.folder is None:
+            self._memory[kind, number] = parts
+        else:
+            write_durably(self._file(kind, number), encode(parts))
+
+    def read(self, kind: Kind, number: int) -> Parts | None:
+        if self.folder is None:
+            return self._memory.get((kind, number))
+        file = self._file(kind, number)
+        if not file.is_file():
+            return None
+        with file.open("rb") as data:
+            try:
+                parts = decode(data.read)
+                if data.read(1):
+                    raise ValueError("longer than it says")
+            except ValueError as error:
+                raise FedtailError(f"{str(file)!r} cannot be read ({error}); restore it, or start a new run") from None
+        return parts
+
+    def forget(self, kind: Kind, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self.folder is None:
+                self._memory.pop((kind, number), None)
+            else:
+                self._file(kind, number).unlink(missing_ok=True)
+
+    def numbers(self, kind: Kind) -> list[int]:
+        """Those that are there, ascending."""
+        if self.folder is None:
+            return sorted(n for k, n in self._memory if k == kind)
+        return sorted(int(file.stem.split("-")[1]) for file in self.folder.glob(f"{kind}-*.bin"))
+
+    def _file(self, kind: Kind, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{kind}-{number:08d}.bin"
+
+
+class Exchanges:
+    """``core.totals.Totals`` over the sites of an agreement, one exchange for each."""
+
+    here: Sequence[int] = ()
+
+    def __init__(self, names: Sequence[str], groups: Sequence[Sequence[int]], journal: Journal) -> None:
+        self.names, self.groups, self.journal = list(names), groups, journal
+        self.n_clients = len(self.names)
+        self.number = 0
+        """Exchanges so far."""
+
+    def total(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        return self._next([range(self.n_clients)], size, part, limit, reach)[0]
+
+    def group_totals(self, size: int, part: Part, *, limit: int = LIMIT, reach: Reach = np.inf) -> np.ndarray:
+        return self._next(self.groups, size, part, limit, reach)
+
+    def _next(self, groups: Sequence[Sequence[int]], size: int, part: Part, limit: int, reach: Reach) -> np.ndarray:
+        self.number += 1
+        return self.sums(self.number, groups, size, part, limit, reach)
+
+    def sums(
+        self, number: int, groups: Sequence[Sequence[int]], size: int, part: Part, limit: int, reach: Reach
+    ) -> np.ndarray:
+        """(groups, size) int64 of one exchange."""
+        raise NotImplementedError
