@@ -127,7 +127,7 @@ def scikit(name: str, seed: int, power: float) -> dict[str, Any]:
 
 
 def fitted(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
-    """``fedtail.fit`` of the table as a stranger's own, with defaults for what ``options`` do not say."""
+    """``fedtail.fit`` of the table as a new table of the user's own, with defaults for what ``options`` do not say."""
     from fedtail import fit
     from fedtail.methods import METHODS
 

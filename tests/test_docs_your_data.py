@@ -87,7 +87,7 @@ def test_the_errors_on_the_page_are_the_real_ones(workplace: Path, line: str) ->
 def test_models_runs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sys.modules.pop("my_net", None)
     run_page(DOCS / "models.md")
-    assert capsys.readouterr().out == "the model has 1 BatchNorm layer(s\nGroupNorm\n"
+    assert capsys.readouterr().out == "the model has 1 BatchNorm layer\nGroupNorm\n"
     assert "GroupNorm" not in (workplace / "runs" / "own" / "model.json").read_text()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class FedtailError(Exception):
@@ -24,6 +25,19 @@ def one_of(kind: str, value: object, allowed: Iterable[str], lead: str = "") -> 
     hint = f"; did you mean {close[0]!r}?" if close else ""
     wrong = f"{lead} {kind} {value!r}" if lead else f"{kind} {value!r} is unknown"
     return FedtailError(f"{wrong}{hint} (allowed: {', '.join(names)})")
+
+
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text"}
+"""What a value must be, by the first word of the kind of fault that pydantic reports."""
+
+
+def not_of_kind(key: str, value: object, fault: Mapping[str, Any], either: str = "") -> FedtailError:
+    """Return the error for a value of another type, from pydantic's account of it."""
+    wanted = KINDS.get(fault["type"].partition("_")[0])
+    if "sequence" in fault["msg"].lower() or fault["type"] in ("list_type", "tuple_type"):
+        wanted = "a list, such as [1,2]"
+    must = f"must be {wanted}" if wanted else f"is not allowed: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+    return FedtailError(f"{key} = {value!r} {must}{either}")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, not_of_kind, one_of
 
 T = TypeVar("T")
 
@@ -166,9 +166,7 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
         config = ConfigDict(arbitrary_types_allowed=True)
         return TypeAdapter(annotation, config=config).validate_python(value)
     except ValidationError as error:
-        said = error.errors()[0]["msg"].lower()
-        said = "give a list, such as [1,2]" if "sequence" in said else said
-        raise FedtailError(f"{key} = {value!r} is not allowed: {said}") from None
+        raise not_of_kind(key, value, error.errors()[0]) from None  # type: ignore[arg-type]
     except Exception:  # annotations that pydantic has no schema for are left to the entry itself
         return value
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args,
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedtail.errors import FedtailError, one_of, outside
+from fedtail.errors import FedtailError, not_of_kind, one_of, outside
 
 S = TypeVar("S", bound=BaseModel)
 FREE: dict[str, Any] = {"free": True}
@@ -492,7 +492,7 @@ def explain(error: ValidationError, schema: type[BaseModel], name: Callable[...,
         inner = owner.model_fields[part].annotation if part in owner.model_fields else None
         owner = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else owner
     if first["type"] == "extra_forbidden":
-        return one_of(f"key in section {path[-2]!r}" if len(path) > 1 else "key", path[-1], owner.model_fields)
+        return one_of("key", path[-1], owner.model_fields, lead=f"[{path[-2]}] has no" if len(path) > 1 else "")
     if first["type"] == "literal_error":
         allowed = [v.strip(" '") for v in str(first["ctx"]["expected"]).replace(" or ", ", ").split(",")]
         return one_of(name(*path), first["input"], allowed)
@@ -505,9 +505,7 @@ def explain(error: ValidationError, schema: type[BaseModel], name: Callable[...,
         return FedtailError(str(first["ctx"]["error"]).format(**{key: name(*path, key) for key in keys}))
     if bounds := interval(owner, path[-1]) if first["type"].startswith(("greater_than", "less_than")) else "":
         return FedtailError(f"{name(*path)} = {first['input']!r} {outside(bounds)}{words}")
-    return FedtailError(
-        f"{name(*path)} = {first['input']!r} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}{words}"
-    )
+    return not_of_kind(name(*path), first["input"], first, words)
 
 
 def _either(schema: type[BaseModel], section: str, key: str) -> str:

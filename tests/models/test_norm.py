@@ -27,7 +27,7 @@ def net() -> nn.Module:
 
 def test_the_note_names_layers_and_the_remedy() -> None:
     note = batchnorm_note(net())
-    assert note is not None and "2 BatchNorm layer(s) (first: 1.0)" in note and "groupnorm" in note
+    assert note is not None and "2 BatchNorm layers (first: 1.0)" in note and "groupnorm" in note
     assert batchnorm_note(to_groupnorm(net())) is None
 
 

@@ -1,4 +1,4 @@
-"""Grids in the terminal: our numbers beside the paper's."""
+"""Grids in the terminal: our results alongside the paper's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fedtail reproduce``: the paper's tables and figures, with our numbers beside the paper's."""
+"""``fedtail reproduce``: the paper's tables and figures, with our results alongside."""
 
 from __future__ import annotations
 

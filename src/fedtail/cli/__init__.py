@@ -50,7 +50,9 @@ def main() -> None:
         code = 130
     except ClickException as error:
         if message := once(error.format_message()):  # a bare group has printed its help and has nothing to add
-            fail(message)
+            context = getattr(error, "ctx", None)
+            known = "Invalid value" in message or "Did you mean" in message or context is None
+            fail(message if known else f"{message.rstrip('.')}; see: {context.command_path} --help")
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)

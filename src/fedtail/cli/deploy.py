@@ -46,6 +46,8 @@ def init(
     With `--own-data` or `--images`, settings default to what `fedtail run` uses for one's own tables or images; without
     them it is a rehearsal, in which sites act as the clients of the config's data set.
     """
+    if own_data and images:
+        raise FedtailError("--own-data and --images both say what sites bring; give only one")
     own = "images" if images else "table" if own_data else ""
     made = make(folder, arguments, sites, local, public, port, own)
     rehearsal = "keys are for a rehearsal only: sites that do not trust the server make their own"

@@ -38,7 +38,9 @@ def predict(
         typer.Option(help="CLASS=PROBABILITY: predict CLASS if it is at least this likely; repeatable."),
     ] = None,
     sets: Annotated[bool, typer.Option("--sets", help="Add the classes that together hold the truth.")] = False,
-    coverage: Annotated[float, typer.Option(help="With --sets: how often, in every class.")] = 0.95,
+    coverage: Annotated[
+        float | None, typer.Option(help="With --sets: how often, in every class; default: 0.95.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Add the three strongest reasons of each answer.")] = False,
     device: Annotated[str, typer.Option(help="Device, e.g. cpu or cuda.")] = "cpu",
     allow_code: AllowCode = False,
@@ -49,6 +51,8 @@ def predict(
     Example: `fedtail predict --run runs/x new.csv --out predicted.csv --keep id`. If the table has the label column,
     the predictions are also scored.
     """
+    if coverage is not None and not sets:
+        raise FedtailError(f"--coverage {coverage} has no effect without --sets; add --sets")
     model = load_model(run, device=device, allow_code=allow_code)
     model = decided(model if site is None else model.at(site), decision, threshold or [])
     rows = judge(model, data, keep=names_option("keep", keep))
@@ -57,7 +61,7 @@ def predict(
     table = pd.DataFrame(rows.identity)
     table["prediction"] = np.array(model.classes, dtype=object)[guess]
     if sets:
-        table["set"] = [" | ".join(names) for names in model.sets(probabilities, coverage)]
+        table["set"] = [" | ".join(names) for names in model.sets(probabilities, coverage or 0.95)]
     if explain:
         assert rows.x is not None
         names, moved = reasons(model, rows.x, guess)
@@ -86,8 +90,10 @@ def decided(model: SavedModel, file: Path | None, thresholds: Sequence[str]) -> 
     rule = model.decision if file is None else read_decision(file, len(model.classes))
     for text in thresholds:
         name, equals, value = text.rpartition("=")
-        if not equals or name not in model.classes:
-            raise one_of("class", name or text, model.classes, lead="there is no")
+        if not equals:
+            raise FedtailError(f"--threshold {text!r} is not of the form CLASS=PROBABILITY; use e.g. {text}=0.2")
+        if name not in model.classes:
+            raise one_of("class", name, model.classes, lead="there is no")
         try:
             number = float(value)
         except ValueError:

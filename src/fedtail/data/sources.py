@@ -188,8 +188,8 @@ def fetch(remote: Remote, target: Path, *, check: bool = False, timeout: float =
     if os.environ.get("FEDTAIL_OFFLINE"):
         raise FedtailError(f"{target} is missing and FEDTAIL_OFFLINE forbids downloads; {hand}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        above = next(p for p in target.absolute().parents if p.is_dir())
+        with tempfile.TemporaryDirectory(dir=above) as scratch:
             part = Path(scratch) / target.name
             with part.open("wb") as out:
                 _receive(remote, out, timeout)
@@ -199,6 +199,7 @@ def fetch(remote: Remote, target: Path, *, check: bool = False, timeout: float =
                     f"{remote.url} has checksum {digest} instead of {remote.checksum}, so nothing was kept; the "
                     f"connection was cut, or a proxy or mirror changed the file: run again, or {hand}"
                 )
+            target.parent.mkdir(parents=True, exist_ok=True)
             part.replace(target)
     except urllib.error.HTTPError as error:
         raise FedtailError(f"{remote.url} answered {error.code} {error.reason}; {hand}") from None

@@ -31,7 +31,7 @@ from fedtail.federate.site.prepared import SiteData
 from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import MOST_INPUTS, Seen, count
-from fedtail.runs.saved import SavedModel, load_model
+from fedtail.runs.saved import SavedModel, load_model, read_description
 
 FILES = ("model.safetensors", "model.json")
 
@@ -50,7 +50,7 @@ def write_question(
 
 def digest_of(folder: Path) -> str:
     """Return the hash of a model: its weights and all that leads from rows to answers, but no site's own decision."""
-    about = json.loads((folder / "model.json").read_text())
+    _, about = read_description(folder)
     told = {name: value for name, value in about.items() if name not in ("sites", "data")}
     weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     return hashlib.sha256(canonical({**told, "weights": weights})).hexdigest()

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fedtail.errors import FedtailError, one_of
+from fedtail.words import plural
 
 BATCHNORM = ("keep", "groupnorm")
 
@@ -38,8 +39,8 @@ def batchnorm_note(module: nn.Module) -> str | None:
     if not names:
         return None
     return (
-        f"the model has {len(names)} BatchNorm layer(s) (first: {names[0]}). Its statistics mix the samples of a "
-        "batch, so class groups cannot be computed on their own samples: each step takes one forward and one "
+        f"the model has {plural(len(names), 'BatchNorm layer')} (first: {names[0]}). Its statistics mix the samples "
+        "of a batch, so class groups cannot be computed on their own samples: each step takes one forward and one "
         "backward pass per group, and a group's gradient depends on the other groups' samples. Its running "
         "statistics are averaged over clients as parameters are, and fit no client well when class mixes differ. "
         'model.batchnorm = "groupnorm" converts these layers to GroupNorm'

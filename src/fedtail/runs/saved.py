@@ -277,7 +277,7 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
     folder = path.parent if path.name == "model.json" else path
     try:
         about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         hint = "the run has not finished" if (folder / "config.toml").is_file() else "is it a run folder?"
         raise FedtailError(f"{str(folder)!r} has no model.json; {hint}") from None
     except (OSError, ValueError) as error:

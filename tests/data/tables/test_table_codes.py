@@ -57,7 +57,7 @@ def test_numbers_declared_as_such_stay_numbers(csv: Path) -> None:
     assert kinds["light"] == kinds["age"] == "numeric" and "marks" not in age
     with pytest.raises(FedtailError, match=r"'light' is in data\.categories and in data\.numbers"):
         load(csv, numbers="light", categories="light")
-    with pytest.raises(FedtailError, match="no numbers column 'lihgt'; did you mean 'light'"):
+    with pytest.raises(FedtailError, match="no column 'lihgt' for 'numbers'; did you mean 'light'"):
         load(csv, numbers="lihgt")
 
 

@@ -235,7 +235,7 @@ def test_numeric_labels_are_names_in_numeric_order(tmp_path: Path) -> None:
 def test_a_misspelt_column_to_leave_out_is_an_error_and_not_an_input(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"t{suffix}"
     crashes().to_csv(path, index=False) if suffix == ".csv" else crashes().to_parquet(path)
-    with pytest.raises(FedtailError, match="no exclude column 'sped'; did you mean 'speed'"):
+    with pytest.raises(FedtailError, match="no column 'sped' for 'exclude'; did you mean 'speed'"):
         load(path, exclude=["road", "sped"])
     used = {c["name"] for c in load(path, exclude=["road", "speed"]).preprocessing["columns"]}
     assert not used & {"road", "speed"}

@@ -62,7 +62,7 @@ def images(
 def scan(root: Path) -> Listing:
     """Find the images under ``root`` and read site, class and split off their folders."""
     if not root.is_dir():
-        raise FedtailError(f"data.path = {str(root)!r} is not a folder")
+        raise FedtailError(f"data.path = {str(root)!r} is not a folder; give DIR with DIR/site/class/* or DIR/class/*")
     everything = sorted(p for p in root.rglob("*") if not any(q.startswith(".") for q in p.relative_to(root).parts))
     files = [p for p in everything if p.is_file() and p.suffix.lower() in EXTENSIONS]
     if not files:

@@ -17,6 +17,7 @@ from fedtail.data.tables.columns import (
     level_numbers,
     without_marks,
 )
+from fedtail.errors import FedtailError
 
 MOSTLY = 0.95
 """Share of a text column's fields that must be numbers (dates) for it to count as numbers (dates)."""
@@ -74,6 +75,11 @@ def infer_kind(
             note = f"{name!r}: {data.not_numbers} non-numeric fields count as missing"
             return Kind("numeric", data, note)
         return kind
+    if number:
+        raise FedtailError(
+            f"data.numbers names column {name!r}, whose fields are no numbers, such as {column.levels[0]!r}; "
+            "leave it out"
+        )
     return _names(name, column, counts, numbers, max_levels)
 
 

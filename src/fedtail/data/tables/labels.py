@@ -28,7 +28,8 @@ def need_column(role: str, name: str, columns: Collection[str], where: str) -> N
     lower = {n.lower(): n for n in names}
     close = difflib.get_close_matches(str(name).lower(), list(lower), n=1, cutoff=0.5)
     hint = f"; did you mean {lower[close[0]]!r}?" if close else ""
-    raise FedtailError(f"{where} has no {role} column {name!r}{hint} (columns: {listing(names, 12)})")
+    lacks = f"{role} column {name!r}" if role in ("label", "site") else f"column {name!r} for {role!r}"
+    raise FedtailError(f"{where} has no {lacks}{hint} (columns: {listing(names, 12)})")
 
 
 def name_codes(series: pd.Series[Any]) -> tuple[np.ndarray, list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedtail import federate
+from fedtail.errors import FedtailError
 from fedtail.federate import flower, site
 from fedtail.federate.flower import client_app, content, server_app
 from fedtail.federate.flower.guard import app_hash
@@ -34,6 +35,8 @@ __all__ = ["app"]
 
 def write_bundle(folder: Path) -> None:
     """Write (or renew) the app bundle in ``folder``."""
+    if folder.exists() and not folder.is_dir():
+        raise FedtailError(f"{str(folder)!r} is a file; choose a folder to write the app into")
     target, root = folder / PACKAGE, Path(str(federate.__file__)).parent
     shutil.rmtree(target, ignore_errors=True)
     for module in LIGHT:
