@@ -83,7 +83,7 @@ run local.epochs=1.5 :: local.epochs = 1.5 must be a whole number
 run server.beta1=0.5 :: server.beta1 = 0.5; no longer a setting; 0.9
 run server.lr=0.3 :: server.lr has no effect; server.optimizer = 'none'; 'adam'
 run server.optimizer=adamm :: 'adamm'; did you mean 'adam'
-run server.aggregate=medain :: 'medain'; did you mean 'median'
+run server.aggregate=krun :: 'krun'; did you mean 'krum'
 run method.name=ratio_loss local.optimizer=momentum :: 'momentum'; 'ratio_loss'; plain gradient
 run data.partition=dirichlett :: did you mean 'dirichlet'
 run data.partition=iid data.alpha=0.1 :: data.alpha has no effect
@@ -304,7 +304,7 @@ deploy remove fed nobody :: site 'nobody'; site-1, site-2
 deploy app ok.csv :: 'ok.csv' is a file; choose a folder
 site run empty :: empty/site.toml' does not exist
 site health gone :: gone/site.toml' does not exist
-site keys empty :: 'empty/site.toml' does not exist; a site's folder
+site keys empty :: empty/site.toml' does not exist
 
 # reproduce, bench (of the package fedtail-experiments)
 reproduce table-idd :: did you mean 'table-iid'
