@@ -166,7 +166,7 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
         config = ConfigDict(arbitrary_types_allowed=True)
         return TypeAdapter(annotation, config=config).validate_python(value)
     except ValidationError as error:
-        raise not_of_kind(key, value, error.errors()[0]) from None  # type: ignore[arg-type]
+        raise not_of_kind(key, value, error.errors()[0]) from None
     except Exception:  # annotations that pydantic has no schema for are left to the entry itself
         return value
 

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -50,7 +50,7 @@ def main() -> None:
         code = 130
     except ClickException as error:
         if message := once(error.format_message()):  # a bare group has printed its help and has nothing to add
-            context = getattr(error, "ctx", None)
+            context: Any = getattr(error, "ctx", None)
             known = "Invalid value" in message or "Did you mean" in message or context is None
             fail(message if known else f"{message.rstrip('.')}; see: {context.command_path} --help")
         sys.exit(2)
