@@ -8,7 +8,6 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedtail.cli import app
-from fedtail.core.significance import evidence
 from fedtail.errors import FedtailError
 from fedtail.methods import METHODS
 from fedtail.runs.config import check_config, layered
@@ -170,31 +168,6 @@ def test_bad_submissions_and_words_are_one_line(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "none")])
     assert isinstance(said.exception, FedtailError) and "fedtail bench --method" in str(said.exception)
     assert "flights" in CliRunner().invoke(app, ["bench", "--list"]).output
-
-
-def test_a_method_is_told_from_itself_in_at_most_5_percent_however_often_one_looks() -> None:
-    rng = np.random.default_rng(1)
-    wrong = 0
-    for i in range(1000):
-        scale = 10.0 ** rng.uniform(-3, 0)
-        d = rng.standard_t(3, 60) * scale if i % 2 else rng.normal(0, scale, 60) * rng.uniform(0.1, 3, 60)
-        wrong += bool((evidence(d) >= 20).any())
-    assert wrong <= 50
-
-
-def test_a_clear_difference_is_decided_soon() -> None:
-    decided = [np.flatnonzero(evidence(d) >= 20) for d in np.random.default_rng(2).normal(0.03, 0.01, (200, 60))]
-    assert np.median([found[0] + 1 if found.size else 60 for found in decided]) <= 12
-
-
-def test_compare_goes_on_until_it_is_decided(tmp_path: Path, ticking: None) -> None:
-    problem = ["data.name=blobs", "data.n_max=120", "run.rounds=3", "--workers", "1", "--seeds", "2", "--json"]
-    words = ["compare", "--methods", "fedavg,fedprox", "fedprox.mu=200", "--until", "decided", "--budget", "8s"]
-    said = CliRunner().invoke(app, [*words, *problem, "--out", str(tmp_path)])
-    told: dict[str, Any] = json.loads(said.stdout.strip().splitlines()[-1])["until"]
-    assert told["first"] == "fedavg" and told["methods"]["fedprox"]["seeds"] > 2
-    refused = CliRunner().invoke(app, ["compare", "--methods", "fedavg", "--until", "decided"])
-    assert "give two or more" in str(refused.exception)
 
 
 def test_sets_that_are_run_later_join_a_submission_unless_the_method_has_changed(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from fedtail.report.comparison import comparisons
 from fedtail.report.sections.yardsticks import verdict_of_federating
 from fedtail.report.tables import headline, tested, write_rankings
 from fedtail.settings import Settings
-from fedtail.study.cells import Outcome, seeds_of
 from fedtail.study.compare import (
     best_by_validation,
     best_lrs,
@@ -32,9 +31,7 @@ from fedtail.study.compare import (
     comparison_cells,
     default_lrs,
     method_configs,
-    until_decided,
 )
-from fedtail.study.tuning import parse_budget
 from fedtail.study.yardsticks import measure_yardsticks
 
 
@@ -75,14 +72,6 @@ def compare_command(
             "for tables, to show what federating gains and what not pooling the data costs.",
         ),
     ] = False,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="`decided`: start with --seeds and keep adding seeds until an anytime-valid test separates every "
-            "method from the first one, or --budget runs out."
-        ),
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Time limit for --until, e.g. 90s, 10m or 2h.")] = "30m",
     workers: Workers = None,
     fresh: Fresh = False,
     as_json: Json = False,
@@ -99,67 +88,40 @@ def compare_command(
     path, overrides = split_arguments(arguments)
     configs = method_configs(chosen_methods(methods), path, overrides, flags)
     tried = learning_rates(lrs) or default_lrs(path, overrides, flags)
-    if until not in (None, "decided"):
-        raise one_of("--until", str(until), ("decided",))
-    limit = parse_budget(budget)
-    if until and len(configs) < 2:
-        raise FedtailError("--until decided compares every method with the first; give two or more with --methods")
     cells = comparison_cells(configs, seeds, tried)
     check_data(cells, out, metric, own=brings_data(path, overrides, flags), progress=Encoded())
     outcomes = run_with_progress("compare", cells, out, workers=workers, fresh=fresh, strict=False)
     kept = best_lrs(outcomes, metric) if tried else outcomes
-    decided: dict[str, Any] = {}
-    if until:
-
-        def name_of(outcome: Outcome) -> str:
-            return pair_name(outcome.cell.config, configs)
-
-        settled = {name_of(o): o.cell.config for o in kept}
-
-        def more(seed: int) -> list[Outcome]:
-            cells = [c for label, config in settled.items() for c in seeds_of(config, f"compare-{label}", [seed])]
-            return run_with_progress(f"seed {seed}", cells, out, workers=workers, strict=False)
-
-        left = lambda: limit - (time.perf_counter() - began)  # noqa: E731
-        kept, decided = until_decided(list(configs), kept, metric, more, left, pair=name_of)
     failed = [o for o in kept if o.error]
     if len(failed) == len(kept):
         raise FedtailError(f"every run failed; the first was {failed[0].cell.label}: {failed[0].error}")
     runs = [load_run(o.folder) for o in kept if not o.error]
     for o in best_by_validation(kept, metric) if yardsticks else ():
-        for found in measure_yardsticks(o.cell.config, load_run(o.folder), out):
-            reached = found.test.get("macro_f1", math.nan)
-            said = f"{found.title}, seed {found.seed}: macro F1 {reached:.3f} in {found.seconds:.1f} s"
-            console.print(f"yardstick  {said}", style="dim", soft_wrap=True)
+        for yardstick in measure_yardsticks(o.cell.config, load_run(o.folder), out):
+            console.print(f"yardstick  {yardstick}", style="dim", soft_wrap=True)
     compared = comparisons(runs)
     rankings = [headline(comparison, metric, ranked=True) for comparison in compared]
+    federating = [verdict_of_federating(comparison, metric) for comparison in compared]
     write_report(runs, out / "report.html", "fedtail compare")
     answer = write_rankings(
         out,
         compared,
         rankings,
         learning_rates={pair_name(o.cell.config, configs): o.cell.config.local.lr for o in kept if not o.error},
-        federating=[verdict_of_federating(comparison, metric) or None for comparison in compared],
+        federating=[sentences or None for sentences in federating],
         failed=[{"run": o.cell.label, "error": o.error} for o in failed],
-        **({"until": decided} if until else {}),
     )
     if as_json:
         typer.echo(json.dumps(answer))
     else:
-        for table, comparison in zip(rankings, compared, strict=True):
-            if said := verdict_of_federating(comparison, metric):
-                typer.echo(said)
+        for table, sentences in zip(rankings, federating, strict=True):
+            if sentences:
+                typer.echo(sentences)
             print_table(table)
         if tried:
             chosen = ", ".join(f"{name} {lr:g}" for name, lr in answer["learning_rates"].items())
             typer.echo(f"learning rates chosen on validation splits: {chosen}")
-        for name, found in decided.get("methods", {}).items():
-            typer.echo(
-                f"{name} vs. {decided['first']}: {found['verdict']} after {found['seeds']} seeds "
-                f"(evidence {found['evidence']:.3g}, threshold {decided['needed']:.3g})"
-            )
-        n = len(kept) if until else len(cells)
-        typer.echo(f"{n} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
+        typer.echo(f"{len(cells)} runs in {time.perf_counter() - began:.0f} s; tables and report.html are in {out}")
     for o in failed:
         console.print(f"failed: {o.cell.label}: {o.error}", style="red", soft_wrap=True)
     if failed:

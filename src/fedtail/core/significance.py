@@ -70,29 +70,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, (len(order) - rank) * p_values[i]))
         out[i] = worst
     return out
-
-
-BETS = (0.25, 0.5, 0.9)
-
-
-def evidence(differences: Sequence[float] | np.ndarray) -> np.ndarray:
-    """(n,) evidence against "the two differ by luck alone" after each pair, which may be looked at any time: e-values.
-
-    Each pair bets on the sign of the next difference, weighted by its size against what was seen before; where both
-    are alike, a difference and its negative are as likely, and no strategy of betting gains. So with probability 1 - a
-    the evidence never reaches 1 / a, however often one looks (Ville's inequality): 20 means decided at 5 %. Half of the
-    stake is bet on either sign, in equal parts at three strengths.
-
-    >>> bool(evidence([0.1] * 9)[-1] > 20), bool(evidence([0.1, -0.1] * 20)[-1] < 1)
-    (True, True)
-    """
-    d = np.asarray(differences, dtype=np.float64)
-    wealth, signs = np.ones((2, len(BETS))), np.array([[1.0], [-1.0]])
-    out = np.empty(len(d))
-    scale = 0.0
-    for i, one in enumerate(d):
-        gain = np.sign(one) if scale == 0.0 else np.clip(one / scale, -1.0, 1.0)
-        wealth *= 1.0 + np.array(BETS) * signs * gain
-        out[i] = wealth.mean()
-        scale = float(np.median(np.abs(d[: i + 1])))  # of the past only, for the next
-    return out

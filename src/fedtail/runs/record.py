@@ -314,6 +314,10 @@ class Yardstick:
     def title(self) -> str:
         return TITLES.get(self.kind, self.kind)
 
+    def __str__(self) -> str:
+        reached = self.test.get("macro_f1", float("nan"))
+        return f"{self.title}, seed {self.seed}: macro F1 {reached:.3f} in {self.seconds:.1f} s"
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(plain(asdict(self)), indent=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from fedtail.core.metrics import METRICS, lacking, signed
-from fedtail.core.significance import evidence
 from fedtail.data.images.features import Progress
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
@@ -144,60 +143,6 @@ def best_lrs(outcomes: Sequence[Outcome], metric: str = "macro_f1") -> list[Outc
         error = math.sqrt(best * (1 - best) / n) if n and 0 < best < 1 else 0.0
         kept += tried[max(lr for lr, score in scores.items() if score >= best - error)]
     return kept
-
-
-LEVEL = 0.05
-"""Chance at most of telling a method from itself, over all methods compared and however many seeds were looked at."""
-MOST_SEEDS = 200
-
-
-def until_decided(
-    names: Sequence[str],
-    outcomes: Sequence[Outcome],
-    metric: str,
-    more: Callable[[int], list[Outcome]],
-    left: Callable[[], float],
-    *,
-    pair: Callable[[Outcome], str],
-) -> tuple[list[Outcome], dict[str, Any]]:
-    """Add seeds until every method is told from the first, or there is no time left.
-
-    Args:
-        names: the methods, the first being what the others are compared with.
-        more: runs every method under one more seed.
-        left: seconds left.
-        pair: the method of an outcome.
-    """
-    kept, first = list(outcomes), names[0]
-    needed = (len(names) - 1) / LEVEL  # as many tests as methods beside the first
-    while True:
-        values = {
-            name: {o.cell.config.run.seed: tested_score(o, metric) for o in kept if pair(o) == name} for name in names
-        }
-        found = {name: compared(values[name], values[first], needed) for name in names[1:]}
-        seed = 1 + max(o.cell.config.run.seed for o in kept)
-        over = all(f["verdict"] != "not decided" for f in found.values())
-        if over or left() <= 0 or len(values[first]) >= MOST_SEEDS:
-            return kept, {"first": first, "metric": metric, "needed": needed, "methods": found}
-        kept += more(seed)
-
-
-def compared(method: Mapping[int, float], first: Mapping[int, float], needed: float) -> dict[str, Any]:
-    """The evidence that two methods differ over the seeds both have, in the order of the seeds."""
-    shared = [s for s in sorted(method) if s in first and math.isfinite(method[s]) and math.isfinite(first[s])]
-    differences = [method[s] - first[s] for s in shared]
-    peak = float(evidence(differences).max(initial=1.0))
-    mean = float(np.mean(differences)) if differences else 0.0
-    verdict = "not decided" if peak < needed else "better" if mean > 0 else "worse"
-    return {"verdict": verdict, "evidence": peak, "seeds": len(shared), "difference": mean}
-
-
-def tested_score(outcome: Outcome, metric: str) -> float:
-    """The run's test metric, negative where less is better; NaN for a failed run."""
-    if outcome.error is not None:
-        return math.nan
-    test = json.loads((outcome.folder / "result.json").read_text(encoding="utf-8"))["test"]
-    return signed(metric, test.get(metric))
 
 
 def best_by_validation(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
