@@ -42,13 +42,13 @@ def run_with_progress(
         if on_done is not None:
             on_done(outcome)
         done, kept = done + 1, kept + outcome.cached
-        said = "failed" if outcome.error else "kept" if outcome.cached else "done"
+        state = "failed" if outcome.error else "kept" if outcome.cached else "done"
         step = bar.reset if outcome.cached else bar.update  # a kept run took no time: it must not shorten the estimate
-        step(task, completed=done, note=f"{outcome.cell.label} {said}")
+        step(task, completed=done, note=f"{outcome.cell.label} {state}")
         if not console.is_terminal:
             spent, ran = time.perf_counter() - began, done - kept
             left = f"  ETA {spent / ran * (len(cells) - done):.0f} s" if ran else ""
-            console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {said}{left}", soft_wrap=True)
+            console.print(f"{title}  {done}/{len(cells)}  {outcome.cell.label} {state}{left}", soft_wrap=True)
 
     try:
         with bar:

@@ -91,86 +91,86 @@ def inspect_command(
             )
         flags["data.name"] = name
     federation = build_federation(load_config(None, overrides, flags))
-    found = inspect(federation, rate, groups)
+    view = inspect(federation, rate, groups)
     if plot is not None:
-        save_skew_plot(found, plot)
+        save_skew_plot(view, plot)
     if samples is not None:
         save_contact_sheet(federation, samples)
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        typer.echo(json.dumps(view.to_dict()))
         return
-    show(found)
+    show(view)
     if plot is not None:
         typer.echo(f"plot  {plot}")
     if samples is not None:
         typer.echo(f"samples  {samples}")
 
 
-def show(found: Inspection, width: int | None = None) -> None:
+def show(view: Inspection, width: int | None = None) -> None:
     """Print an inspection; ``*`` marks each site's rarest group, ``·`` a class it lacks."""
     out = terminal(width=width)
-    k, c = found.table.shape
-    shape = " x ".join(map(str, found.input_shape))
+    k, c = view.table.shape
+    shape = " x ".join(map(str, view.input_shape))
     out.print(
-        f"{found.name}: {found.total.sum():,} training, {found.validation.sum():,} validation, {found.test.sum():,} "
+        f"{view.name}: {view.total.sum():,} training, {view.validation.sum():,} validation, {view.test.sum():,} "
         f"test samples of {shape} values, {c} classes, {k:,} sites",
         soft_wrap=True,
     )
-    whole = _by_class(found)
-    blocks = [whole] if k <= TALL and table_width(whole) <= out.width else [_by_site(found), _classes(found)]
+    whole = _by_class(view)
+    blocks = [whole] if k <= TALL and table_width(whole) <= out.width else [_by_site(view), _classes(view)]
     for block in blocks:
         out.print(rich_table(block))
-    lacking = [i for i in range(k) if found.missing(i)]
+    lacking = [i for i in range(k) if view.missing(i)]
     lines = [
-        f"* rarest of {found.n_groups} groups at rate {found.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
+        f"* rarest of {view.n_groups} groups at rate {view.rate:g}; · missing ({len(lacking):,} of {k:,} sites); "
         "epoch: samples per epoch after resampling",
-        f"label skew {found.skew:.3f} (0: every site has the global class mix; near 1: sites share almost no classes)",
-        *(f"  {found.sites[i]} lacks {listing(found.missing(i), 6)}" for i in lacking[:5]),
+        f"label skew {view.skew:.3f} (0: every site has the global class mix; near 1: sites share almost no classes)",
+        *(f"  {view.sites[i]} lacks {listing(view.missing(i), 6)}" for i in lacking[:5]),
         *([f"  and {len(lacking) - 5:,} more sites; --json lists all"] if len(lacking) > 5 else []),
     ]
-    for line in (*lines, *(f"note: {note}" for note in found.notes)):
+    for line in (*lines, *(f"note: {note}" for note in view.notes)):
         out.print(line, soft_wrap=True)
 
 
-def _by_class(found: Inspection) -> Table:
+def _by_class(view: Inspection) -> Table:
     """A row per site, a column per class, rarest first."""
-    last = found.n_groups - 1
+    last = view.n_groups - 1
 
     def cell(k: int, c: int) -> str:
-        n = int(found.table[k, c])
-        return "·" if n == 0 else f"{n:,}*" if last and found.groups[k, c] == last else f"{n:,}"
+        n = int(view.table[k, c])
+        return "·" if n == 0 else f"{n:,}*" if last and view.groups[k, c] == last else f"{n:,}"
 
-    rows = [[site, *(cell(k, c) for c in found.order), *_figures(found, k)] for k, site in enumerate(found.sites)]
+    rows = [[site, *(cell(k, c) for c in view.order), *_figures(view, k)] for k, site in enumerate(view.sites)]
     rest = [
-        [label, *(f"{n:,}" for n in counts[found.order]), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""]
-        for label, counts in (("all sites", found.total), ("test", found.test))
+        [label, *(f"{n:,}" for n in counts[view.order]), f"{counts.sum():,}", f"{ratio(counts):.4g}", ""]
+        for label, counts in (("all sites", view.total), ("test", view.test))
     ]
-    return Table(rows, ["site", *(found.classes[c] for c in found.order), "samples", "imbalance", "epoch"], rest=rest)
+    return Table(rows, ["site", *(view.classes[c] for c in view.order), "samples", "imbalance", "epoch"], rest=rest)
 
 
-def _by_site(found: Inspection) -> Table:
+def _by_site(view: Inspection) -> Table:
     """A row per site with the number of classes in each group; the middle left out where sites are many."""
-    k, last = len(found.sites), found.n_groups - 1
+    k, last = len(view.sites), view.n_groups - 1
     rows = []
     for i in range(k) if k <= TALL else [*range(TALL // 2), *range(k - TALL // 2, k)]:
-        rare = int((found.groups[i] == last).sum()) if last else 0
-        common = int((found.groups[i] >= 0).sum()) - rare
-        rows.append([found.sites[i], str(common), f"{rare}*", str(len(found.missing(i))), *_figures(found, i)])
+        rare = int((view.groups[i] == last).sum()) if last else 0
+        common = int((view.groups[i] >= 0).sum()) - rare
+        rows.append([view.sites[i], str(common), f"{rare}*", str(len(view.missing(i))), *_figures(view, i)])
     if k > TALL:
         rows.insert(TALL // 2, ["…"] * 7)
     return Table(rows, ["site", "common classes", "rarest group", "missing", "samples", "imbalance", "epoch"])
 
 
-def _classes(found: Inspection) -> Table:
+def _classes(view: Inspection) -> Table:
     """The classes by name, rarest first, where the table of sites has no room for them."""
-    have = (found.table > 0).sum(0)
-    order = found.order[: TALL * 2]
-    rows = [[found.classes[c], f"{found.total[c]:,}", f"{found.test[c]:,}", f"{have[c]:,}"] for c in order]
+    have = (view.table > 0).sum(0)
+    order = view.order[: TALL * 2]
+    rows = [[view.classes[c], f"{view.total[c]:,}", f"{view.test[c]:,}", f"{have[c]:,}"] for c in order]
     return Table(rows, ["class", "all sites", "test", "sites with it"])
 
 
-def _figures(found: Inspection, k: int) -> list[str]:
-    return [f"{found.table[k].sum():,}", f"{ratio(found.table[k]):.4g}", f"{found.epoch[k]:,}"]
+def _figures(view: Inspection, k: int) -> list[str]:
+    return [f"{view.table[k].sum():,}", f"{ratio(view.table[k]):.4g}", f"{view.epoch[k]:,}"]
 
 
 @app.command("schema")

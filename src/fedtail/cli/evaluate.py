@@ -40,7 +40,7 @@ def evaluate(
     label: Label = None,
     site: Site = None,
     why: Annotated[
-        bool, typer.Option("--importance", help="Show which columns each class is found by; needs a run folder.")
+        bool, typer.Option("--importance", help="Show which columns each class is evaluation by; needs a run folder.")
     ] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -50,26 +50,31 @@ def evaluate(
     Example: `fedtail evaluate new.csv --run runs/x`.
     """
     judged = judge(model, data, label=label, site=site, allow_code=allow_code)
-    found = evaluation_of(judged)
+    evaluation = evaluation_of(judged)
     print_notes(judged.notes)
-    print_evaluation(found)
+    print_evaluation(evaluation)
     if why:
         if not Path(model).is_dir():
             raise FedtailError(f"--importance needs a run folder, and {model!r} is none")
         names, lost = importance(load_model(model, allow_code=allow_code), judged)
         rows = (dict(zip(judged.classes, row, strict=True)) for row in lost.tolist())
-        found["importance"] = dict(zip(names, rows, strict=True))
-        print_importance(names, lost, judged.classes, [row["class"] for row in found["classes"]])
+        evaluation["importance"] = dict(zip(names, rows, strict=True))
+        print_importance(names, lost, judged.classes, [row["class"] for row in evaluation["classes"]])
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(evaluation))
 
 
-def print_evaluation(found: dict[str, Any]) -> None:
+def print_evaluation(evaluation: dict[str, Any]) -> None:
     """Print the headline metrics, then classes from the rarest on, then sites from the worst on."""
-    terminal().print(f"{found['rows']:,} labelled rows")
+    terminal().print(f"{evaluation['rows']:,} labelled rows")
     metrics = [
-        [METRICS[name].title, fixed(entry["value"]), _interval(entry.get("interval")), fixed(found["floor"].get(name))]
-        for name, entry in found["metrics"].items()
+        [
+            METRICS[name].title,
+            fixed(entry["value"]),
+            _interval(entry.get("interval")),
+            fixed(evaluation["floor"].get(name)),
+        ]
+        for name, entry in evaluation["metrics"].items()
         if METRICS[name].headline and entry["value"] is not None
     ]
     print_block(Table(metrics, ["Metric", "Value", "95 % interval", "Majority only"]))
@@ -80,12 +85,12 @@ def print_evaluation(found: dict[str, Any]) -> None:
             *(Cell(fixed(row[k]["value"]), _interval(row[k].get("interval"), 2)) for k in ("recall", "precision")),
             fixed(row["pr_auc"]),
         ]
-        for row in found["classes"]
+        for row in evaluation["classes"]
     ]
     head = ["Class, rarest first", "Cases", "Found", "Missed", "False alarms", "Recall", "Precision", "PR-AUC"]
     print_block(Table(classes, head), of="classes")
-    if len(found["sites"]) > 1:
-        ranked = sorted(found["sites"].items(), key=lambda item: item[1]["macro_f1"] or 0.0)
+    if len(evaluation["sites"]) > 1:
+        ranked = sorted(evaluation["sites"].items(), key=lambda item: item[1]["macro_f1"] or 0.0)
         shares = ("accuracy", "macro_f1", "pr_auc")
         rows = [[name, f"{row['rows']:,}", *(fixed(row[key]) for key in shares)] for name, row in ranked]
         print_block(Table(rows, ["Site, worst first", "Rows", *(METRICS[key].title for key in shares)]), of="sites")

@@ -89,13 +89,13 @@ class LazyGroup(TyperGroup):
 def load(name: str) -> Any:
     """Import a command."""
     module, _, attribute = all_commands()[name].partition(":")
-    found = getattr(import_module(module), attribute)
+    command = getattr(import_module(module), attribute)
     parent = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
     parent.callback()(lambda: None)
-    if isinstance(found, typer.Typer):
-        parent.add_typer(found, name=name)
+    if isinstance(command, typer.Typer):
+        parent.add_typer(command, name=name)
     else:
-        parent.command(name)(found)
+        parent.command(name)(command)
     group: Any = get_command(parent)
     return group.commands[name]
 

@@ -53,15 +53,15 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Test a method on every engine: finite, repeatable, resumable, identical on fast paths and at real sites."""
-    found = []
+    results = []
     for result in check_named(name):
-        found.append(result)
+        results.append(result)
         if not as_json:
             typer.echo(f"{'no ' if result.problem else 'yes'}  {result.claim}" + f": {result.problem}".rstrip(": "))
     if as_json:
-        typer.echo(json.dumps({"method": name, "checks": [{"claim": c.claim, "problem": c.problem} for c in found]}))
-    failed = [c for c in found if c.problem]
+        typer.echo(json.dumps({"method": name, "checks": [{"claim": c.claim, "problem": c.problem} for c in results]}))
+    failed = [c for c in results if c.problem]
     if failed:
         raise FedtailError(
-            f"method {name!r} fails {len(failed)} of {len(found)} checks; the first failure: {failed[0].claim}"
+            f"method {name!r} fails {len(failed)} of {len(results)} checks; the first failure: {failed[0].claim}"
         )

@@ -89,17 +89,17 @@ def recalibrate_command(
     model = load_model(run, allow_code=allow_code)
     judged = judge(model, data, label=label)
     path = run / STATE
-    found = recalibrate(judged, Watch.load(path) if path.is_file() else None)
-    if found.before:
+    new = recalibrate(judged, Watch.load(path) if path.is_file() else None)
+    if new.before:
         table = bare_table("on these rows", "before", "after")
-        for key, value in found.before.items():
-            table.add_row(METRICS[key].title, fixed(value), fixed(found.after[key]))
+        for key, value in new.before.items():
+            table.add_row(METRICS[key].title, fixed(value), fixed(new.after[key]))
         terminal().print(table)
-    terminal().print("class mix: " + ", ".join(f"{name} {percent(share)}" for name, share in found.mix.items()))
-    promise = found.decision.promise
+    terminal().print("class mix: " + ", ".join(f"{name} {percent(share)}" for name, share in new.mix.items()))
+    promise = new.decision.promise
     if promise is not None:
-        terminal().print(promise.sentence(model.classes[found.decision.target or 0]), soft_wrap=True)
+        terminal().print(promise.sentence(model.classes[new.decision.target or 0]), soft_wrap=True)
     if keep_it:
-        terminal().print(f"the model has the new decision; the one before is in {keep(run, found)}", soft_wrap=True)
+        terminal().print(f"the model has the new decision; the one before is in {keep(run, new)}", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps({"before": found.before, "after": found.after, "mix": found.mix, "kept": keep_it}))
+        typer.echo(json.dumps({"before": new.before, "after": new.after, "mix": new.mix, "kept": keep_it}))

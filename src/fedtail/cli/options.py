@@ -50,10 +50,10 @@ def of_setting(key: str, panel: str = "Training") -> Flag:
     """The flag of a setting, with the type and the first sentence of its declaration."""
     section, name = key.split(".")
     field = getattr(Settings(), section).__class__.model_fields[name]
-    said = re.split(r"\.(?:\s|$)", " ".join((field.description or "").split()), maxsplit=1)[0].replace("``", "`")
+    sentence = re.split(r"\.(?:\s|$)", " ".join((field.description or "").split()), maxsplit=1)[0].replace("``", "`")
     kinds = {kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)}
     kind = str if str in kinds or get_origin(field.annotation) is Literal else next(iter(kinds & {int, float}), str)
-    return Flag(kind, key, f"{said} ({key}).", panel)
+    return Flag(kind, key, f"{sentence} ({key}).", panel)
 
 
 FLAGS = {
@@ -93,7 +93,7 @@ DataDir = Annotated[str | None, typer.Option("--data-dir", help=FLAGS["data_dir"
 Device = Annotated[str | None, typer.Option("--device", help=FLAGS["device"].help)]
 
 
-def config_flags(*names: str, **said: str) -> Callable[[Command], Command]:
+def config_flags(*names: str, **helps: str) -> Callable[[Command], Command]:
     """Give a command the named flags of ``FLAGS`` in place of its keyword ``flags``, which receives what they set in
     the config, by dotted key. ``said`` replaces the help text of single flags."""
 
@@ -101,7 +101,7 @@ def config_flags(*names: str, **said: str) -> Callable[[Command], Command]:
         own = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
         for parameter in own.parameters.values():
-            parameters += [_parameter(n, said.get(n)) for n in names] if parameter.name == "flags" else [parameter]
+            parameters += [_parameter(n, helps.get(n)) for n in names] if parameter.name == "flags" else [parameter]
 
         @functools.wraps(command)
         def wrapped(**given: Any) -> None:
@@ -114,10 +114,10 @@ def config_flags(*names: str, **said: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def _parameter(name: str, said: str | None) -> inspect.Parameter:
+def _parameter(name: str, text: str | None) -> inspect.Parameter:
     flag = FLAGS[name]
     panel = None if flag.panel == "Options" else flag.panel
-    option = typer.Option(f"--{name.replace('_', '-')}", help=said or flag.help, rich_help_panel=panel)
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text or flag.help, rich_help_panel=panel)
     kind = Annotated[flag.kind | None, option]  # type: ignore[name-defined]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 

@@ -34,11 +34,11 @@ def plan_command(
     Example: `fedtail plan --table crashes.csv --label severity --site state`. With `--counts` nothing is trained.
     """
     config = run_config(arguments, flags, resume=False)
-    found = plan(build_federation(config), config, recall, confidence, trials=trials)
+    planned = plan(build_federation(config), config, recall, confidence, trials=trials)
     if out is not None:
         with writing(out):
-            out.write_text(found.markdown(), encoding="utf-8")
+            out.write_text(planned.markdown(), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(asdict(planned)))
     else:
-        terminal().print(found.markdown(), soft_wrap=True, markup=False, highlight=False)
+        terminal().print(planned.markdown(), soft_wrap=True, markup=False, highlight=False)

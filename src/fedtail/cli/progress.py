@@ -99,8 +99,8 @@ class RoundProgress:
         if self.live:
             self._progress.stop()
         if isinstance(error, KeyboardInterrupt) and self.folder is not None:
-            said = f"{self.done} of {self.rounds} rounds done"
-            raise Stopped(f"{said}; resume with: {self.command} {self.folder} --resume") from None
+            rounds_done = f"{self.done} of {self.rounds} rounds done"
+            raise Stopped(f"{rounds_done}; resume with: {self.command} {self.folder} --resume") from None
 
     def encoded(self, done: int, total: int) -> None:
         """Images that an encoder has done; shown before the first round."""

@@ -42,26 +42,26 @@ def report(
     form = _format(form, out)
     if metric not in tested():
         raise one_of("metric", metric, tested())
-    found = comparisons(load_runs(runs), baseline)
-    if METRICS[metric].needs and not all(math.isfinite(one.mean(metric)) for c in found for one in c.contenders):
+    compared = comparisons(load_runs(runs), baseline)
+    if METRICS[metric].needs and not all(math.isfinite(one.mean(metric)) for c in compared for one in c.contenders):
         raise lacking(METRICS[metric], f"--metric {metric}")
     if form in ("md", "latex", "csv"):
-        tables = [headline(p, metric) for p in found]
-        text = to_csv(found) if form == "csv" else to_latex(tables) if form == "latex" else to_markdown(tables)
+        tables = [headline(p, metric) for p in compared]
+        text = to_csv(compared) if form == "csv" else to_latex(tables) if form == "latex" else to_markdown(tables)
         if out is None:
             typer.echo(text, nl=False)
         else:
             write_text(out, text)
     elif form == "html":
         target = out or Path("report.html")
-        write_text(target, render(found, title or _title(found), metric))
-        for comparison in found:
+        write_text(target, render(compared, title or _title(compared), metric))
+        for comparison in compared:
             print_table(headline(comparison, metric))
         typer.echo(f"report  {target}")
     else:
         folder = out or Path("figures")
         with writing(folder):
-            written = write_figures(found, folder, form)
+            written = write_figures(compared, folder, form)
         for path in written:
             typer.echo(path)
 
@@ -77,6 +77,6 @@ def _format(form: str | None, out: Path | None) -> str:
     return form
 
 
-def _title(found: list[Comparison]) -> str:
-    first = found[0]
+def _title(compared: list[Comparison]) -> str:
+    first = compared[0]
     return "Comparison of methods" if len(first.contenders) > 1 else f"{first.reference.label} on {first.title}"

@@ -155,11 +155,11 @@ def _within(
             score = f"validation {name} {_score(trial)}"
             console.print(f"tune  {rung}  {_words(trial)}: {score}  {max(left, 0):.0f} s left", soft_wrap=True)
 
-    found, tuning = tune_settings(settings, given, parse_budget(budget), note)
+    tuned, tuning = tune_settings(settings, given, parse_budget(budget), note)
     if not math.isfinite(tuning.best.score):
         raise FedtailError("every candidate diverged or did not fit the data; `fedtail run` shows why")
     with writing(target):
-        write_atomically(target, changed(found, {"run.name": None}).to_toml())
+        write_atomically(target, changed(tuned, {"run.name": None}).to_toml())
     took, n = time.perf_counter() - began, len(tuning.trials)
     if not silent:
         ranked = sorted(tuning.trials, key=lambda t: (-t.rung, -t.score))

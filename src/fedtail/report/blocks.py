@@ -106,9 +106,9 @@ def table_of(
 ) -> Table:
     """Return a table whose rows are of contenders; where these are several (or ``always``), the column ``at`` says of
     which, and the page's filter hides the rows."""
-    found, named = list(rows), always or comparison.several
-    labelled = [[*cells[:at], one.label, *cells[at:]] if named else cells for one, cells in found]
-    runs = [comparison.own_colour(one) for one, _ in found]
+    every, named = list(rows), always or comparison.several
+    labelled = [[*cells[:at], one.label, *cells[at:]] if named else cells for one, cells in every]
+    runs = [comparison.own_colour(one) for one, _ in every]
     return Table(labelled, [*head[:at], "Method", *head[at:]] if named else head, name, look, runs)
 
 

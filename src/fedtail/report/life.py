@@ -80,10 +80,10 @@ def timeline(watch: Watch) -> list[Lines]:
         charts.append(chart("Rows with a value like none before", "share", [strange]))
     if watch.find is not None:
         counts = np.array([look.seen.found(watch.classes.index(watch.find)) for look in looks])
-        told = counts[:, 1] > 0
-        share = counts[told, 0] / counts[told, 1]
-        low, high = np.array([wilson(s, int(n)) for s, n in zip(share, counts[told, 1], strict=True)]).reshape(-1, 2).T
-        line = Line(f"recall of {watch.find}", 3, x[told], share, samples=counts[told, 1], low=low, high=high)
+        known = counts[:, 1] > 0
+        share = counts[known, 0] / counts[known, 1]
+        low, high = np.array([wilson(s, int(n)) for s, n in zip(share, counts[known, 1], strict=True)]).reshape(-1, 2).T
+        line = Line(f"recall of {watch.find}", 3, x[known], share, samples=counts[known, 1], low=low, high=high)
         level = (watch.recall, f"promised: {percent(watch.recall)}")
         kept = f"The dotted line is what was promised: {percent(watch.recall)}. Bars are 95 % intervals."
         charts.append(
@@ -112,8 +112,10 @@ def _now(watch: Watch) -> list[Block]:
         found, cases = np.sum([look.seen.found(watch.classes.index(watch.find)) for look in watch.looks], 0)
         if cases:
             tiles.append((percent(found / cases), f"of {watch.find} found", f"promised: {percent(watch.recall)}"))
-    said = f"All looks of a life share one error of {percent(ALPHA)}: so often is anything reported without any change."
-    return [Tiles(tiles), Text(last.sentence()), Text(said, look="note")]
+    error = (
+        f"All looks of a life share one error of {percent(ALPHA)}: so often is anything reported without any change."
+    )
+    return [Tiles(tiles), Text(last.sentence()), Text(error, look="note")]
 
 
 def _looks(watch: Watch) -> list[Block]:

@@ -84,14 +84,14 @@ def with_suggestions(config: Settings, raw: Mapping[str, Any]) -> Settings:
     return changed(config, suggestions(config.data.name, config, flatten(raw), validates=validates))
 
 
-def suggestions(data: str, config: Settings, said: Container[str], *, validates: bool) -> dict[str, Any]:
+def suggestions(data: str, config: Settings, given: Container[str], *, validates: bool) -> dict[str, Any]:
     """What a kind of data suggests for a run, by dotted key, but for what the user has said.
 
     What needs private validation, or a look at several models, is left out where the config has no room for it.
     """
     wanted = dict(SUGGESTED.get(data, {}))
     if wanted == OWN_TABLES and (
-        config.method.name == "trees" if "method.name" in said else not of_networks(config, said)
+        config.method.name == "trees" if "method.name" in given else not of_networks(config, given)
     ):
         wanted = dict(TREES)
     if data == "images" and config.model.name == "auto":
@@ -99,7 +99,7 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
             wanted = wanted if config.model.unfreeze else dict(FROZEN)
         elif config.engine.device == "cpu" and not config.model.options:
             wanted |= FROM_SCRATCH
-    if "run.metric" in said and config.run.metric != wanted.get("run.metric"):
+    if "run.metric" in given and config.run.metric != wanted.get("run.metric"):
         goal = wanted.pop("decision.goal", None)  # answers are to be good for what models are compared by
         if goal is not None and config.run.metric == "balanced_accuracy":
             wanted["decision.goal"] = "balanced_accuracy"
@@ -109,15 +109,15 @@ def suggestions(data: str, config: Settings, said: Container[str], *, validates:
         wanted.pop("server.optimizer", None)
     if config.privacy.mode != "none" or config.rates.options.get("searches") == "lr":
         wanted.pop("local.lr", None)
-    return {key: value for key, value in wanted.items() if key not in said}
+    return {key: value for key, value in wanted.items() if key not in given}
 
 
-def of_networks(config: Settings, said: Container[str]) -> bool:
+def of_networks(config: Settings, given: Container[str]) -> bool:
     """Whether somebody has set what only networks have."""
     named = config.model.name != "auto" or config.rates.name != "uniform" or config.privacy.mode != "none"
     options = config.model.options or config.rates.options or config.method.options
     keys = [f"{section}.{name}" for section in NETWORKS_ONLY for name in type(getattr(config, section)).model_fields]
-    return bool(named or options) or any(key in said for key in (*keys, "engine.path", "run.participation"))
+    return bool(named or options) or any(key in given for key in (*keys, "engine.path", "run.participation"))
 
 
 def has_encoder(model: ModelSettings) -> bool:
@@ -127,13 +127,13 @@ def has_encoder(model: ModelSettings) -> bool:
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """``["method.beta=0.7"]`` as ``{"method.beta": 0.7}``."""
-    found = {}
+    values = {}
     for item in overrides:
         key, sign, text = item.partition("=")
         if not sign or "." not in key:
             raise FedtailError(f"override {item!r} is not of the form section.key=value, e.g. method.beta=0.7")
-        found[key.strip()] = parse_value(text.strip())
-    return found
+        values[key.strip()] = parse_value(text.strip())
+    return values
 
 
 def check_config(raw: Mapping[str, Any]) -> Settings:

@@ -89,7 +89,7 @@ def fit(
         raise FedtailError(f"model = {model!r} is neither an nn.Module nor a name such as 'mlp'")
     if not isinstance(method, Method | str | None):
         raise FedtailError(f"method = {method!r} is neither a Method, such as FedProx(mu=0.1), nor a name")
-    said = said_keys(settings)
+    given = said_keys(settings)
     chosen = Settings.of(**settings)
     own = isinstance(model, nn.Module)
     named = {"name": OWN_MODULE if own else model or "auto"}
@@ -105,9 +105,9 @@ def fit(
         beside = {"model.name", "model.channels"} if model is not None else set()
         beside |= {"method.name"} if method is not None else set()
         validates = any(len(rows) for rows in federation.validation)
-        found = suggestions(federation.own, chosen, said | beside, validates=validates)
-        chosen = _updated(chosen, {key: value for key, value in found.items() if not key.startswith("data.")})
-    check_effects(chosen, said)
+        suggested = suggestions(federation.own, chosen, given | beside, validates=validates)
+        chosen = _updated(chosen, {key: value for key, value in suggested.items() if not key.startswith("data.")})
+    check_effects(chosen, given)
     made = build(
         chosen,
         federation,
@@ -276,8 +276,8 @@ def play(
 def _begun(made: Run, folder: Path, resume: bool) -> State:
     """The state that a run in a folder goes on from."""
     problem, history = made.problem, read_history(folder) if resume else []
-    found = load_checkpoint(folder / "checkpoint", problem.model.vector, history, _keys(made)) if resume else None
-    state = problem.begin() if found is None else problem.restore(found)
+    checkpoint = load_checkpoint(folder / "checkpoint", problem.model.vector, history, _keys(made)) if resume else None
+    state = problem.begin() if checkpoint is None else problem.restore(checkpoint)
     problem.undone = count_undone(history, state.history)
     return state
 

@@ -128,8 +128,8 @@ def shuffle(model: SavedModel, rows: Judged, seed: int = 0) -> Shuffled:
             other[:, part.at] = x[order][:, part.at]
             answers = model.decision.answers(model.probabilities(other))
             without[i] += np.bincount(y[answers == y], minlength=c)
-    found = rows.decision.answers(rows.p) == y
-    return Shuffled(np.bincount(y, minlength=c), np.bincount(y[found], minlength=c), without)
+    right = rows.decision.answers(rows.p) == y
+    return Shuffled(np.bincount(y, minlength=c), np.bincount(y[right], minlength=c), without)
 
 
 def _log_odds(model: SavedModel, x: Tensor, answers: np.ndarray) -> np.ndarray:

@@ -248,25 +248,25 @@ class Watch:
         table = np.reshape(p, (len(spans), -1))
         table[:, :2] *= 2 * len(spans) * (1 + bool(self.inputs))  # half of the error is for what the model says,
         table[:, 2:] *= 2 * len(spans) * max(table.shape[1] - 2, 1)  # half for the rows, however many their inputs
-        found: dict[str, dict[str, Any]] = {}
+        strongest: dict[str, dict[str, Any]] = {}
         for i in np.argsort(table.min(0), kind="stable").tolist():
             least = {"p": float(min(1.0, table[:, i].min())), "looks": spans[int(table[:, i].argmin())]}
-            found.setdefault(names[i], {"what": names[i], **least})
-        return list(found.values())[:10]
+            strongest.setdefault(names[i], {"what": names[i], **least})
+        return list(strongest.values())[:10]
 
     def _broken(self) -> list[str]:
         """What labels say, over the whole life."""
-        told = [look.seen for look in self.looks if look.seen.truth.any()]
+        labelled = [look.seen for look in self.looks if look.seen.truth.any()]
         out = []
         if self.find is not None:
-            found, cases = np.sum([seen.found(self.classes.index(self.find)) for seen in told], 0).tolist()
+            found, cases = np.sum([seen.found(self.classes.index(self.find)) for seen in labelled], 0).tolist()
             if cases and evidence_of_loss(found, cases - found, self.recall) >= np.log(4 / ALPHA):
                 out.append(f"recall of {self.find} ({percent(found / cases)}, promised {percent(self.recall)})")
         p = [
-            drift_p(self.reference.right, np.sum([seen.right for seen in told[-span:]], 0))
-            for span in spans_of(len(told))
+            drift_p(self.reference.right, np.sum([seen.right for seen in labelled[-span:]], 0))
+            for span in spans_of(len(labelled))
         ]
-        if np.min(p) * np.size(p) <= spent(ALPHA / 4, len(told)):
+        if np.min(p) * np.size(p) <= spent(ALPHA / 4, len(labelled)):
             out.append("calibration")
         return out
 

@@ -82,13 +82,13 @@ def move_mix(old: Decision, watch: Watch, seen: Seen) -> Recalibrated:
     return Recalibrated(new, {}, {}, dict(zip(watch.classes, mix.tolist(), strict=True)))
 
 
-def keep(folder: Path, found: Recalibrated) -> Path:
+def keep(folder: Path, new: Recalibrated) -> Path:
     """Write the new decision into the model's folder, and the one it had beside it."""
     path = folder / "model.json"
     about = json.loads(path.read_text(encoding="utf-8"))
     with writing(path):
         write_atomically(folder / BEFORE, json.dumps(about.get("decision", {}), indent=1))
-        write_atomically(path, json.dumps({**about, "decision": found.decision.to_json()}, indent=1))
+        write_atomically(path, json.dumps({**about, "decision": new.decision.to_json()}, indent=1))
     return folder / BEFORE
 
 

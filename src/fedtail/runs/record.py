@@ -100,8 +100,8 @@ class RunRecord:
     @property
     def confusion(self) -> np.ndarray | None:
         """(C, C) test counts, row = true class, where the run recorded them; sites may reveal totals only."""
-        found = self.test.get("confusion", self.result.get("confusion"))
-        counts = None if found is None else np.asarray(found, dtype=np.float64)
+        recorded = self.test.get("confusion", self.result.get("confusion"))
+        counts = None if recorded is None else np.asarray(recorded, dtype=np.float64)
         return None if counts is None or counts.ndim != 2 or counts.shape[0] != counts.shape[1] else counts
 
     @property
@@ -198,7 +198,7 @@ def _only_read(evidence: Evidence) -> np.ndarray:
 
 def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
     """Read run folders, or every run below a folder that is none itself; each run once, in the order given."""
-    found: dict[Path, RunRecord] = {}
+    by_folder: dict[Path, RunRecord] = {}
     for path in map(Path, paths):
         below = [path]
         if path.is_dir() and not (path / "history.jsonl").exists():
@@ -211,9 +211,9 @@ def load_runs(paths: Iterable[Path | str]) -> list[RunRecord]:
             if not below:
                 raise FedtailError(f"{str(path)!r} is not a run folder and contains none; see 'fedtail run --help'")
         for folder in below:
-            if folder.resolve() not in found:
-                found[folder.resolve()] = load_run(folder)
-    runs = list(found.values())
+            if folder.resolve() not in by_folder:
+                by_folder[folder.resolve()] = load_run(folder)
+    runs = list(by_folder.values())
     if not runs:
         raise FedtailError("no run given; give one or more run folders, e.g. runs/*")
     empty = [str(r.folder) for r in runs if not r.history]
@@ -326,8 +326,8 @@ class Yardstick:
 def load_yardstick(path: Path) -> Yardstick:
     """Read one back."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Yardstick(**{**found, "sites": tuple(AtSite(**site) for site in found["sites"])})
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return Yardstick(**{**fields, "sites": tuple(AtSite(**site) for site in fields["sites"])})
     except (ValueError, TypeError, KeyError) as error:
         raise FedtailError(f"{path}: not a yardstick ({error}); delete it") from None
 
@@ -335,10 +335,10 @@ def load_yardstick(path: Path) -> Yardstick:
 def beside(folders: Iterable[Path]) -> list[Yardstick]:
     """The yardsticks that lie beside run folders and were measured against one of them."""
     known = list(folders)
-    found = [
+    yardsticks = [
         load_yardstick(path)
         for parent in dict.fromkeys(folder.parent for folder in known)
         for path in sorted((parent / FOLDER).glob("*.json"))
     ]
     names = {folder.name for folder in known}
-    return [yardstick for yardstick in found if yardstick.run in names]
+    return [yardstick for yardstick in yardsticks if yardstick.run in names]

@@ -156,8 +156,8 @@ class SavedModel:
             raise one_of("coverage", coverage, map(str, COVERAGES))
         if not self.decision.sets:
             raise FedtailError("this model has no sets: it was trained without validation rows; raise data.validation")
-        found = prediction_sets(probabilities, self.decision.sets[COVERAGES.index(coverage)])
-        return [tuple(name for name, inside in zip(self.classes, row, strict=True) if inside) for row in found]
+        members = prediction_sets(probabilities, self.decision.sets[COVERAGES.index(coverage)])
+        return [tuple(name for name, inside in zip(self.classes, row, strict=True) if inside) for row in members]
 
     def predict_proba(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 class probabilities, in the order of ``classes``."""
@@ -296,15 +296,15 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
 def read_decision(path: str | Path, n_classes: int) -> Decision:
     """A decision as a site keeps it (``decision.json``)."""
     try:
-        found = Decision.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        found.check(n_classes)
+        decision = Decision.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        decision.check(n_classes)
     except OSError as error:
         raise FedtailError(f"decision file {str(path)!r} cannot be read: {error.strerror}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise FedtailError(
             f"{str(path)!r} is not a decision for this model ({error}); use the site's own file"
         ) from None
-    return found
+    return decision
 
 
 def _load_weights(module: nn.Module, path: Path) -> None:

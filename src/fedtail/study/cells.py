@@ -100,10 +100,10 @@ def run_cells(
     """
     with writing(base):
         base.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
 
     def note(outcome: Outcome) -> None:
-        found[outcome.cell.digest] = outcome
+        outcomes[outcome.cell.digest] = outcome
         if on_done is not None:
             on_done(outcome)
 
@@ -115,7 +115,7 @@ def run_cells(
             todo.setdefault(cell.digest, cell)
     if launcher is None:
         missing = fetch_data(todo.values())
-        if not found and todo and all(data_of(c) in missing for c in todo.values()):
+        if not outcomes and todo and all(data_of(c) in missing for c in todo.values()):
             raise FedtailError(next(iter(missing.values())))  # none can run: one reason, not one per cell
         for cell in [c for c in todo.values() if data_of(c) in missing]:
             note(Outcome(todo.pop(cell.digest), cell.folder(base), error=missing[data_of(cell)]))
@@ -126,7 +126,7 @@ def run_cells(
                 note(outcome)
         finally:
             LATEST.forget()
-    return [found[cell.digest] for cell in cells]
+    return [outcomes[cell.digest] for cell in cells]
 
 
 def data_of(cell: Cell) -> tuple[str, str | None]:

@@ -43,8 +43,8 @@ def brings_data(path: str | None, overrides: Sequence[str], flags: Mapping[str, 
 
 def default_lrs(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Sequence[float]:
     """Learning rates to try where the caller names none; empty stands for ``local.lr`` alone."""
-    said = "local.lr" in flags or any(o.startswith("local.lr=") for o in overrides)
-    settled = said or brings_data(path, overrides, flags)
+    named = "local.lr" in flags or any(o.startswith("local.lr=") for o in overrides)
+    settled = named or brings_data(path, overrides, flags)
     return () if settled else BUILT_IN_LRS
 
 
@@ -86,15 +86,15 @@ def method_configs(
     out = {}
     for label in methods:
         name, rates = split_pair(label)
-        mine = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
+        kept = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
         named = {**given, "method.name": name}
         if name == "trees":  # what networks are told is not for them
-            mine = [o for o in mine if o.partition(".")[0] not in (*NETWORKS_ONLY, "rates")]
+            kept = [o for o in kept if o.partition(".")[0] not in (*NETWORKS_ONLY, "rates")]
             named = {k: v for k, v in named.items() if k.partition(".")[0] not in (*NETWORKS_ONLY, "rates")}
         if rates is not None:
-            mine = [o for o in mine if not o.startswith("rates.") or _key(o) in RATES.options(rates)]
+            kept = [o for o in kept if not o.startswith("rates.") or _key(o) in RATES.options(rates)]
             named = {k: v for k, v in named.items() if not k.startswith("rates.")} | {"rates.name": rates}
-        config = load_config(path, [*mine, *own.get(name, [])], named, suggest=True)
+        config = load_config(path, [*kept, *own.get(name, [])], named, suggest=True)
         METHODS.build(name, **config.method.options)  # a bad value is known before the first run
         out[label] = config
     return out

@@ -83,8 +83,8 @@ class _OutOfTime(Exception):
 
 def parse_budget(text: str) -> float:
     """``90s``, ``5m``, ``1.5h`` or plain seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    seconds = float(found[1]) * UNITS[found[2] or "s"] if found else 0.0
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    seconds = float(matched[1]) * UNITS[matched[2] or "s"] if matched else 0.0
     if not seconds:
         raise FedtailError(f"--budget {text!r} is not a time; use e.g. 90s, 5m or 1h")
     return seconds
@@ -92,14 +92,14 @@ def parse_budget(text: str) -> float:
 
 def tune_settings(
     settings: Settings,
-    said: Collection[str],
+    given: Collection[str],
     budget: float,
     on_trial: Callable[[Trial, float], None] | None = None,
 ) -> tuple[Settings, Tuning]:
     """The best settings found within ``budget`` seconds, and every trial.
 
     Args:
-        said: dotted keys that the caller has set, which are not raced.
+        given: dotted keys that the caller has set, which are not raced.
         on_trial: called after every trial with it and the seconds that are left.
     """
     began = time.perf_counter()
@@ -107,7 +107,7 @@ def tune_settings(
     if not sum(map(len, ready.federation.validation)):
         raise FedtailError("tune compares models, but there is no validation data at the clients; set data.validation")
     rounds = lengths(settings.run.rounds, RUNGS, KEEP, FEWEST)
-    tuning, waiting = Tuning(), candidates(settings, said)
+    tuning, waiting = Tuning(), candidates(settings, given)
     tuning.candidates, field = len(waiting) + 1, [{}, *reversed(waiting)]
 
     def left() -> float:
@@ -140,12 +140,12 @@ def tune_settings(
             return changed(settings, tuning.best.values), tuning
 
 
-def candidates(settings: Settings, said: Collection[str]) -> list[dict[str, Any]]:
+def candidates(settings: Settings, given: Collection[str]) -> list[dict[str, Any]]:
     """All points of the space that the caller has left free, in an order drawn by the run's seed."""
-    named = {key.partition(".")[0] for key in said if key in ("rates.name", "rates.rates")}
+    named = {key.partition(".")[0] for key in given if key in ("rates.name", "rates.rates")}
     of_networks = {**SPACE, "local.lr": sorted(usual_lrs(settings.local.optimizer)[: len(SPACE["local.lr"])])}
     space = SPACE_OF_TREES if settings.method.name == "trees" else of_networks
-    free = {k: v for k, v in space.items() if k not in said and k.partition(".")[0] not in named}
+    free = {k: v for k, v in space.items() if k not in given and k.partition(".")[0] not in named}
     points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
     order = generator(settings.run.seed, "tune").permutation(len(points))
     return [_complete(points[int(i)]) for i in order]

@@ -71,7 +71,7 @@ def measure_yardsticks(
             continue
         began = time.perf_counter()
         test, sites, confusions = MEASURED[kind](setup)
-        found = Yardstick(
+        yardstick = Yardstick(
             kind=kind,
             seed=run.seed,
             run=run.folder.name,
@@ -80,8 +80,8 @@ def measure_yardsticks(
             sites=sites,
             confusions=confusions,
         )
-        found.save(path)
-        yield found
+        yardstick.save(path)
+        yield yardstick
 
 
 def set_up(settings: Settings, run: RunRecord) -> Setup:

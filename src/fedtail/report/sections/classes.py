@@ -62,17 +62,17 @@ def class_table(comparison: Comparison, first: RunRecord) -> Table:
     """A row per class and contender, every number that runs have; those of one seed in counts and with intervals."""
     counts, support = first.train_counts, first.per_class("support")
     known = [key for key in COLUMNS if np.isfinite(first.per_class(key)).any()]
-    found = {f.place: f for f in found_and_missed(first, len(first.classes))} if len(comparison.runs) == 1 else {}
+    counted = {f.place: f for f in found_and_missed(first, len(first.classes))} if len(comparison.runs) == 1 else {}
     rows: list[tuple[Contender, list[str | Cell]]] = []
     for c in class_order(first).tolist():
         samples = [f"{int(n[c]):,}" for n in (counts, support) if n is not None and n.size]
-        if found:
-            f = found.get(c)
+        if counted:
+            f = counted.get(c)
             samples += [f"{f.found:,}", f"{f.support - f.found:,}", f"{f.false_alarms:,}"] if f else ["–", "–", "–"]
         for one in comparison.contenders:
             rows.append((one, [first.classes[c], *samples, *(_share(one, key, c, support) for key in known)]))
     head = ["Class", *(["Training"] if counts is not None else []), *(["Test"] if support.size else [])]
-    head += [*(["Found", "Missed", "False alarms"] if found else []), *(COLUMNS[key] for key in known)]
+    head += [*(["Found", "Missed", "False alarms"] if counted else []), *(COLUMNS[key] for key in known)]
     return table_of(comparison, rows, head, "Classes", "left2" if comparison.several else "", at=1)
 
 
