@@ -29,8 +29,9 @@ console = terminal(stderr=True)
 
 def print_notes(notes: Iterable[object]) -> None:
     """Print what a user should know, on standard error, a line each."""
-    for note in notes:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
+    for note in map(str, notes):
+        warned = note.startswith("warning: ")
+        console.print(note if warned else f"note: {note}", style="yellow" if warned else "dim", soft_wrap=True)
 
 
 def progress_bar(**options: Any) -> Progress:

@@ -35,6 +35,7 @@ from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_f
 from fedtail.runs.trees import assemble_trees
 from fedtail.settings import DIAGNOSTICS_OF_UPDATES, Settings
 from fedtail.simulate import simulator
+from fedtail.words import listing, plural
 
 AUXILIARY = 63
 """Auxiliary samples per class where a method needs them and the settings do not say."""
@@ -85,6 +86,24 @@ def is_images(preprocessing: Mapping[str, Any]) -> bool:
     return preprocessing.get("kind") == "images"
 
 
+SMALL_SITE = 100
+"""Training rows below which what is chosen and measured at a site alone is mostly luck."""
+
+
+def site_notes(federation: Federation) -> list[str]:
+    """Warn of sites of the user's own that are too small to be judged by themselves."""
+    own = federation.preprocessing.get("kind") in ("table", "images") and not federation.sites[0].startswith("client ")
+    small = [name for name, n in zip(federation.sites, federation.sizes, strict=True) if n < SMALL_SITE]
+    if not own or not small:
+        return []
+    held = sum(len(rows) for rows in federation.validation)
+    return [
+        f"warning: {len(small)} of {plural(federation.n_clients, 'site')} have fewer than {SMALL_SITE} training rows "
+        f"({listing(small, 3)}): figures of one such site are mostly luck, and all choices rest on {held:,} "
+        "validation rows; join sites that belong together, or compare over seeds (fedtail compare --seeds 5)"
+    ]
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Data as they are trained on: features, where the run has an encoder."""
@@ -100,15 +119,10 @@ def prepare(federation: Federation, settings: Settings, progress: Progress | Non
     images = is_images(federation.preprocessing)
     encoding = choose_encoding(settings.model, federation.input_shape, images=images)
     batch = batch_of(settled(settings, federation.sizes).local)
-    notes = (
-        encoder_notes(encoding, settings.model, images=images)
-        if settings.method.name == "trees"
-        else (
-            *encoder_notes(encoding, settings.model, images=images),
-            *batch_notes(settings.local, batch, federation.sizes),
-            *server_notes(settings.server, follow_sites(federation.sizes), federation.sizes),
-        )
-    )
+    notes = [*encoder_notes(encoding, settings.model, images=images), *site_notes(federation)]
+    if settings.method.name != "trees":
+        notes += batch_notes(settings.local, batch, federation.sizes)
+        notes += server_notes(settings.server, follow_sites(federation.sizes), federation.sizes)
     about = with_encoding(describe(federation), encoding, notes)
     if encoding is not None:
         cache = bool(settings.data.options.get("cache", True))

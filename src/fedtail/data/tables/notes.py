@@ -15,6 +15,9 @@ from fedtail.data.tables.kinds import Kind
 from fedtail.data.tables.schema import KINDS, Column, TableSchema
 from fedtail.words import listing, plural
 
+SURE = 0.98
+"""Share of rows from which on a column is taken to tell a class, or the site."""
+BINS = 64
 NAMED = 40
 """Most columns that a note names."""
 REASONS = {
@@ -67,6 +70,50 @@ def leak_note(name: str, found: list[str], classes: tuple[str, ...], label: str)
     )
 
 
+PLACEHOLDERS = {"?", "-", ".", "n/a", "na", "nan", "none", "null", "unknown", "unspecified", "missing", "undefined"}
+"""Names that stand for a value that nobody knows, in small letters."""
+
+
+def doubts(
+    schema: TableSchema, kinds: dict[str, Kind], y: np.ndarray, sites: np.ndarray, *, at_random: bool
+) -> list[str]:
+    """Warn of what makes figures mean less than they seem to: labels that are none, columns that only repeat the site,
+    and rows in time that are split at random.
+
+    y, sites: (N,) class and site of each row, -1 where there is none; at_random: whether test rows are drawn.
+    """
+    notes = [
+        f"warning: {schema.label} {name!r} ({int((y == c).sum()):,} rows) looks like a missing value and is trained as "
+        "a class of its own; empty these cells to leave the rows out"
+        for c, name in enumerate(schema.classes)
+        if name.strip().casefold() in PLACEHOLDERS
+    ]
+    for column in schema.columns if schema.site else ():
+        data = kinds[column.name].data if column.name in kinds else None
+        if isinstance(data, Levels) and _repeats(data.codes, sites):
+            notes.append(
+                f"warning: column {column.name!r} names the site again, as {schema.site!r} does, and tells nothing at "
+                "a new site; leave it out: " + shlex.quote(f'data.exclude=["{column.name}"]')
+            )
+    dates = [name for name, kind in kinds.items() if kind.name == "date"]
+    if dates and at_random:
+        notes.append(
+            f"warning: {listing(map(repr, dates), 3)} is left out, and test rows are drawn at random over time; if the "
+            "model is for later rows, hold out the latest ones: data.test=FILE"
+        )
+    return notes
+
+
+def _repeats(codes: np.ndarray, sites: np.ndarray) -> bool:
+    """Whether nearly every level is at one site and nearly every site has one level."""
+    known = (codes >= 0) & (sites >= 0)
+    n, levels, k = int(known.sum()), int(codes.max(initial=-1)) + 1, int(sites.max(initial=-1)) + 1
+    if min(levels, k) < 2 or levels > 2 * k or n < SURE * len(codes):
+        return False
+    together = np.bincount(codes[known].astype(np.int64) * k + sites[known], minlength=levels * k).reshape(levels, k)
+    return bool(min(together.max(0).sum(), together.max(1).sum()) >= SURE * n)
+
+
 def class_notes(y: np.ndarray, test: Samples, classes: tuple[str, ...]) -> list[str]:
     counts, tested = np.bincount(y, minlength=len(classes)), test.counts(len(classes))
     notes = [] if len(test) else ["warning: no test rows, so nothing is scored; provide some with data.test=FILE"]
@@ -86,10 +133,6 @@ def left_out_words(left_out: dict[str, str]) -> str:
 def _n_levels(kinds: dict[str, Kind], name: str) -> Any:
     data = kinds[name].data if name in kinds else None
     return len(data.levels) if isinstance(data, Levels) else "many"
-
-
-SURE = 0.98
-BINS = 64
 
 
 def leaking_columns(

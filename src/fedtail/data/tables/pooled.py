@@ -19,7 +19,7 @@ from fedtail.data.tables.columns import Levels, Numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns
 from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, label_notes, name_codes, natural_order, need_column
-from fedtail.data.tables.notes import class_notes, describe, leak_note, leaking_columns, left_out_words
+from fedtail.data.tables.notes import class_notes, describe, doubts, leak_note, leaking_columns, left_out_words
 from fedtail.data.tables.read import Table, from_frame, read_table
 from fedtail.data.tables.schema import NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import BINS, column_moments, column_sketch, fit_cuts, fit_schema, grid
@@ -152,6 +152,7 @@ def table_from_frame(
         columns = frame_columns(schema, source.frame, where)
     schema = fit(schema, columns, train)
     notes += describe(schema, len(keep), kinds)
+    notes += doubts(schema, kinds, y, sites, at_random=tested is None and test_fraction > 0)
     leaks = leaking_columns(columns, y, classes, train, seed=seed)
     notes += [leak_note(name, found, classes, label) for name, found in leaks.items()]
 
