@@ -25,7 +25,7 @@ from fedtail.core.scores import average_precision
 from fedtail.core.significance import paired
 from fedtail.data import Federation, partition, table_from_frame
 from fedtail.data.sources import locate
-from fedtail.data.tables.pooled import encode_table
+from fedtail.data.tables.encode import encode_site, labelled
 from fedtail.data.tables.read import Table
 from fedtail.data.tables.schema import TableSchema
 from fedtail.methods import METHODS
@@ -68,7 +68,8 @@ def federations(name: str, seed: int) -> Iterator[tuple[str, Federation]]:
     federation = partition(pooled, seed=seed)
     yield "flights, same months", federation
     number = {site: k for k, site in enumerate(federation.sites)}
-    later = encode_table(future, TableSchema.from_dict(pooled.preprocessing), [])
+    schema = TableSchema.from_dict(pooled.preprocessing)
+    later = encode_site(labelled(future, schema, "flights"), schema)
     owners = np.array([number.get(str(site), -1) for site in future.frame["carrier"]])
     yield "flights, two months later", replace(federation, test=later, test_clients=owners)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedtail.cli import app
 from fedtail.data import DATASETS
-from fedtail.data.tables import load_schema
+from fedtail.data.tables.schema import load_schema
 from fedtail.errors import FedtailError
 
 

@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from fedtail.data.tables import propose_schema, schema_text
+from fedtail.data.tables.schema import schema_text
+from fedtail.data.tables.sites import propose_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.protocol.wire import Parts, pack, unpack

@@ -16,8 +16,9 @@ from fedtail.cli.tables import bare_table, rich_table, table_width
 from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio, save_skew_plot
 from fedtail.data.registry import DATASETS
-from fedtail.data.tables import propose_schema, schema_text
 from fedtail.data.tables.pooled import names_option
+from fedtail.data.tables.schema import schema_text
+from fedtail.data.tables.sites import propose_schema
 from fedtail.errors import FedtailError, writing
 from fedtail.report.blocks import Table
 from fedtail.runs.build import build_federation

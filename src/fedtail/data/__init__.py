@@ -7,7 +7,8 @@ from fedtail.data.longtail import long_tail_counts, long_tail_index
 from fedtail.data.partitions import federate, partition, split
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import SOURCES
-from fedtail.data.tables import site_tables, table, table_from_frame
+from fedtail.data.tables.pooled import table, table_from_frame
+from fedtail.data.tables.sites import site_tables
 
 __all__ = [
     "DATASETS",

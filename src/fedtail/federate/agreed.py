@@ -18,7 +18,7 @@ from fedtail.boosting.model import TreesModel
 from fedtail.core.privacy import DELTA, gaussian_epsilon
 from fedtail.core.totals import COUNTS, Totals
 from fedtail.data.about import About
-from fedtail.data.tables import load_schema
+from fedtail.data.tables.schema import load_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.exchanges import Exchanges
 from fedtail.federate.protocol.agreement import LEAST, AgreementError

@@ -16,8 +16,7 @@ import numpy as np
 
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.totals import COUNTS, Totals
-from fedtail.data.tables import TableSchema, fit_cuts, fit_schema, merge_moments, merge_sketches
-from fedtail.data.tables import column_moments as moments_of
+from fedtail.data.tables.schema import TableSchema
 from fedtail.data.tables.sketch import (
     BINS,
     COUNT,
@@ -25,11 +24,16 @@ from fedtail.data.tables.sketch import (
     MEAN,
     check_moments,
     column_sketch,
+    fit_cuts,
+    fit_schema,
     grid,
+    merge_moments,
+    merge_sketches,
     pack_sketch,
     tempered,
     unpack_sketch,
 )
+from fedtail.data.tables.sketch import column_moments as moments_of
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import IDENTITY
 from fedtail.federate.protocol.limits import Budget, WireError

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from fedtail.data import DATASETS
-from fedtail.data.tables import encode_site, fit_schema, merge_moments, propose_schema, read_site, site_moments
-from fedtail.data.tables.sites import site_files
+from fedtail.data.tables.encode import encode_site
+from fedtail.data.tables.sites import propose_schema, read_site, site_files
+from fedtail.data.tables.sketch import fit_schema, merge_moments, moments_of
 from fedtail.errors import FedtailError
 
 
@@ -53,7 +54,7 @@ def test_a_real_site_gets_the_same_rows_from_the_same_functions(folder: Path) ->
     schema, _ = propose_schema(folder / "austin.csv", "fault")
     assert not schema.fitted
     sites = [read_site(p, schema, name=n) for n, p in site_files(folder).items()]
-    fitted = fit_schema(schema, merge_moments([site_moments(s, schema) for s in sites]))
+    fitted = fit_schema(schema, merge_moments([moments_of(schema, s.columns) for s in sites]))
     samples = [encode_site(s, fitted) for s in sites]
     assert [len(s) for s in samples] == [80, 80, 80]
     raw = pd.concat([pd.read_csv(folder / f"{n}.csv") for n in ("austin", "berlin", "osaka")])

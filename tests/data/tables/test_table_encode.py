@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.data.tables import Column, TableSchema, frame_columns, load_schema, schema_text
 from fedtail.data.tables.columns import Levels, Numbers, decimal_comma, level_numbers, parse_column
-from fedtail.data.tables.encode import encode, hash_bucket
+from fedtail.data.tables.encode import encode, frame_columns, hash_bucket
 from fedtail.data.tables.kinds import infer_kind
+from fedtail.data.tables.schema import Column, TableSchema, load_schema, schema_text
 from fedtail.errors import FedtailError
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.data.tables import Column, TableSchema, column_moments, fit_schema, merge_moments
+from fedtail.data.tables.schema import Column, TableSchema
+from fedtail.data.tables.sketch import column_moments, fit_schema, merge_moments
 from fedtail.errors import FedtailError
 
 values = st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=20)

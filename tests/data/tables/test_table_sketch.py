@@ -12,10 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.data import DATASETS, table_from_frame
-from fedtail.data.tables import Column, TableSchema, pack_sketch, unpack_sketch
 from fedtail.data.tables.columns import Numbers
 from fedtail.data.tables.encode import encode
-from fedtail.data.tables.sketch import BINS, column_sketch, cuts, default_pieces, fit_cuts, grid, merge_sketches
+from fedtail.data.tables.schema import Column, TableSchema
+from fedtail.data.tables.sketch import (
+    BINS,
+    column_sketch,
+    cuts,
+    default_pieces,
+    fit_cuts,
+    grid,
+    merge_sketches,
+    pack_sketch,
+    unpack_sketch,
+)
 from fedtail.errors import FedtailError
 
 VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=30)

@@ -16,7 +16,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedtail.data.tables import propose_schema, schema_text
+from fedtail.data.tables.schema import schema_text
+from fedtail.data.tables.sites import propose_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.limits import Budget, Kind, WireError
 from fedtail.federate.protocol.transport import InProcess

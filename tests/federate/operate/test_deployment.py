@@ -21,7 +21,8 @@ pytest.importorskip("flwr", reason="flwr is not installed (pip install 'fedtail[
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 from fedtail.cli import app, deploy_view
-from fedtail.data.tables import propose_schema, schema_text
+from fedtail.data.tables.schema import schema_text
+from fedtail.data.tables.sites import propose_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.deployment import load_deployment
 from fedtail.federate.operate import processes, runs

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedtail.data.tables import propose_schema, schema_text
+from fedtail.data.tables.schema import schema_text
+from fedtail.data.tables.sites import propose_schema
 from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Errors, InProcess, Take

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from fedtail.data.federation import Samples
 from fedtail.data.tables.columns import (
     Levels,
     Numbers,
@@ -21,6 +23,8 @@ from fedtail.data.tables.columns import (
     without_marks,
 )
 from fedtail.data.tables.kinds import MOSTLY
+from fedtail.data.tables.labels import label_codes, need_column
+from fedtail.data.tables.read import Table
 from fedtail.data.tables.schema import Column, TableSchema
 from fedtail.errors import FedtailError
 from fedtail.words import listing
@@ -65,6 +69,37 @@ def encode(
         for at, write in writers:
             write(block, at, rows)
     return out
+
+
+@dataclass
+class SiteTable:
+    """Rows in the kinds of an agreed schema. Those of a site stay there."""
+
+    name: str
+    columns: dict[str, Numbers | Levels]
+    y: np.ndarray
+    """(N,) class of each row."""
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+def labelled(source: Table, schema: TableSchema, where: str) -> SiteTable:
+    """A table's rows under a schema; those without a label leave the table, which is noted."""
+    need_column("label", schema.label, list(source.frame.columns), where)
+    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
+    notes = list(source.notes)
+    if (y < 0).any():
+        notes.append(f"{int((y < 0).sum()):,} of {len(y):,} rows left out: no {schema.label}")
+        source.frame, y = source.frame[y >= 0], y[y >= 0]
+    return SiteTable(source.name, frame_columns(schema, source.frame, where), y, notes)
+
+
+def encode_site(site: SiteTable, fitted: TableSchema, index: np.ndarray | None = None) -> Samples:
+    """Model input of a site's rows under the fitted schema; levels it does not list go to ``site.notes``."""
+    y = site.y if index is None else site.y[index]
+    return Samples(torch.from_numpy(encode(fitted, site.columns, index, site.notes)), torch.from_numpy(y))
 
 
 def frame_columns(schema: TableSchema, frame: pd.DataFrame, where: str = "the table") -> dict[str, Numbers | Levels]:

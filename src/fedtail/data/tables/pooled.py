@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedtail.core.random import generator
 from fedtail.data.arrays import label_type
-from fedtail.data.federation import Samples, stratified_holdout
+from fedtail.data.federation import stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.columns import Levels, Numbers, parse_column
-from fedtail.data.tables.encode import encode, frame_columns
+from fedtail.data.tables.encode import SiteTable, encode_site, frame_columns, labelled
 from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, label_notes, name_codes, natural_order, need_column
 from fedtail.data.tables.notes import class_notes, describe, doubts, leak_note, leaking_columns, left_out_words
 from fedtail.data.tables.read import Table, from_frame, read_table
 from fedtail.data.tables.schema import NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
-from fedtail.data.tables.sketch import BINS, column_moments, column_sketch, fit_cuts, fit_schema, grid
+from fedtail.data.tables.sketch import fit_cuts, fit_schema, moments_of, sketch_of
 from fedtail.errors import FedtailError, check_range
 from fedtail.words import listing
 
@@ -124,7 +123,7 @@ def table_from_frame(
     site, cluster = (None if name is None else str(name).strip() for name in (site, cluster))
     exclude, categories = names_option("exclude", exclude), names_option("categories", categories)
     numbers = names_option("numbers", numbers)
-    _check_columns(
+    check_columns(
         source.columns, label, site, {"exclude": exclude, "categories": categories, "numbers": numbers}, where
     )
     if cluster is not None:
@@ -150,20 +149,24 @@ def table_from_frame(
         columns = {c.name: kinds[c.name].data for c in schema.columns}
     else:
         columns = frame_columns(schema, source.frame, where)
-    schema = fit(schema, columns, train)
+    rows = SiteTable(source.name, columns, y, notes)
+    scaled = fit_schema(schema, moments_of(schema, columns, train, 1))
+    schema = fit_cuts(scaled, sketch_of(scaled, columns, train, 1))
     notes += describe(schema, len(keep), kinds)
     notes += doubts(schema, kinds, y, sites, at_random=tested is None and test_fraction > 0)
     leaks = leaking_columns(columns, y, classes, train, seed=seed)
     notes += [leak_note(name, found, classes, label) for name, found in leaks.items()]
 
-    samples = _samples(schema, columns, y, train, notes)
+    samples, test_set = encode_site(rows, schema, train), encode_site(rows, schema, held)
     owners = np.array(site_names, dtype=object)[sites] if site else None
     test_owners = None if owners is None else owners[held]
-    if tested is None:
-        test_set = _samples(schema, columns, y, held, notes)
-    else:
-        test_set = encode_table(tested, schema, notes)
-        test_owners = _test_sites(tested, schema, site, where)
+    if tested is not None:
+        later = labelled(tested, schema, f"table {tested.name!r}")
+        test_set, test_owners = encode_site(later, schema), None
+        notes += [f"table {tested.name!r}: {note}" for note in later.notes]
+        if site and site in tested.frame.columns:
+            codes, names = name_codes(tested.frame[site])
+            test_owners = np.array([*names, ""], dtype=object)[codes]
     notes += class_notes(y[train], test_set, classes)
     return Pooled(
         samples,
@@ -238,60 +241,6 @@ def make_column(
     return Column(name, "category", tuple(levels), missing=missing) if levels else None
 
 
-def fit(schema: TableSchema, columns: dict[str, Numbers | Levels], train: np.ndarray) -> TableSchema:
-    """Means, deviations and cuts of training rows only."""
-    scaled = fit_schema(schema, moments_of(schema, columns, train))
-    return fit_cuts(scaled, sketch_of(scaled, columns, train))
-
-
-def moments_of(
-    schema: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None, min_count: int = 1
-) -> np.ndarray:
-    """Return the (numeric columns, 4) moments of some rows, all rows without ``index``."""
-    rows = [column_moments(v, min_count=min_count) for v in numbers_of(schema, columns, index)]
-    return np.array(rows).reshape(-1, 4)
-
-
-def sketch_of(
-    scaled: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None, min_count: int = 1
-) -> np.ndarray:
-    """Return the (numeric columns, BINS) counts of some rows in the bins of a scaled schema."""
-    edges = [grid(c.mean or 0.0, c.std or 1.0) for c in scaled.numeric]
-    values = numbers_of(scaled, columns, index)
-    counts = [column_sketch(v, e, min_count=min_count) for v, e in zip(values, edges, strict=True)]
-    return np.array(counts, dtype=np.int64).reshape(-1, BINS)
-
-
-def numbers_of(
-    schema: TableSchema, columns: dict[str, Numbers | Levels], index: np.ndarray | None
-) -> Iterator[np.ndarray]:
-    """Yield each numeric column's values in some rows, all rows without ``index``."""
-    for column in schema.numeric:
-        data = columns[column.name]
-        assert isinstance(data, Numbers)
-        yield data.values if index is None else data.values[index]
-
-
-def encode_table(source: Table, schema: TableSchema, notes: list[str]) -> Samples:
-    """A labelled table under a fitted schema."""
-    where = f"table {source.name!r}"
-    need_column("label", schema.label, list(source.frame.columns), where)
-    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
-    own: list[str] = []
-    samples = _samples(schema, frame_columns(schema, source.frame, where), y, np.flatnonzero(y >= 0), own)
-    notes += [f"{where}: {note}" for note in [*source.notes, *own]]
-    return samples
-
-
-def _test_sites(source: Table, schema: TableSchema, site: str | None, where: str) -> np.ndarray | None:
-    """The site of each labelled row of a test table, where it names them."""
-    if site is None or site not in source.frame.columns:
-        return None
-    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
-    codes, names = name_codes(source.frame[site])
-    return np.array([*names, ""], dtype=object)[codes][y >= 0]
-
-
 def names_option(key: str, value: Any) -> tuple[str, ...]:
     """A list of column names, or one string with commas; without the spaces around them, as tables are read."""
     if isinstance(value, str):
@@ -301,9 +250,7 @@ def names_option(key: str, value: Any) -> tuple[str, ...]:
     return tuple(v.strip() for v in value if v.strip())
 
 
-def _check_columns(
-    names: list[str], label: str, site: str | None, named: dict[str, tuple[str, ...]], where: str
-) -> None:
+def check_columns(names: list[str], label: str, site: str | None, named: dict[str, Sequence[str]], where: str) -> None:
     if not label:
         raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
     need_column("label", label, names, where)
@@ -367,12 +314,6 @@ def _split(
         back = np.array([held[np.flatnonzero(sites[held] == s)[0]] for s in bare])
         train, held = np.sort(np.concatenate([train, back])), np.setdiff1d(held, back)
     return train, held
-
-
-def _samples(
-    schema: TableSchema, columns: dict[str, Numbers | Levels], y: np.ndarray, index: np.ndarray, notes: list[str]
-) -> Samples:
-    return Samples(torch.from_numpy(encode(schema, columns, index, notes)), torch.from_numpy(y[index]))
 
 
 def is_table(path: str | Path) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,67 +20,30 @@ import torch
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Levels, Numbers
-from fedtail.data.tables.encode import encode, frame_columns
-from fedtail.data.tables.labels import label_codes, need_column
+from fedtail.data.tables.encode import SiteTable, encode_site, labelled
+from fedtail.data.tables.labels import label_codes
 from fedtail.data.tables.notes import describe
-from fedtail.data.tables.pooled import infer_schema, is_table, kinds_of, moments_of, names_option, sketch_of
+from fedtail.data.tables.pooled import check_columns, infer_schema, is_table, kinds_of, names_option
 from fedtail.data.tables.read import read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
-from fedtail.data.tables.sketch import fit_cuts, fit_schema, merge_moments, merge_sketches
+from fedtail.data.tables.sketch import (
+    MIN_COUNT,
+    fit_cuts,
+    fit_schema,
+    merge_moments,
+    merge_sketches,
+    moments_of,
+    sketch_of,
+)
 from fedtail.errors import FedtailError, check_range
 from fedtail.words import listing
-
-MIN_COUNT = 5
-"""A site tells no mean of fewer values than this."""
-
-
-@dataclass
-class SiteTable:
-    """One site's rows in the kinds of the agreed schema. Stays at the site."""
-
-    name: str
-    columns: dict[str, Numbers | Levels]
-    y: np.ndarray
-    """(N,) class of each row."""
-    notes: list[str] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def read_site(path: str | Path, schema: TableSchema, *, name: str | None = None, **reading: Any) -> SiteTable:
     """A site's file under an agreed schema; rows without a label are left out and noted."""
     text = {c.name for c in schema.columns if c.kind != "numeric"}
     source = read_table(path, text=text, plain={schema.label}, **reading)
-    where = f"site {name or source.name!r}"
-    need_column("label", schema.label, list(source.frame.columns), where)
-    y, _ = label_codes(source.frame[schema.label], schema.label, where, schema.classes)
-    notes = list(source.notes)
-    if (y < 0).any():
-        notes.append(f"{int((y < 0).sum()):,} of {len(y):,} rows left out: no {schema.label}")
-        source.frame, y = source.frame[y >= 0], y[y >= 0]
-    return SiteTable(name or source.name, frame_columns(schema, source.frame, where), y, notes)
-
-
-def site_moments(
-    site: SiteTable, schema: TableSchema, index: np.ndarray | None = None, *, min_count: int = MIN_COUNT
-) -> np.ndarray:
-    """(numeric columns, 4): all that a site tells of its training rows (``index``) before training."""
-    return moments_of(schema, site.columns, index, min_count)
-
-
-def site_sketch(
-    site: SiteTable, scaled: TableSchema, index: np.ndarray | None = None, *, min_count: int = MIN_COUNT
-) -> np.ndarray:
-    """(numeric columns, BINS): counts of a site's training rows (``index``) in the bins of the merged scaling."""
-    return sketch_of(scaled, site.columns, index, min_count)
-
-
-def encode_site(site: SiteTable, fitted: TableSchema, index: np.ndarray | None = None) -> Samples:
-    """Model input of a site's rows under the fitted schema; levels it does not list go to ``site.notes``."""
-    y = site.y if index is None else site.y[index]
-    return Samples(torch.from_numpy(encode(fitted, site.columns, index, site.notes)), torch.from_numpy(y))
+    return labelled(replace(source, name=name or source.name), schema, f"site {name or source.name!r}")
 
 
 def propose_schema(
@@ -101,11 +64,9 @@ def propose_schema(
     plain = {label} | ({site} if site else set())
     source = read_table(path, text=set(categories), plain=plain, exclude=set(exclude) - plain, **reading)
     where = f"table {source.name!r}"
-    named = [("label", label), *([("site", site)] if site else [])]
-    for role, names in (("categories", categories), ("numbers", numbers), ("exclude", exclude)):
-        named += [(role, name) for name in names]
-    for role, name in named:
-        need_column(role, str(name), source.columns, where)
+    check_columns(
+        source.columns, label, site, {"exclude": exclude, "categories": categories, "numbers": numbers}, where
+    )
     y, classes = label_codes(source.frame[label], label, where)
     inputs = source.frame.drop(columns=[name for name in (label, site) if name])
     kinds = kinds_of(inputs, categories, numbers, max_levels)
@@ -175,9 +136,9 @@ def site_tables(
         stratified_holdout(s.y, np.arange(len(s)), test_fraction, generator(seed, "site_tables/test", k))
         for k, s in enumerate(sites)
     ]
-    moments = [site_moments(s, agreed, train, min_count=min_count) for s, (train, _) in zip(sites, splits, strict=True)]
+    moments = [moments_of(agreed, s.columns, train, min_count) for s, (train, _) in zip(sites, splits, strict=True)]
     scaled = fit_schema(agreed if pieces is None else replace(agreed, pieces=pieces), merge_moments(moments))
-    sketches = [site_sketch(s, scaled, train, min_count=min_count) for s, (train, _) in zip(sites, splits, strict=True)]
+    sketches = [sketch_of(scaled, s.columns, train, min_count) for s, (train, _) in zip(sites, splits, strict=True)]
     fitted = fit_cuts(scaled, merge_sketches(sketches, len(scaled.numeric)))
     train = [encode_site(s, fitted, index) for s, (index, _) in zip(sites, splits, strict=True)]
     test = [encode_site(s, fitted, index) for s, (_, index) in zip(sites, splits, strict=True)]

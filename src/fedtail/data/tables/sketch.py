@@ -1,25 +1,28 @@
-"""Quantiles without pooling: sites count their values in bins all sites share, the server adds the counts up.
+"""Scaling and quantiles without pooling: sites send counts and sums of each numeric column, and nobody sends a row.
 
-The bins follow from the merged means and deviations alone (``grid``): fine steps in deviations around the mean, which
-serve years and temperatures, and steps of a fixed ratio around zero, which serve incomes and byte counts. From the
-added counts come the ``cuts`` of each numeric column, between which a number is encoded piecewise linearly (Gorishniy
-et al. 2022, "On embeddings for numerical features in tabular deep learning").
+First come moments: how many values there are and are missing, their mean and their spread. The merged ones settle bins
+(``grid``): fine steps in deviations around the mean, which serve years and temperatures, and steps of a fixed ratio
+around zero, which serve incomes and byte counts. Then sites count their values in these bins, never telling a count
+below ``min_count``. From the added counts come the ``cuts`` of each column, between which a number is encoded piecewise
+linearly (Gorishniy et al. 2022, "On embeddings for numerical features in tabular deep learning").
 
-Pure functions, so that the simulator and a site of a real federation call the same code. What a site reveals is, per
-numeric column, how many of its values lie between bin edges, and never a count below ``min_count``.
+Pure functions: a pooled table, the simulator and a site of a real federation call the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedtail.core.robust import capped, fair_share
+from fedtail.data.tables.columns import Levels, Numbers
 from fedtail.data.tables.schema import TableSchema
 from fedtail.errors import FedtailError
 
+MIN_COUNT = 5
+"""A site tells no mean of fewer values than this."""
 DECADES, PER_DECADE = (-6, 12), 16
 LINEAR, REACH = 160, 4.0
 """Bins of the linear part, and how many deviations it reaches to either side of the mean."""
@@ -29,6 +32,11 @@ BINS = len(_FIXED) + LINEAR + 2
 """Counts a site sends per column."""
 MOST_PIECES, LEAST_PIECES, ALL_PIECES = 16, 4, 256
 """Pieces of one column, and about how many of all columns together: wide tables get coarser ones."""
+COUNT, MISSING, MEAN, M2 = range(4)
+"""Columns of a moments array: values, missing values, mean, sum of squared deviations from the mean."""
+WIDE, HUGE = 10.0, 1e150
+"""How many times the usual deviation a site's mean may be away, and its deviation be; and no number is larger."""
+Columns = Mapping[str, Numbers | Levels]
 
 
 def default_pieces(columns: int) -> int:
@@ -136,12 +144,6 @@ def cuts(counts: np.ndarray, edges: np.ndarray, pieces: int) -> np.ndarray:
     return ends if len(ends) > 2 else np.empty(0)
 
 
-COUNT, MISSING, MEAN, M2 = range(4)
-"""Columns of a moments array: values, missing values, mean, sum of squared deviations from the mean."""
-WIDE, HUGE = 10.0, 1e150
-"""How many times the usual deviation a site's mean may be away, and its deviation be; and no number is larger."""
-
-
 def column_moments(values: np.ndarray, *, min_count: int = 1) -> np.ndarray:
     """(4,) moments of one column. values: (N,) with NaN for missing.
 
@@ -232,3 +234,29 @@ def fit_schema(schema: TableSchema, moments: np.ndarray) -> TableSchema:
             column = replace(column, mean=float(mean), std=std, missing=column.missing or bool(missing > 0))
         columns.append(column)
     return replace(schema, columns=tuple(columns))
+
+
+def moments_of(
+    schema: TableSchema, columns: Columns, index: np.ndarray | None = None, min_count: int = MIN_COUNT
+) -> np.ndarray:
+    """(numeric columns, 4): the moments of some rows of a site, all rows without ``index``."""
+    rows = [column_moments(v, min_count=min_count) for v in numbers_of(schema, columns, index)]
+    return np.array(rows).reshape(-1, 4)
+
+
+def sketch_of(
+    scaled: TableSchema, columns: Columns, index: np.ndarray | None = None, min_count: int = MIN_COUNT
+) -> np.ndarray:
+    """(numeric columns, BINS): counts of some rows of a site in the bins of the merged scaling."""
+    edges = [grid(c.mean or 0.0, c.std or 1.0) for c in scaled.numeric]
+    values = numbers_of(scaled, columns, index)
+    counts = [column_sketch(v, e, min_count=min_count) for v, e in zip(values, edges, strict=True)]
+    return np.array(counts, dtype=np.int64).reshape(-1, BINS)
+
+
+def numbers_of(schema: TableSchema, columns: Columns, index: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Yield each numeric column's values in some rows, all rows without ``index``."""
+    for column in schema.numeric:
+        data = columns[column.name]
+        assert isinstance(data, Numbers)
+        yield data.values if index is None else data.values[index]

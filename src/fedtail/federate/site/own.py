@@ -14,8 +14,10 @@ from fedtail.core.random import generator
 from fedtail.data.federation import Client, Samples, Transform, stratified_holdout
 from fedtail.data.images.decode import decode
 from fedtail.data.images.folders import scan
-from fedtail.data.tables import TableSchema, encode_site, load_schema, read_site
-from fedtail.data.tables.pooled import numbers_of
+from fedtail.data.tables.encode import encode_site
+from fedtail.data.tables.schema import TableSchema, load_schema
+from fedtail.data.tables.sites import read_site
+from fedtail.data.tables.sketch import numbers_of
 from fedtail.errors import FedtailError, check_range, one_of
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import Job
