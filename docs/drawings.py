@@ -10,7 +10,7 @@ import torch
 
 import fedtail as ft
 from fedtail.core.momentum import cgnm_direction
-from fedtail.data.longtail import long_tail_counts
+from fedtail.data.sets import long_tail_counts
 from fedtail.rates import FedHOO
 
 STYLE = """

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedtail.core.grouping import group_classes, within_group_scatter
 from fedtail.core.resampling import resampled_proportions
-from fedtail.data.longtail import long_tail_counts
+from fedtail.data.sets import long_tail_counts
 from fedtail.errors import FedtailError
 
 # Few distinct values, so that ties are common.

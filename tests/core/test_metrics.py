@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 from fedtail.core.evidence import class_counts, confusion_matrix, shot_groups
 from fedtail.core.metrics import defect_score, majority_floor, score, summarize
 from fedtail.core.movement import alignment, path_variation
-from fedtail.data.longtail import long_tail_counts
+from fedtail.data.sets import long_tail_counts
 from fedtail.errors import FedtailError
 
 pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)

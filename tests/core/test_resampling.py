@@ -9,7 +9,7 @@ from fedtail.core.resampling import (
     resampled_counts,
     resampled_proportions,
 )
-from fedtail.data.longtail import long_tail_counts
+from fedtail.data.sets import long_tail_counts
 from fedtail.errors import FedtailError
 
 counts_lists = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)

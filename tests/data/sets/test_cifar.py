@@ -7,8 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtail.data.longtail import long_tail_counts
-from fedtail.data.sets.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, cifar10, cifar100, read_records, tail_choice
+from fedtail.data.sets import (
+    CIFAR10_CLASSES,
+    CIFAR100_CLASSES,
+    cifar10,
+    cifar100,
+    long_tail_counts,
+    read_records,
+    tail_choice,
+)
 from fedtail.errors import FedtailError
 
 

@@ -1,4 +1,7 @@
-"""CIFAR-10-LT and CIFAR-100-LT from the official binary files; nothing is ever unpickled."""
+"""Data sets with a name, most of them made long-tailed: N_c = int(N_max xi^(-c/(C-1))).
+
+CIFAR is read from the official binary files; nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedtail.data.federation import Samples, Transform
-from fedtail.data.longtail import long_tail_counts
+from fedtail.core.random import generator
+from fedtail.data.federation import Samples, Transform, stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.sources import SOURCES, locate
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, check_range
 
 PIXELS = 3 * 32 * 32
 
@@ -27,6 +30,95 @@ squirrel streetcar sunflower sweet_pepper table tank telephone television tiger 
 wardrobe whale willow_tree wolf woman worm
 """
 CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
+
+
+def long_tail_counts(n_max: int, n_classes: int, imbalance: float) -> np.ndarray:
+    """(C,) exponential profile from ``n_max`` (class 0) down to ``n_max / imbalance``.
+
+    >>> long_tail_counts(5000, 10, 20).tolist()
+    [5000, 3584, 2569, 1842, 1320, 946, 678, 486, 348, 250]
+    """
+    check_range("imbalance", imbalance, 1.0)
+    c = np.arange(n_classes) / max(n_classes - 1, 1)
+    return (n_max * imbalance**-c + 1e-9).astype(np.int64)
+
+
+def long_tail_index(y: np.ndarray, imbalance: float, *, n_classes: int, seed: int = 0) -> np.ndarray:
+    """Indices of a long-tailed subset, ascending; class 0 stays whole as far as the rarest class allows."""
+    y = np.asarray(y)
+    rng = generator(seed, "longtail")
+    profile = long_tail_counts(int(np.bincount(y, minlength=n_classes).max()), n_classes, imbalance)
+    keep = [rng.permutation(np.flatnonzero(y == c))[: profile[c]] for c in range(n_classes)]
+    return np.sort(np.concatenate(keep))
+
+
+@DATASETS.add("digits")
+def digits(imbalance: float = 20.0, test_fraction: float = 0.3, seed: int = 0) -> Pooled:
+    """1,797 images of ten digits; a balanced ``test_fraction`` is held out, the rest follows the long-tail profile."""
+    from sklearn.datasets import load_digits  # 1 s to import: not for commands that do not need it
+
+    raw = load_digits()
+    x = torch.as_tensor(raw.images, dtype=torch.float32).unsqueeze(1)
+    y = np.asarray(raw.target, dtype=np.int64)
+    train, test = stratified_holdout(y, np.arange(len(y)), test_fraction, generator(seed, "digits/test"))
+    train = train[long_tail_index(y[train], imbalance, n_classes=10, seed=seed)]
+    labels = torch.as_tensor(y)
+    return Pooled(
+        Samples(x[train], labels[train]),
+        Samples(x[test], labels[test]),
+        classes=tuple(str(c) for c in range(10)),
+        name="digits",
+        transform=Transform(scale=1 / 16, mean=(0.3,), std=(0.38,)),
+        model="mlp",
+        model_options={"hidden": (64, 32)},
+    )
+
+
+@DATASETS.add("blobs")
+def blobs(
+    n_classes: int = 5,
+    n_features: int = 10,
+    n_max: int = 500,
+    imbalance: float = 20.0,
+    spread: float = 1.0,
+    test_per_class: int = 100,
+    seed: int = 0,
+) -> Pooled:
+    """Class centres are standard normal times 2; samples scatter around them with ``spread``."""
+    check_range("n_classes", n_classes, 2)
+    check_range("spread", spread, 0.0, open_low=True)
+    rng = generator(seed, "blobs")
+    centres = 2.0 * rng.standard_normal((n_classes, n_features))
+
+    def draw(counts: np.ndarray) -> Samples:
+        y = np.repeat(np.arange(n_classes), counts)
+        x = centres[y] + spread * rng.standard_normal((len(y), n_features))
+        return Samples(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y))
+
+    return Pooled(
+        draw(long_tail_counts(n_max, n_classes, imbalance)),
+        draw(np.full(n_classes, test_per_class)),
+        classes=tuple(f"class {c}" for c in range(n_classes)),
+        name="blobs",
+        model="mlp",
+        model_options={"hidden": (32, 16)},
+    )
+
+
+@DATASETS.add("sites")
+def sites(
+    schema: str | None = None,
+    classes: Sequence[str] = (),
+    size: int | Sequence[int] = 64,
+    channels: int = 3,
+    augment: str = "flip",
+) -> Pooled:
+    """Data at the sites of a deployment, each described in its site.toml; only `fedtail deploy run` can use it.
+
+    Where the server is not trusted, sites sign what the data are, and tell nothing: ``schema`` is the schema file of
+    their tables, or ``classes``, ``size``, ``channels`` and ``augment`` are those of their images.
+    """
+    raise FedtailError("data.name = 'sites' is data that lives at the sites of a deployment; use `fedtail deploy run`")
 
 
 @DATASETS.add("cifar10")
