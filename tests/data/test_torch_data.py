@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fedtail.data import Federation
-from fedtail.data.arrays import read_dataset
+from fedtail.data.own import read_dataset
 from fedtail.errors import FedtailError
 
 

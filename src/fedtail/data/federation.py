@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedtail.core.random import generator
-from fedtail.data.arrays import pool_arrays, read_dataset
 from fedtail.data.shown import aligned, html_table
 from fedtail.errors import FedtailError
 
@@ -282,37 +281,32 @@ class Federation:
         ``classes`` given, those names or their positions. Without ``test`` each client gives up a stratified
         ``test_fraction`` of its samples.
         """
-        pool = pool_arrays(clients, test, classes, sites)
-        samples, parts = Samples(pool.x, torch.as_tensor(pool.y)), pool.parts
-        owners = np.empty(0, dtype=np.int64)
-        if pool.x_test is None:
-            pairs = [
-                stratified_holdout(pool.y, part, test_fraction, generator(seed, "arrays/test", k), "test_fraction")
-                for k, part in enumerate(parts)
-            ]
-            parts, tested = [rest for rest, _ in pairs], samples.take(np.concatenate([held for _, held in pairs]))
-            owners = np.repeat(np.arange(len(pairs)), [len(held) for _, held in pairs])
-        else:
-            tested = Samples(pool.x_test, torch.as_tensor(pool.y_test))
-        more = {"own": "table" if pool.x.ndim == 2 else "arrays", "model": "auto", **more}
-        return assemble(
-            samples,
-            parts,
-            tested,
-            classes=pool.classes,
-            label_type=pool.label_type,
-            sites=sites,
-            validation=validation,
-            seed=seed,
-            test_clients=owners,
-            **more,
-        )
+        from fedtail.data.own import from_arrays  # which needs this module
+
+        shares = {"validation": validation, "seed": seed}
+        return from_arrays(clients, test, classes, sites, test_fraction, **shares, **more)
 
     @classmethod
     def from_datasets(cls, clients: Sequence[Any], test: Any = None, **more: Any) -> Federation:
         """Any torch ``Dataset`` of (input, label) pairs per client, read once into memory; see ``from_arrays``."""
+        from fedtail.data.own import read_dataset  # which needs this module
+
         pairs = [read_dataset(d, f"client {k}") for k, d in enumerate(clients)]
         return cls.from_arrays(pairs, None if test is None else read_dataset(test, "the test set"), **more)
+
+    @classmethod
+    def from_huggingface(cls, data: Any, label: str = "", site: str | None = None, **options: Any) -> Federation:
+        """A Hugging Face ``Dataset`` or ``DatasetDict`` (its ``test`` is the test set), the folder of one, or a
+        ``FederatedDataset`` of flwr-datasets, whose partitions are the sites.
+
+        Args:
+            label: the column that holds the class; by default the first ``ClassLabel``.
+            site: the column that names the site.
+            options: as of ``from_images``, if a column has pictures, else as of ``from_tables``.
+        """
+        from fedtail.data.own import from_huggingface  # which needs this module
+
+        return from_huggingface(data, label, site, **options)
 
 
 def assemble(

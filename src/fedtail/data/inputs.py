@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fedtail.data.images.decode import EXTENSIONS, decode, read_image
 from fedtail.data.tables.encode import encode, frame_columns, from_layout
-from fedtail.data.tables.pooled import is_table
-from fedtail.data.tables.read import Table, from_frame, read_table
+from fedtail.data.tables.read import Table, from_frame, is_table, read_table
 from fedtail.data.tables.schema import TableSchema
 from fedtail.errors import FedtailError
 from fedtail.words import listing

@@ -19,8 +19,8 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from fedtail.data.arrays import label_type
 from fedtail.data.federation import Federation
+from fedtail.data.tables.labels import label_type
 from fedtail.errors import FedtailError
 from fedtail.methods import Method
 from fedtail.runs.execution import fit

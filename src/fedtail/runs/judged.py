@@ -22,8 +22,7 @@ from fedtail.core.decisions import Decision
 from fedtail.core.scores import Scores
 from fedtail.data.inputs import image_files, prepare_inputs, read_for
 from fedtail.data.tables.labels import class_places, name_codes, need_column
-from fedtail.data.tables.pooled import is_table
-from fedtail.data.tables.read import Table, from_frame, read_table
+from fedtail.data.tables.read import Table, from_frame, is_table, read_table
 from fedtail.errors import FedtailError
 from fedtail.registry import in_user_code, load_object
 from fedtail.runs.saved import SavedModel, load_model

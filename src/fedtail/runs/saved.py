@@ -22,12 +22,11 @@ from fedtail.boosting.model import Shape, TreesModule, with_site
 from fedtail.core.decisions import COVERAGES, Decision
 from fedtail.core.promise import prediction_sets
 from fedtail.data.about import About, describe
-from fedtail.data.arrays import as_labels
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
 from fedtail.data.inputs import prepare_inputs, read_for
-from fedtail.data.tables.pooled import is_table
-from fedtail.data.tables.read import Table
+from fedtail.data.tables.labels import as_labels
+from fedtail.data.tables.read import Table, is_table
 from fedtail.errors import FedtailError, one_of
 from fedtail.models import build_model
 from fedtail.models.device import check_device

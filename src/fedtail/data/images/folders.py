@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from fedtail.core.random import generator
 from fedtail.data.federation import Samples, Transform, stratified_holdout
 from fedtail.data.images.decode import EXTENSIONS, LARGEST, choose_size, decode, survey
 from fedtail.data.registry import DATASETS, Pooled
+from fedtail.data.tables.read import is_saved
 from fedtail.errors import FedtailError, check_range, one_of
 
 
@@ -38,12 +40,15 @@ def images(
     test_fraction: float = 0.15,
     skip_corrupt: bool = False,
     cache: bool = True,
+    label: str = "",
+    site: str | None = None,
     seed: int = 0,
 ) -> Pooled:
-    """Images in folders, one folder per class, optionally inside one folder per site.
+    """Images in folders, one folder per class, optionally inside one folder per site; or a Hugging Face data set.
 
     Args:
-        path: Folder with ``site/class/*`` or ``class/*``; a ``train`` and a ``test`` folder may lie above either.
+        path: Folder with ``site/class/*`` or ``class/*``; a ``train`` and a ``test`` folder may lie above either. Or
+            one that a Hugging Face ``Dataset`` was saved to, whose columns ``label`` and ``site`` name.
         size: Side, or (height, width), that all images are resized to; by default the size they share, else the
             median square, no side beyond ``largest``.
         largest: Longest side where ``size`` does not say; 48 by default for a network from scratch on a CPU.
@@ -53,10 +58,20 @@ def images(
         skip_corrupt: Leave out files that cannot be read instead of stopping at them.
         cache: Keep decoded images in the user's cache folder.
     """
-    return from_listing(
-        scan(Path(path).expanduser()), Path(path).name or "images", size=size, largest=largest, color=color,
-        background=background, test_fraction=test_fraction, skip_corrupt=skip_corrupt, cache=cache, seed=seed,
-    )  # fmt: skip
+    shared: dict[str, Any] = {
+        "size": size,
+        "largest": largest,
+        "color": color,
+        "background": background,
+        "test_fraction": test_fraction,
+        "skip_corrupt": skip_corrupt,
+        "seed": seed,
+    }
+    if is_saved(path):
+        from fedtail.data.huggingface import load_pooled  # which needs this module
+
+        return load_pooled(path, label, site, pictures=True, **shared)
+    return from_listing(scan(Path(path).expanduser()), Path(path).name or "images", cache=cache, **shared)
 
 
 def scan(root: Path) -> Listing:

@@ -113,3 +113,26 @@ def label_notes(classes: Sequence[str], label: str) -> list[str]:
         for names in same.values()
         if len(names) > 1
     ]
+
+
+def label_type(values: Any) -> str:
+    """Return the type that answers are given in: ``bool``, ``int``, ``float`` or ``str``.
+
+    Whole numbers that a column with gaps holds as ``7.0`` are integers.
+    """
+    given = np.asarray(values)
+    if given.dtype.kind == "O":
+        given = np.array([v for v in given.reshape(-1).tolist() if v is not None and v == v])
+    if given.dtype.kind == "f":
+        known = given[np.isfinite(given)]
+        return "int" if (known == np.rint(known)).all() else "float"
+    return {"b": "bool", "i": "int", "u": "int"}.get(given.dtype.kind, "str")
+
+
+def as_labels(classes: Sequence[str], kind: str) -> np.ndarray:
+    """(C,) class names as labels of a type."""
+    if kind == "bool":
+        return np.array([name.lower() == "true" for name in classes])
+    if kind in ("int", "float"):
+        return np.array([float(name) for name in classes]).astype(np.int64 if kind == "int" else np.float64)
+    return np.array(classes, dtype=object)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedtail.core.random import generator
-from fedtail.data.arrays import label_type
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.columns import Levels, Numbers, parse_column
 from fedtail.data.tables.encode import SiteTable, encode_site, frame_columns, labelled
 from fedtail.data.tables.kinds import Kind, infer_kind
-from fedtail.data.tables.labels import label_codes, label_notes, name_codes, natural_order, need_column
+from fedtail.data.tables.labels import label_codes, label_notes, label_type, name_codes, natural_order, need_column
 from fedtail.data.tables.notes import class_notes, describe, doubts, leak_note, leaking_columns, left_out_words
-from fedtail.data.tables.read import Table, from_frame, read_table
+from fedtail.data.tables.read import Table, from_frame, is_saved, read_table
 from fedtail.data.tables.schema import NEEDS_LABEL, Column, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import fit_cuts, fit_schema, moments_of, sketch_of
 from fedtail.errors import FedtailError, check_range
@@ -49,8 +47,9 @@ def table(
     encoding: str | None = None,
     seed: int = 0,
 ) -> Pooled:
-    """Your own table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip) with a ``label`` column and, optionally, a
-    ``site`` column. ``label`` may be left out if ``schema`` names it.
+    """Your own table: CSV, TSV or Parquet (also .gz, .xz, .bz2, .zip), or a folder that a Hugging Face ``Dataset`` was
+    saved to, with a ``label`` column and, optionally, a ``site`` column. ``label`` may be left out if ``schema`` names
+    it.
 
     ``cluster``: a column that puts sites together (region, machine type), for rate searches over clusters; it stays an
     input.
@@ -63,6 +62,22 @@ def table(
     numbers = names_option("numbers", numbers)
     declared = load_schema(schema) if schema else None
     label, site = agreed_label(label.strip(), declared), site and site.strip()
+    shared: dict[str, Any] = {
+        "cluster": cluster,
+        "test_fraction": test_fraction,
+        "exclude": exclude,
+        "categories": categories,
+        "numbers": numbers,
+        "schema": declared,
+        "max_levels": max_levels,
+        "hash_buckets": hash_buckets,
+        "pieces": pieces,
+        "seed": seed,
+    }
+    if is_saved(path):
+        from fedtail.data.huggingface import load_pooled  # which needs this module
+
+        return load_pooled(path, label, site, pictures=False, **shared)
     reading: dict[str, Any] = {
         "text": {*categories, *((c.name for c in declared.columns if c.kind != "numeric") if declared else ())},
         "plain": {label, site} - {None, ""},
@@ -71,23 +86,8 @@ def table(
         "encoding": encoding,
         "bad_rows": bad_rows,
     }
-    pooled = table_from_frame(
-        read_table(path, **reading),
-        label,
-        site,
-        cluster=cluster,
-        test=read_table(test, **reading) if test else None,
-        test_fraction=test_fraction,
-        exclude=exclude,
-        categories=categories,
-        numbers=numbers,
-        schema=declared,
-        max_levels=max_levels,
-        hash_buckets=hash_buckets,
-        pieces=pieces,
-        seed=seed,
-    )
-    return pooled
+    tested = read_table(test, **reading) if test else None
+    return table_from_frame(read_table(path, **reading), label, site, test=tested, **shared)
 
 
 def table_from_frame(
@@ -193,9 +193,14 @@ def kinds_of(
     """Return what each column of a frame is taken for."""
 
     def kind(name: str) -> Kind:
-        column = parse_column(frame[name])
         if name in exclude:
-            return Kind("excluded", column)
+            return Kind("excluded", Levels(np.empty(0, dtype=np.int32), []))
+        try:
+            column = parse_column(frame[name])
+        except TypeError:
+            raise FedtailError(
+                f"column {name!r} holds lists or other things that are no numbers or names; exclude it"
+            ) from None
         return infer_kind(name, column, max_levels=max_levels, category=name in categories, number=name in numbers)
 
     return {str(name): kind(name) for name in frame.columns}
@@ -314,9 +319,3 @@ def _split(
         back = np.array([held[np.flatnonzero(sites[held] == s)[0]] for s in bare])
         train, held = np.sort(np.concatenate([train, back])), np.setdiff1d(held, back)
     return train, held
-
-
-def is_table(path: str | Path) -> bool:
-    """Whether a file name is that of a table."""
-    suffixes = [s.lower() for s in Path(path).suffixes[-2:]]
-    return any(s in (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq") for s in suffixes)

@@ -130,6 +130,17 @@ def _ragged_error(source: Source, ragged: Sequence[tuple[int, int]]) -> FedtailE
     )
 
 
+def is_table(path: str | Path) -> bool:
+    """Whether a file name is that of a table."""
+    suffixes = [s.lower() for s in Path(path).suffixes[-2:]]
+    return any(s in (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq") for s in suffixes)
+
+
+def is_saved(path: str | Path) -> bool:
+    """Whether a folder was written by ``save_to_disk`` of a Hugging Face data set."""
+    return any(Path(path, f"dataset_{what}.json").is_file() for what in ("info", "dict"))
+
+
 def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 

@@ -23,8 +23,8 @@ from fedtail.data.registry import DATASETS, Pooled
 from fedtail.data.tables.encode import SiteTable, encode_site, labelled
 from fedtail.data.tables.labels import label_codes
 from fedtail.data.tables.notes import describe
-from fedtail.data.tables.pooled import check_columns, infer_schema, is_table, kinds_of, names_option
-from fedtail.data.tables.read import read_table, table_name
+from fedtail.data.tables.pooled import check_columns, infer_schema, kinds_of, names_option
+from fedtail.data.tables.read import is_table, read_table, table_name
 from fedtail.data.tables.schema import NEEDS_LABEL, TableSchema, agreed_label, load_schema
 from fedtail.data.tables.sketch import (
     MIN_COUNT,
