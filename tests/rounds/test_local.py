@@ -56,16 +56,58 @@ def test_batchnorm_models_take_one_forward_pass_for_all_groups() -> None:
     torch.testing.assert_close(grads.sum(0), ordinary, atol=1e-6, rtol=1e-5)
 
 
+class Centred(nn.Module):
+    """Statistics of the batch, in no layer that is called BatchNorm."""
+
+    def __init__(self, draws: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(4, 6), nn.Dropout(draws), nn.Linear(6, 3)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.drop(self.first(x))
+        return self.last(z - z.mean(0) if self.training else z)
+
+
+class Sized(Centred):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x)) / len(x)
+
+
+@pytest.mark.parametrize("module", [Centred(), Centred(0.5), Sized()])
+def test_batches_of_samples_that_influence_each_other_are_not_split_by_group(module: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = FlatModel(module)
+    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+    groups, batch = torch.tensor([0, 1, 1]), Batch(y, torch.ones(16))
+    torch.manual_seed(1)
+    grads, _, _ = group_gradients(model, FedAvg(), x, batch, groups, 2, {}, {})
+    torch.manual_seed(1)
+    ordinary = model.gradient(nn.functional.cross_entropy(model.module(x), y))
+    torch.testing.assert_close(grads.sum(0), ordinary, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "small_cnn", "resnet8", "cnn_lstm"])
+def test_samples_of_our_models_stand_alone(name: str) -> None:
+    shape = {"mlp": (12,), "cnn_lstm": (16,)}.get(name, (1, 8, 8))
+    options = {"cnn_lstm": {"channels": (4,), "hidden": 5}, "resnet8": {"width": 32}}.get(name, {})
+    model = FlatModel(build_model(name, shape, 3, **options))
+    before = model.vector.clone()
+    assert not model.couples(shape) and torch.equal(model.vector, before)
+    kept = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, 3)))
+    assert not kept.couples((12,))
+
+
 @pytest.mark.parametrize("method", [FedCGNM(), FedCGN(), FedCGNM(n_groups=3, beta=0.9), PCN()])
 @pytest.mark.parametrize("lr", [0.01, 0.5])
 def test_round_displacement_is_bounded_by_lr_steps_groups(federation, module, method: Method, lr: float) -> None:
     model = FlatModel(module)
     x0 = model.vector.clone()
-    delta, steps, *_ = train_probe(
+    delta, loss, *_ = train_probe(
         model, federation.client(0), method, task_for(x0, lr=lr), 0, 0, {}, Settings.of(batch_size=8, epochs=2)
     )
-    bound = method.bound(lr, steps, federation.n_classes)
-    assert bound == lr * steps * method.group_count(federation.n_classes)
+    bound = method.bound(lr, len(loss), federation.n_classes)
+    assert bound == lr * len(loss) * method.group_count(federation.n_classes)
     assert 0 < delta.norm() < bound
 
 

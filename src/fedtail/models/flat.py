@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtail.errors import FedtailError
 from fedtail.models.norm import has_batchnorm
 
-__all__ = ["FlatModel", "copy_module", "has_batchnorm"]
+__all__ = ["AverageDraws", "FlatModel", "copy_module", "couples_samples", "has_batchnorm"]
+
+TRIED, COUPLED = 8, 1e-4
+"""Samples on which it is tried whether they influence each other, and the relative difference that shows it."""
+
+
+class AverageDraws(TorchDispatchMode):
+    """Inside, every draw is its mean, so that passes which draw in different order can be compared."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return out
+        name = func.overloadpacket.__name__
+        if name == "bernoulli_":
+            chance = args[1] if len(args) > 1 else 0.5
+            return out.copy_(chance) if isinstance(chance, Tensor) else out.fill_(chance)
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(out[1])
+        if isinstance(out, Tensor) and name.startswith(("rand", "uniform", "normal")) and out.is_floating_point():
+            return out.fill_(0.5)
+        return out
+
+
+def couples_samples(module: nn.Module, sample_shape: Sequence[int]) -> bool:
+    """Whether samples of a training batch influence each other, by statistics of the batch or in any other way: tried
+    on a few inputs, with weights of which none is 0."""
+    trial, draws = copy_module(module).train(), torch.Generator().manual_seed(0)
+    x = torch.rand(TRIED, *sample_shape, generator=draws).to(next(trial.parameters()).device)
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad(), AverageDraws():
+        for p in trial.parameters():
+            spread = float(p.std()) if p.numel() > 1 else 0.0
+            p.add_(torch.randn(p.shape, generator=draws).to(p), alpha=0.1 * (spread or 1.0))
+        try:
+            whole, part = trial(x)[: TRIED // 2], trial(x[: TRIED // 2])
+        except Exception:  # the user's module: one pass for all samples is right whatever it does
+            return True
+    return not float((whole - part).norm()) <= COUPLED * float(whole.norm())
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -51,10 +90,17 @@ class FlatModel:
             n = part.numel()
             part.data = self.vector[offset : offset + n].view(part.shape)
             offset += n
+        self._couples: bool | None = None
 
     @property
     def size(self) -> int:
         return self.vector.numel()
+
+    def couples(self, sample_shape: Sequence[int]) -> bool:
+        """``couples_samples`` of the module, tried once."""
+        if self._couples is None:
+            self._couples = couples_samples(self.module, sample_shape)
+        return self._couples
 
     def load(self, x: Tensor) -> None:
         """Set the whole model from a vector."""

@@ -7,8 +7,9 @@ fast simulator paths are tested against it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,11 @@ from fedtail.core.records import DIVERGED, Task, Tensors, Update
 from fedtail.data.federation import Client
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Batch, LocalStep, Method, cross_entropy
-from fedtail.models.flat import FlatModel, has_batchnorm
+from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
+from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import (
     FEATURES,
+    Logits,
     Split,
     feature_measurement,
     judged,
@@ -80,15 +82,15 @@ def group_gradients(
     """(H, d) group gradients, the batch's mean loss, and the step state.
 
     ``split`` runs forward and backward per group on its own samples, which costs what one plain step costs and
-    is valid as long as samples do not influence each other. Otherwise (BatchNorm, losses that are stateful or depend
-    on the whole batch) one forward and H masked backward passes. Default: split unless the model or the method
-    forbids it.
+    is valid as long as samples do not influence each other. Otherwise (statistics of the batch, losses that are
+    stateful or depend on the whole batch) one forward and H masked backward passes. Default: split unless the model or
+    the method forbids it.
     """
     member = groups[batch.y]
     size = batch.y.shape[0]
 
-    coupled = method.traits.stateful_loss or method.traits.whole_batch or has_batchnorm(model.module)
-    if n_groups == 1 or split is False or coupled:
+    coupled = method.traits.stateful_loss or method.traits.whole_batch
+    if n_groups == 1 or split is False or coupled or model.couples(x.shape[1:]):
         losses, state = method.loss(model.module(x), batch, const, state)
         grads = torch.stack(
             [
@@ -111,6 +113,18 @@ def group_gradients(
     return grads, total / size, state
 
 
+class End(NamedTuple):
+    """What a local run ends with."""
+
+    delta: Tensor
+    """(n,)."""
+    loss: np.ndarray
+    """Mean loss of each step's batch, up to the first that is not finite."""
+    const: Tensors
+    state: Tensors
+    local: LocalRun
+
+
 def train_probe(
     model: FlatModel,
     client: Client,
@@ -122,8 +136,8 @@ def train_probe(
     settings: Settings,
     *,
     on_step: Callable[[int, Tensor, Tensors], None] | None = None,
-) -> tuple[Tensor, int, float, Tensors, Tensors]:
-    """One local run: (delta, steps, mean loss, client state to keep, extras)."""
+) -> End:
+    """Run one probe of a client, step by step."""
     device = model.vector.device
     (run,) = prepare_runs(model, client, method, task, row, client_state, settings, [probe])
     plan, hyper, const, state = run.plan, run.hyper, run.const, run.state
@@ -139,7 +153,7 @@ def train_probe(
     model.load(x0)
     model.module.train()
     params, start = model.vector[: model.n_params], x0[: model.n_params]
-    mean_loss = 0.0
+    losses: list[float] = []
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
         torch.manual_seed(torch_seed(settings.run.seed, "dropout", client.index, task.round))
         for i, index in enumerate(plan.batches):
@@ -151,93 +165,86 @@ def train_probe(
             batch = Batch(y, torch.ones_like(y, dtype=torch.float32), logits)
             with lone_samples_named():
                 grads, loss, state = group_gradients(model, method, x, batch, groups, n_groups, const, state)
+            losses.append(loss)
             if not np.isfinite(loss):
-                raise DivergedError(f"loss became {loss} at step {i + 1} of {len(plan.batches)}")
+                break
             with torch.no_grad():
                 step, state = method.direction(LocalStep(grads, params, start, const, state, hyper))
                 params.sub_(lr * (step + decay * params))
             if on_step is not None:
                 on_step(i, params, state)
-            mean_loss += loss / len(plan.batches)
             task.advance(1.0 / (task.n_probes * len(plan.batches)))
-    delta = model.vector.detach() - x0
-    kept, extras = method.finish(run.local, delta[: model.n_params], const, state, client_state)
-    return delta, len(plan.batches), mean_loss, kept, extras
+    return End(model.vector.detach() - x0, np.array(losses), const, state, run.local)
 
 
 def train_client(
     model: FlatModel, client: Client, method: Method, task: Task, row: int, client_state: Tensors, settings: Settings
 ) -> tuple[Update, list[Tensors]]:
     """All P local runs of one client from the same global model; also the client state each run would leave."""
-    runs: list[tuple[Tensor, int, float, Tensors, Tensors]] = []
-    failed: list[int] = []
-    for p in range(task.n_probes):
-        try:
-            run = train_probe(model, client, method, task, row, p, client_state, settings)
-            if DIVERGED in task.reports and not bool(torch.isfinite(run[0]).all()):
-                raise DivergedError("the last step was not finite")
-            runs.append(run)
-        except DivergedError:
-            if DIVERGED not in task.reports or len(failed) == task.n_probes - 1:
-                raise
-            failed.append(p)
-            runs.append((torch.zeros_like(task.x, device=model.vector.device), 0, 0.0, client_state, {}))
-    deltas, steps, losses, states, extras = zip(*runs, strict=True)
-    delta, held = torch.stack(deltas), Split.of(client, client.validation)
-    reports = run_reports(
+    ends = [train_probe(model, client, method, task, row, p, client_state, settings) for p in range(task.n_probes)]
+    held = Split.of(client, client.validation)
+    return client_update(
         task,
-        delta,
-        judged(settings.run.metric, client.n_classes, client.background),
+        client,
+        method,
+        ends,
+        client_state,
+        settings.run.metric,
         lambda models: [float(client_losses(model, client, x).mean()) for x in models],
         lambda models: (model_logits(model, x, held.batches(device=model.vector.device)) for x in models),
-        failed,
     )
-    return client_update(client, delta, steps, losses, reports, unmoved(extras, failed)), list(states)
 
 
 def client_update(
+    task: Task,
     client: Client,
-    delta: Tensor,
-    steps: Sequence[int],
-    losses: Sequence[float],
-    reports: dict[str, np.ndarray],
-    extras: Sequence[Tensors],
-) -> Update:
-    """What a client uploads after its P local runs. delta: (P, n); extras: of each run."""
-    return Update(
-        client=client.index,
-        delta=delta,
-        n_samples=len(client.train),
-        steps=tuple(steps),
-        loss=tuple(losses),
-        reports=reports,
-        extras={key: torch.stack([e[key] for e in extras]) for key in extras[0]},
-    )
+    method: Method,
+    ends: Sequence[End],
+    client_state: Tensors,
+    metric: str,
+    mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
+    held: Callable[[Tensor], Iterable[Logits]],
+) -> tuple[Update, list[Tensors]]:
+    """What a client uploads after its P local runs, and the client state that each would leave.
 
-
-def unmoved(extras: Sequence[Tensors], failed: Sequence[int]) -> list[Tensors]:
-    """What the runs send beside their updates, with zeros for those that diverged."""
-    sound = next(e for p, e in enumerate(extras) if p not in failed)
-    nothing = {name: torch.zeros_like(value) for name, value in sound.items()}
-    return [nothing if p in failed else e for p, e in enumerate(extras)]
-
-
-def diverged(losses: Sequence[np.ndarray], task: Task, delta: Tensor) -> tuple[str | None, list[int]]:
-    """Why a client is refused, if some run's losses, step by step, are not all finite; and those runs. delta: (P, n).
-
-    A task that asks for a report of them refuses a client only if all its runs diverged. Its runs must end at a finite
-    model too; without the report that is the server's to find.
+    Raises ``DivergedError`` where a run met a loss that is not finite. A task that asks for a report of that takes such
+    a run as one that did not move, if not all are; then runs must also end at a finite model, which without the report
+    is the server's to find. mean_losses, held: see ``run_reports``.
     """
-    reason, failed = None, []
-    for p, each in enumerate(losses):
-        if not math.isfinite(each.sum(dtype=np.float64)):  # float32 cannot overflow there
-            bad = np.flatnonzero(~np.isfinite(each))
-            reason = reason or f"loss became {each[bad[0]]} at step {bad[0] + 1} of {len(each)}"
-            failed.append(p)
-        elif DIVERGED in task.reports and not bool(torch.isfinite(delta[p]).all()):
+    delta = ends[0].delta.unsqueeze(0) if len(ends) == 1 else torch.stack([end.delta for end in ends])
+    failed, reason = list[int](), ""
+    for p, end in enumerate(ends):
+        if not math.isfinite(end.loss.sum(dtype=np.float64)):  # float32 cannot overflow there
+            step = int(np.flatnonzero(~np.isfinite(end.loss))[0])
+            reason = reason or f"loss became {end.loss[step]} at step {step + 1} of {end.local.steps}"
+        elif DIVERGED in task.reports and not bool(torch.isfinite(end.delta).all()):
             reason = reason or "the last step was not finite"
-            failed.append(p)
-    return (None if DIVERGED in task.reports and len(failed) < len(losses) else reason), failed
+        else:
+            continue
+        failed.append(p)
+    if failed and (DIVERGED not in task.reports or len(failed) == len(ends)):
+        raise DivergedError(reason)
+    done = {
+        p: method.finish(end.local, delta[p, : end.local.n_params], end.const, end.state, client_state)
+        for p, end in enumerate(ends)
+        if p not in failed
+    }
+    nothing = {name: torch.zeros_like(value) for name, value in next(iter(done.values()))[1].items()}
+    states, extras = zip(*(done.get(p, (client_state, nothing)) for p in range(len(ends))), strict=True)
+    if failed:
+        delta[failed] = 0.0
+    judge = judged(metric, client.n_classes, client.background)
+    losses = [end.loss[: 0 if p in failed else None] for p, end in enumerate(ends)]
+    update = Update(
+        client=client.index,
+        delta=delta.to(task.x.device),
+        n_samples=len(client.train),
+        steps=tuple(map(len, losses)),
+        loss=tuple(float(np.sum(each, dtype=np.float64)) / max(len(each), 1) for each in losses),
+        reports=run_reports(task, delta, judge, mean_losses, held, failed) if task.reports else {},
+        extras={key: torch.stack([e[key] for e in extras]) for key in nothing},
+    )
+    return update, list(states)
 
 
 def client_losses(model: FlatModel, client: Client, x: Tensor) -> Tensor:

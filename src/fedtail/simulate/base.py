@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,23 +13,24 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.evidence import confusion_matrix
-from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
+from fedtail.core.records import Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
-from fedtail.data.federation import Client, Federation
+from fedtail.data.federation import Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import (
+    FEATURES,
     Logits,
     Split,
     client_confusions,
     client_splits,
+    feature_measurement,
     federation_split,
-    judged,
+    measurement,
     probabilities_of,
-    run_reports,
     scores_on,
 )
-from fedtail.rounds.local import client_update, diverged, unmoved
+from fedtail.rounds.local import DivergedError, End, client_update
 from fedtail.rounds.plan import PreparedRun, prepare_runs
 from fedtail.settings import Settings
 
@@ -37,16 +38,6 @@ T = TypeVar("T")
 P = TypeVar("P")
 Outcome = tuple[Update, list[Tensors]] | Refusal
 """What a client sends, and the state that it would keep of each probe; or why it sends nothing."""
-
-
-class End(NamedTuple):
-    """What a local run ends with."""
-
-    delta: Tensor
-    loss: np.ndarray
-    """Step by step."""
-    const: Tensors
-    state: Tensors
 
 
 class Scoring(ABC):
@@ -109,6 +100,8 @@ class Simulator(Scoring):
 
     path = ""
     takes_rivals = True
+    models: list[FlatModel]
+    """One for each worker that has been at work."""
 
     def __init__(self, federation: Federation, method: Method, settings: Settings, reason: str) -> None:
         self.federation, self.method, self.settings, self.reason = federation, method, settings, reason
@@ -116,6 +109,10 @@ class Simulator(Scoring):
         self.n_clients, self.sizes = federation.n_clients, federation.sizes
         self.client_states: dict[int, Tensors] = {}
         self._pending: dict[int, list[Tensors]] = {}
+
+    @property
+    def model(self) -> FlatModel:
+        return self.models[0]
 
     def commit(self, choice: dict[int, int]) -> None:
         for k, probe in choice.items():
@@ -135,40 +132,23 @@ class Simulator(Scoring):
         before = self.client_states.get(client.index, {})
         return prepare_runs(model, client, self.method, task, row, before, self.settings)
 
-    def _outcome(self, task: Task, row: int, runs: Sequence[PreparedRun], ends: Sequence[End]) -> Outcome:
+    def _outcome(self, task: Task, row: int, ends: Sequence[End]) -> Outcome:
         """What a client sends after its local runs, one of each probe."""
-        k, losses = task.clients[row], [end.loss for end in ends]
-        delta = ends[0].delta.unsqueeze(0) if len(ends) == 1 else torch.stack([end.delta for end in ends])
-        reason, failed = diverged(losses, task, delta)
-        if reason is not None:
-            return Refusal(k, task.round, reason, DIVERGED)
-        client, before = self.federation.client(k), self.client_states.get(k, {})
-        kept, extras = zip(
-            *(
-                self.method.finish(run.local, delta[p, : run.local.n_params], end.const, end.state, before)
-                for p, (run, end) in enumerate(zip(runs, ends, strict=True))
-            ),
-            strict=True,
-        )
-        if failed:
-            delta[failed] = 0.0
-        means = [float(loss.sum(dtype=np.float64)) / len(loss) if len(loss) else float("nan") for loss in losses]
-        reports = self._reports(task, client, delta, failed) if task.reports else {}
-        steps = [len(loss) for loss in losses]
-        return client_update(client, delta.to(task.x.device), steps, means, reports, unmoved(extras, failed)), list(
-            kept
-        )
-
-    def _reports(self, task: Task, client: Client, delta: Tensor, failed: Sequence[int]) -> dict[str, np.ndarray]:
+        client, before = self.federation.client(task.clients[row]), self.client_states.get(task.clients[row], {})
         trained, held = Split.of(client, client.train), Split.of(client, client.validation)
-        return run_reports(
-            task,
-            delta,
-            judged(self.settings.run.metric, client.n_classes, client.background),
-            lambda models: self._losses(models, trained).mean(1).cpu().numpy().astype(np.float64),
-            lambda models: self._logits_each(models, held),
-            failed,
-        )
+        try:
+            return client_update(
+                task,
+                client,
+                self.method,
+                ends,
+                before,
+                self.settings.run.metric,
+                lambda models: self._losses(models, trained).mean(1).cpu().numpy().astype(np.float64),
+                lambda models: self._logits_each(models, held),
+            )
+        except DivergedError as error:
+            return Refusal(client.index, task.round, str(error), error.code)
 
     def _logits_each(self, models: Tensor, split: Split) -> Sequence[Logits]:
         """``_logits`` of several models (m, n)."""
@@ -178,6 +158,16 @@ class Simulator(Scoring):
         """(m, len(split)) unweighted cross-entropy of each sample under models (m, n)."""
         each = [[cross_entropy(z, y) for z, y in logits] for logits in self._logits_each(models, split)]
         return torch.stack([torch.cat(parts) if parts else torch.empty(0) for parts in each])
+
+    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+        out = {}
+        for client in map(self.federation.client, range(self.n_clients)):
+            if what in FEATURES:
+                out[client.index] = feature_measurement(self.model, client, x, what)
+            else:
+                losses = self._losses(x.unsqueeze(0), Split.of(client, client.train))[0]
+                out[client.index] = measurement(client, losses, what)
+        return out
 
     def _settle(self, outcomes: Sequence[Outcome]) -> tuple[list[Update], list[Refusal]]:
         """Updates and refusals, with the states that clients would keep held for ``commit``."""

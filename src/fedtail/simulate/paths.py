@@ -12,20 +12,18 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtail.core.records import Task, Update
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, Server
 from fedtail.models.device import check_device
-from fedtail.models.flat import FlatModel, copy_module
+from fedtail.models.flat import AverageDraws, FlatModel, copy_module
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
@@ -127,7 +125,7 @@ def disagreement(build: Build, federation: Federation, module: nn.Module, method
     trial, settings = few_samples(federation), _on_cpu(settings)
     module = copy_module(module).cpu()
     draws = draws_numbers(module, federation.input_shape)
-    with torch.random.fork_rng(devices=[]), _Averages() if draws else nullcontext():
+    with torch.random.fork_rng(devices=[]), AverageDraws() if draws else nullcontext():
         torch.manual_seed(0)
         try:
             reference = ReferenceSimulator(trial, copy_module(module), method, settings)
@@ -250,21 +248,3 @@ def _outcome(engine: Engine, task: Task) -> tuple[list[Update], Tensor]:
 
 def _named(error: Exception) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-
-
-class _Averages(TorchDispatchMode):
-    """What is drawn inside is what it is on average, for paths draw their masks in different order."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return out
-        name = func.overloadpacket.__name__
-        if name == "bernoulli_":
-            chance = args[1] if len(args) > 1 else 0.5
-            return out.copy_(chance) if isinstance(chance, Tensor) else out.fill_(chance)
-        if name == "native_dropout":
-            return args[0].clone(), torch.ones_like(out[1])
-        if isinstance(out, Tensor) and name.startswith(("rand", "uniform", "normal")) and out.is_floating_point():
-            return out.fill_(0.5)
-        return out

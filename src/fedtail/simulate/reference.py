@@ -18,7 +18,7 @@ from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, copy_module
 from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Logits, Split, count_candidates, model_logits
-from fedtail.rounds.local import DivergedError, measure_client, train_client
+from fedtail.rounds.local import DivergedError, train_client
 from fedtail.settings import Settings
 from fedtail.simulate.base import Outcome, Simulator
 from fedtail.simulate.workers import Workers, by_caller, forward_flops
@@ -48,7 +48,6 @@ class ReferenceSimulator(Simulator):
     ) -> None:
         super().__init__(federation, method, settings, reason)
         self.models = [FlatModel(module.to(self.device))]
-        """One for each worker that has been at work."""
         self.sample_flops = forward_flops(module, federation.input_shape)
         """Operations of the forward pass of one sample."""
         self.pool = self._workers(module)
@@ -59,10 +58,6 @@ class ReferenceSimulator(Simulator):
         found = Workers(self.settings.engine.workers, most=most)
         # torch's CPU generator is one per process, so models that draw from it run one client at a time
         return Workers(1) if found.n > 1 and draws_numbers(module, self.federation.input_shape) else found
-
-    @property
-    def model(self) -> FlatModel:
-        return self.models[0]
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         all_samples, advance = max(sum(int(self.sizes[k]) for k in task.clients), 1), by_caller(task.advance)
@@ -94,14 +89,6 @@ class ReferenceSimulator(Simulator):
             return next(model_logits(model, x, [split.batch(part, model.vector.device)]))
 
         return self._map(one, split.parts(), len(split) * self.sample_flops)
-
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        values = self._map(
-            lambda model, k: measure_client(model, self.federation.client(k), x, what),
-            range(self.n_clients),
-            float(self.sizes.sum() * self.sample_flops),
-        )
-        return dict(enumerate(values))
 
     def info(self) -> dict[str, Any]:
         return {

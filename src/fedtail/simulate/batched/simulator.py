@@ -26,9 +26,10 @@ from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
 from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split
+from fedtail.rounds.local import End
 from fedtail.rounds.plan import PreparedRun, draw_width
 from fedtail.settings import Settings
-from fedtail.simulate.base import End, Outcome
+from fedtail.simulate.base import Outcome
 from fedtail.simulate.batched.choice import choose_cpu_kernel
 from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.cohort import Cohort
@@ -161,8 +162,7 @@ class BatchedSimulator(ReferenceSimulator):
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
 
         def one(worker: int, row: int) -> Outcome:
-            mine = [place[row, p] for p in range(task.n_probes)]
-            return self._outcome(task, row, [runs[i] for i in mine], [ends[i] for i in mine])
+            return self._outcome(task, row, [ends[place[row, p]] for p in range(task.n_probes)])
 
         return self._settle(self._work(one, range(len(task.clients)), operations))
 
@@ -261,7 +261,9 @@ def train_shard(programs: Programs, federation: Federation, worker: int, shard: 
                     final[left:n] = carried[f"state.{k}"][left:n]
         means.append(loss.mul_(part.shares[:, :, 0]).sum(-1))
     each = torch.cat(means).T.contiguous().numpy()
-    return [End(delta[i], each[i, : r.local.steps], _row(const, i), _row(state, i)) for i, r in enumerate(runs)]
+    return [
+        End(delta[i], each[i, : r.local.steps], _row(const, i), _row(state, i), r.local) for i, r in enumerate(runs)
+    ]
 
 
 def _one_by_one(

@@ -24,11 +24,11 @@ from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, has_batchnorm
 from fedtail.rounds.batches import batch_of
-from fedtail.rounds.evaluation import FEATURES, Logits, Split, feature_measurement, federation_split, measurement
-from fedtail.rounds.local import lone_samples_named
+from fedtail.rounds.evaluation import Logits, Split, federation_split
+from fedtail.rounds.local import End, lone_samples_named
 from fedtail.rounds.plan import PreparedRun, draw_width
 from fedtail.settings import Settings
-from fedtail.simulate.base import End, Simulator
+from fedtail.simulate.base import Simulator
 from fedtail.simulate.graph.evaluation import Evaluator
 from fedtail.simulate.graph.lane import Lane, Shared, Slot
 from fedtail.simulate.graph.network import DeviceModel, Numerics
@@ -75,7 +75,7 @@ class GraphSimulator(Simulator):
         self.numerics.apply()
         self.network = DeviceModel(module, federation.transform, self.numerics)
         self.layout = self.network.layout
-        self.model = FlatModel(module.to(self.device))
+        self.models = [FlatModel(module.to(self.device))]
         self.n_groups = method.group_count(federation.n_classes)
         self.apart = self.numerics.fused and self.n_groups <= GROUPS_APART
         """Whether rows are sorted by group, for one backward pass."""
@@ -142,12 +142,10 @@ class GraphSimulator(Simulator):
         def end(slot: Slot) -> End:
             assert slot.losses is not None
             const = {k: self.layout.outward(v) for k, v in slot.const.items()}
-            return End(out[slot.run.row, slot.run.probe], slot.losses.double().cpu().numpy(), const, slot.final)
+            delta, losses = out[slot.run.row, slot.run.probe], slot.losses.double().cpu().numpy()
+            return End(delta, losses, const, slot.final, slot.run.local)
 
-        outcomes = [
-            self._outcome(task, row, [s.run for s in slots], [end(s) for s in slots]) for row, slots in enumerate(rows)
-        ]
-        return self._settle(outcomes)
+        return self._settle([self._outcome(task, row, [end(s) for s in slots]) for row, slots in enumerate(rows)])
 
     def _own_generators(self) -> list[torch.device]:
         """Whose state a run may change, beside the CPU's generator."""
@@ -247,16 +245,6 @@ class GraphSimulator(Simulator):
     def _logits(self, x: Tensor, split: Split) -> Logits:
         rows = self._rows(split)
         return [(self.evaluator.logits(x, rows), self.resident.y[torch.as_tensor(rows).to(self.device)])]
-
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        out = {}
-        for client in map(self.federation.client, range(self.n_clients)):
-            if what in FEATURES:
-                out[client.index] = feature_measurement(self.model, client, x, what)
-            else:
-                losses = self._losses(x.unsqueeze(0), Split.of(client, client.train))[0]
-                out[client.index] = measurement(client, losses, what)
-        return out
 
     # -- state ----------------------------------------------------------------------------------------
 
