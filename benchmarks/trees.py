@@ -4,6 +4,11 @@ python benchmarks/trees.py compare --fit '[{}]' --keep FILE    defaults on the t
 python benchmarks/trees.py compare --tables choose --grid '[{"rounds": 20, "lr": 0.3}, {"lr": 0.1}]'
 python benchmarks/trees.py means FILE...                   the tables of what was kept
 python benchmarks/trees.py speed                           CPU time against scikit-learn, same trees, leaves and bins
+python benchmarks/trees.py peers --tables taxi,remote --flower PYTHON     XGBoost on Flower and NVFlare, same sites
+
+``peers`` runs where .[nvflare] and xgboost are installed (peers/requirements-nvflare-xgboost.txt), with Flower's
+environment beside it; in a network of its own its bytes are those of all processes: unshare -rn sh -c 'ip link set lo
+up; ...'.
 
 Tables are those of ``tables.py aside DIR`` (FEDTAIL_DATA=DIR). Sites are the table's own, or ten by Dirichlet(0.5).
 Every contender sees the site where the table names it, and answers by the power of class shares, from -1 to 1, that has
@@ -16,23 +21,36 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import torch
+from sklearn.metrics import average_precision_score, f1_score
 
 from fedtail.boosting import splits
 from fedtail.boosting.bins import Column, columns_of, read_columns
 from fedtail.boosting.grower import Site, asking, best_round, boost
+from fedtail.boosting.model import TreesModule, with_site
 from fedtail.boosting.predictor import Plan
 from fedtail.core.totals import LocalTotals
-from fedtail.data import partition
+from fedtail.data import Federation, partition
+from fedtail.data.sources import data_root
+from fedtail.runs.build import build_federation
+from fedtail.runs.config import changed, load_config
+from fedtail.runs.execution import run
+from fedtail.runs.saved import load_model
+from fedtail.settings import Settings
 from table_models import ASIDE, CHOOSE, as_table
 
 POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
@@ -154,6 +172,110 @@ def fitted(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
 MEASURED = {"scikit": scikit, "trees": trees, "fit": fitted}
 
 
+def peers(names: list[str], flower: str, rounds: int) -> None:
+    """Trees of fedtail and of XGBoost over the same sites: training, validation and test rows are the same, and so is
+    the decision step. The peers' options are those of their own documentation."""
+    print("| table | sites | contender | macro F1 | at .5 | PR-AUC | seconds | MB |\n" + "|---" * 8 + "|")
+    for name in names:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            path = {"data.name": "table", "data.path": str(data_root() / "aside" / f"{name}.csv")}
+            flags = {**path, "data.label": ASIDE[name].label, "data.site": ASIDE[name].site, "run.folder": scratch}
+            settings = load_config(None, [f"run.rounds={rounds}", "deploy.trust=blind"], flags, suggest=True)
+            fed = build_federation(settings)
+            assert fed.n_classes == 2, "Flower's bagging is for two classes"
+            write_sites(fed, folder / "sites.npz")
+            own = {"simulator": in_the_simulator, "NVFlare": over_nvflare}
+            runs = {
+                f"fedtail, {where}": partial(go, changed(settings, {"run.name": where})) for where, go in own.items()
+            }
+            for title, python in {"Flower, bagging": flower, "NVFlare, histograms": sys.executable}.items():
+                script = Path(__file__).parent / "peers" / f"run_{title.split(',')[0].lower()}_xgboost.py"
+                runs[title] = partial(by_script, [python, str(script), str(folder / "sites.npz"), str(rounds)], folder)
+            held, test = (np.concatenate([fed.pool.y.numpy()[r] for r in fed.validation]), fed.test.y.numpy())
+            for title, go in runs.items():
+                before = loopback()
+                p_held, p_test, seconds, sent = go()
+                found = measures(p_held, held, p_test, test)
+                plain = f1_score(test, p_test.argmax(1), average="macro")
+                area = average_precision_score(test == (rare := np.bincount(test).argmin()), p_test[:, rare])
+                mb = (loopback() - before if sent is None else sent) / 1e6
+                cells = f"{found['macro_f1']:.3f} | {plain:.3f} | {area:.3f} | {seconds:.0f} | {mb:.1f}"
+                print(f"| {name} | {fed.n_clients} | {title} | {cells} |", flush=True)
+
+
+Judged = tuple[np.ndarray, np.ndarray, float, float | None]
+"""Probabilities of validation and test rows, seconds, and bytes; None: what went over loopback meanwhile."""
+
+
+def in_the_simulator(settings: Settings) -> Judged:
+    began = time.perf_counter()
+    folder = run(settings).folder
+    assert folder is not None
+    return *probabilities(folder, settings), time.perf_counter() - began, 0.0
+
+
+def over_nvflare(settings: Settings) -> Judged:
+    from fedtail.federate.nvflare.rehearsal import rehearse
+    from fedtail.federate.operate.create import create_deployment
+
+    n = build_federation(settings).n_clients
+    settings = changed(settings, {"data.clients": n, "data.seed": settings.data_seed})
+    deployment = create_deployment(
+        Path(settings.run.folder) / "fed", tuple(f"site-{k + 1}" for k in range(n)), settings
+    )
+    began = time.perf_counter()
+    folder = Path(rehearse(deployment)["folder"])
+    return *probabilities(folder, settings), time.perf_counter() - began, None
+
+
+def by_script(command: list[str], folder: Path) -> Judged:
+    """What a peer's script finds, in its own environment."""
+    done = subprocess.run([*command, str(folder / "p.npz")], capture_output=True, text=True, cwd=folder)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    found, p = json.loads(lines[-1].removeprefix("RESULT ")), np.load(folder / "p.npz")
+    held, test = (np.stack([1 - p[part], p[part]], 1) for part in ("held", "test"))
+    return held, test, found["seconds"], found.get("bytes")
+
+
+def probabilities(folder: Path, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """A run's probabilities of validation and test rows, before its decision step."""
+    fed, model = build_federation(settings), load_model(folder)
+    held = np.concatenate(fed.validation)
+    sites = [np.repeat(np.arange(fed.n_clients), [len(r) for r in fed.validation]), fed.test_clients]
+    assert isinstance(model.module, TreesModule)
+    rows, columns = (fed.pool.x[torch.from_numpy(held)], fed.test.x), model.module.shape.columns
+    p_held, p_test = (model.probabilities(with_site(x, columns, s)) for x, s in zip(rows, sites, strict=True))
+    return p_held, p_test
+
+
+def write_sites(fed: Federation, path: Path) -> None:
+    """What a peer's script reads: rows with the site as a column, classes, sites and parts (0 training, 1 validation,
+    2 test), and which columns are categories."""
+    parts = [np.concatenate(rows) for rows in (fed.train, fed.validation)]
+    at = np.zeros(len(fed.pool), dtype=np.int64)
+    for k, rows in enumerate(zip(fed.train, fed.validation, strict=True)):
+        at[np.concatenate(rows)] = k
+    columns = columns_of(fed.preprocessing, fed.pool.x.shape[1], fed.n_clients)
+    sites = [at[parts[0]], at[parts[1]], fed.test_clients]
+    raw = [fed.pool.x.numpy()[parts[0]], fed.pool.x.numpy()[parts[1]], fed.test.x.numpy()]
+    values = read_columns(np.c_[np.concatenate(raw), np.concatenate(sites).astype(np.float32)], columns).T
+    classes = [fed.pool.y.numpy()[parts[0]], fed.pool.y.numpy()[parts[1]], fed.test.y.numpy()]
+    np.savez(
+        path, x=values, y=np.concatenate(classes), site=np.concatenate(sites),
+        part=np.repeat(np.arange(3), [len(y) for y in classes]),
+        types=np.array(["c" if column.levels else "q" for column in columns]),
+    )  # fmt: skip
+
+
+def loopback() -> int:
+    """Bytes that have gone over this network's loopback."""
+    (line,) = [line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:")]
+    return int(line.split()[1])
+
+
 def one(job: tuple[str, int, str, Any]) -> dict[str, Any]:
     name, seed, kind, more = job
     warnings.simplefilter("ignore")
@@ -262,7 +384,7 @@ def speed() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["compare", "means", "speed"])
+    parser.add_argument("what", choices=["compare", "means", "speed", "peers"])
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--tables", default="judge", help="choose, judge, or names")
     parser.add_argument("--seeds", default="0,1,2")
@@ -271,6 +393,8 @@ def main() -> None:
     )
     parser.add_argument("--fit", default="[]", help="keywords of fedtail.fit, as a list of JSON objects")
     parser.add_argument("--no-pooled", action="store_true")
+    parser.add_argument("--flower", default=sys.executable, help="peers: Python with Flower's simulation and xgboost")
+    parser.add_argument("--rounds", type=int, default=100, help="peers: of trees")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", type=Path, default=Path("trees.jsonl"))
     given = parser.parse_args()
@@ -278,6 +402,8 @@ def main() -> None:
         print(means(given.files))
     elif given.what == "speed":
         speed()
+    elif given.what == "peers":
+        peers(given.tables.split(","), given.flower, given.rounds)
     else:
         judges = [name for name in ASIDE if name not in CHOOSE]
         names = {"choose": list(CHOOSE), "judge": judges}.get(given.tables, given.tables.split(","))
