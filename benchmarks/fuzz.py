@@ -36,7 +36,7 @@ from fedtail.core.candidates import binary_candidates
 from fedtail.core.records import Task, Update
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.federate.agreed import run_document, write_document
-from fedtail.federate.engine import RemoteEngine, Sites
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.exchanges import Journal
 from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.protocol.faults import CODES
@@ -135,7 +135,7 @@ class Everything:
     def _play(self, wires: InProcess) -> None:
         settings = Settings.of(batch_size=16, seed=3, path="reference")
         say_hello(wires, range(K), 60)
-        for method in ("scaffold", "climb"):
+        for method in ("scaffold", "fedcgnm"):
             job = Job(
                 run="fuzz", model="mlp", input_shape=self.federation.input_shape, classes=self.federation.classes,
                 method=method, rounds=3, model_options={"hidden": (4,)}, local=settings.local, seed=3,
@@ -143,7 +143,7 @@ class Everything:
             )  # fmt: skip
             hellos, _ = say_hello(wires, range(K), 60, job)
             engine = RemoteEngine(
-                Sites(wires, job, self.federation.sizes), validation_sizes=[hellos[k].n_validation for k in range(K)]
+                wires, job, self.federation.sizes, validation_sizes=[hellos[k].n_validation for k in range(K)]
             )
             x, rate = engine.model.vector.clone(), {"rate": np.full((K, 2), 0.4)}
             control = {"control": torch.zeros_like(x)} if method == "scaffold" else {}
@@ -156,7 +156,6 @@ class Everything:
             made = binary_candidates(x, np.full(K, 1 / K), [u.delta for u in updates], np.arange(K), K)
             engine.validate(made, range(K))
             engine.confusion(x, "validation")
-            engine.measure(x, "train_loss")
             list(engine.scores(x, "validation"))
         self._relay(wires)
         schema = {"kind": "images", "name": "x", "classes": ["a", "b"], "input_shape": [3, 8, 8], "augment": None}

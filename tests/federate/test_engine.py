@@ -14,7 +14,7 @@ from fedtail.core.records import Task
 from fedtail.core.sampling import local_batches
 from fedtail.data import DATASETS, Federation, partition
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine, Sites
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Errors, InProcess, Take
@@ -98,8 +98,8 @@ def run(engine, federation: Federation, method: str, rates: RateStrategy, **plan
 def remote(federation: Federation, transport: object = None, method: str = "fedcgnm", **more: object) -> RemoteEngine:
     wires = transport or InProcess({k: s.handle for k, s in sites(federation).items()})
     quorum = more.pop("quorum", 1.0)
-    asked = Sites(wires, job_for(federation, method), federation.sizes, quorum=quorum)
-    return RemoteEngine(asked, test=federation.test, **more)
+    job = job_for(federation, method)
+    return RemoteEngine(wires, job, federation.sizes, quorum=quorum, test=federation.test, **more)
 
 
 @pytest.mark.parametrize("rates", ["uniform", "two-probe", "fedhoo"])

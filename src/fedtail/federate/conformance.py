@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
-from fedtail.federate.engine import RemoteEngine, Sites
+from fedtail.federate.engine import RemoteEngine, Unmeasured
 from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import InProcess
@@ -204,12 +204,15 @@ def _federates(method: Method, federation: Federation) -> str:
     )
     policy = Policy(code=(method.name,) if is_own(method.name) else ())
     sites = {k: Site(f"site {k}", FederationSlice(federation, k), policy).handle for k in range(federation.n_clients)}
-    engine = RemoteEngine(Sites(InProcess(sites), job, federation.sizes), test=federation.test)
+    engine = RemoteEngine(InProcess(sites), job, federation.sizes, test=federation.test)
     module = job.build_model(seed=3)
     engine.model.load(torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     rates = RATES.build("uniform", federation.n_clients)
     problem = Problem(engine=engine, method=method, rates=rates, n_classes=federation.n_classes)
-    found = train_rounds(problem, settings, problem.begin()).x
+    try:
+        found = train_rounds(problem, settings, problem.begin()).x
+    except Unmeasured:
+        return ""  # refused there, too
     return (
         ""
         if torch.equal(found, _train(method, federation).x)

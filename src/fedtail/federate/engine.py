@@ -27,21 +27,38 @@ from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
 from fedtail.federate.protocol.transport import Phase, Traffic, Transport, exchange
 from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
-from fedtail.federate.replies import read_counts, read_decision, read_measurement, read_update, refused
+from fedtail.federate.replies import read_counts, read_decision, read_update
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.acceptance import least
 from fedtail.rounds.batches import batch_of
-from fedtail.rounds.evaluation import Split, confusion_on, measurement_shape, model_logits, scores_on
+from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
 
 SLACK_VALUES = 1 << 22
 """Numbers that a method may send or measure which have nothing to do with the model's size: sums per class, say."""
+
+
+T = TypeVar("T")
+
+
+class Unmeasured(FedtailError):
+    """A method wants to know of single sites what none of them tells."""
+
+    def __init__(self, method: str, what: str) -> None:
+        super().__init__(f"method {method!r} measures single sites ({what}), which only the simulator does")
 
 
 @dataclass
 class RemoteEngine:
     """A ``rounds.engine.Engine`` whose clients are sites, reached by messages; it holds no client data."""
 
-    sites: Sites
+    transport: Transport
+    job: Job
+    sizes: np.ndarray
+    """(K,) training samples per client, from the handshake."""
+    timeout: float | None = 600.0
+    """Seconds to wait for the replies of one exchange."""
+    quorum: float = 1.0
+    """Least share of the asked clients that must answer a validation."""
     test: Samples | None = None
     """The server's own test set; without one, tests are pooled over the sites' test splits."""
     validation_sizes: Sequence[int] | None = None
@@ -50,23 +67,60 @@ class RemoteEngine:
     """Whether sites may be hostile, and so count for no more than a fair share of the validation samples they claim."""
     takes_rivals = True
     tells_scores = True
+    faults: list[Refusal] = field(default_factory=list)
+    """Clients that did not answer outside training, since the last round."""
+    traffic: Traffic = field(default_factory=Traffic)
     _test_sizes: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.job, self.sizes, self.n_clients = self.sites.job, self.sites.sizes, len(self.sites.sizes)
-        self.model = FlatModel(self.job.build_model())
-        self._method = self.job.build_method()
+        self.n_clients, self.round, self._all = len(self.sizes), 0, range(len(self.sizes))
+        self.model, self._method = FlatModel(self.job.build_model()), self.job.build_method()
         self._views = self.job.encoding.views if self.job.encoding else 1
         self._confusion: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
 
+    def _about(self, client: int) -> dict[str, Any]:
+        """What every message says."""
+        return {"job": self.job.to_json(), "client": client}
+
+    def _exchange(
+        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], budget: Budget
+    ) -> tuple[dict[int, T], list[Refusal]]:
+        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
+        answers = exchange(self.transport, phase, parcels, read, self.timeout, budget)
+        self.traffic.add(answers)
+        return answers.good, [Refusal(k, self.round, str(why), why.code) for k, why in answers.reasons.items()]
+
+    def _ask(
+        self,
+        phase: Phase,
+        clients: Sequence[int],
+        told: Parcel | Callable[[int], Parcel],
+        read: Callable[[int, Parcel], T],
+        kinds: Mapping[str, Kind],
+        wanted: int = 0,
+    ) -> dict[int, T]:
+        """Replies of a quorum of ``wanted`` clients, by default of those that are asked, to what all are told, or each;
+        who is missing goes into ``faults``. ``kinds``: what a reply holds."""
+        each = {k: told(k) if callable(told) else told for k in clients}
+        parcels = {k: Parcel({**self._about(k), **one.meta}, one.tensors) for k, one in each.items()}
+        replies, refusals = self._exchange(phase, parcels, read, Budget(kinds))
+        self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
+        if len(replies) < (needed := least(self.quorum, wanted or len(clients))):
+            first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
+            raise FedtailError(
+                f"round {self.round}: {len(replies)} of {wanted or len(clients)} clients answered {phase.value!r}, but "
+                f"{needed} are needed (run.quorum = {self.quorum:g}; {first})"
+            )
+        return replies
+
     # -- training ------------------------------------------------------------------------------------------------
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
-        self.sites.round = task.round
+        self.round = task.round
         parcels = {}
         for row, client in enumerate(task.clients):
-            meta = self.sites.about(client)
+            meta = self._about(client)
             if client in self._commits:
                 done, probe = self._commits[client]
                 meta["commit"] = {"round": done, "probe": probe}
@@ -78,7 +132,7 @@ class RemoteEngine:
             task.advance(1.0 / len(parcels))
             return update
 
-        replies, refusals = self.sites.exchange(Phase.TRAIN, parcels, read, self._update_budget(task))
+        replies, refusals = self._exchange(Phase.TRAIN, parcels, read, self._update_budget(task))
         return list(replies.values()), refusals
 
     def _update_budget(self, task: Task) -> Budget:
@@ -109,7 +163,7 @@ class RemoteEngine:
 
     def commit(self, choice: dict[int, int]) -> None:
         """Travels with the next training message: a message of its own would cost a whole exchange."""
-        self._commits |= {client: (self.sites.round, probe) for client, probe in choice.items()}
+        self._commits |= {client: (self.round, probe) for client, probe in choice.items()}
 
     def state(self) -> dict[int, Tensors]:
         """Which probe each client is to keep; what it keeps stays at the site."""
@@ -131,10 +185,8 @@ class RemoteEngine:
                 raise WireError("more samples right than there are", "out-of-range")
             return counts
 
-        tensors = pack_candidates(candidates, {}).tensors
-        asked = {k: Parcel(self.sites.about(k), tensors) for k in clients}
         kinds = {"counts": Kind(("I64",), shape)}
-        return self._fair_sum(self.sites.ask(Phase.VALIDATE, asked, read, kinds, len(clients)))
+        return self._fair_sum(self._ask(Phase.VALIDATE, clients, pack_candidates(candidates), read, kinds))
 
     def confusion(self, x: Tensor, split: str) -> np.ndarray:
         if split == "test" and self.test is not None:
@@ -157,10 +209,9 @@ class RemoteEngine:
                     self._check_total(client, name, counts.sum(keepdims=True))
                 return found
 
-            asked = {k: Parcel({**self.sites.about(k), "splits": splits}, {"x": x}) for k in self.sites.clients}
-            replies = self.sites.ask(Phase.CONFUSION, asked, read, dict.fromkeys(splits, Kind(("I64",), (n, n))))
-            by_split = {name: {k: one[i] for k, one in replies.items()} for i, name in enumerate(splits)}
-            self._confusion = (x, by_split)
+            asked, kinds = Parcel({"splits": splits}, {"x": x}), dict.fromkeys(splits, Kind(("I64",), (n, n)))
+            replies = self._ask(Phase.CONFUSION, self._all, asked, read, kinds)
+            self._confusion = (x, {s: {k: one[i] for k, one in replies.items()} for i, s in enumerate(splits)})
         return self._confusion[1][split]
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
@@ -169,27 +220,26 @@ class RemoteEngine:
             batches = Split(self.test, self.job.transform, n).batches()
             yield -1, scores_on(model_logits(self.model, x, batches), n, rules.common)
         else:
-            yield from self._scores(x, split, rules, self.sites.clients, self.n_clients).items()
+            yield from self._scores(x, split, rules, self._all, self.n_clients).items()
 
     def _scores(
         self, x: Tensor, split: str, rules: Decisions, clients: Sequence[int], wanted: int
     ) -> dict[int, Scores]:
-        shapes = score_shapes(self.job.n_classes)
-        asked = {
-            k: Parcel({**self.sites.about(k), "split": split, "decision": rules.at(k).to_json()}, {"x": x})
-            for k in clients
-        }
+        none = vars(Scores.of(np.empty((0, self.job.n_classes)), np.empty(0)))
+
+        def asked(client: int) -> Parcel:
+            return Parcel({"split": split, "decision": rules.at(client).to_json()}, {"x": x})
 
         def read(client: int, parcel: Parcel) -> Scores:
-            found = Scores(**{name: read_counts(client, parcel, name, shape) for name, shape in shapes.items()})
+            found = Scores(**{name: read_counts(client, parcel, name, part.shape) for name, part in none.items()})
             self._check_total(client, split, np.array([found.confusion.sum(), *found.bins.sum(axis=(1, 2)), found.n]))
             most = max(found.sums.max(), found.tempered.max())
             if (found.cells[1] > found.cells[0]).any() or most > 128 * ONE * found.n:
                 raise WireError("sums of scores that cannot be", "out-of-range")
             return found
 
-        kinds = {name: Kind(("I64",), shape) for name, shape in shapes.items()}
-        return self.sites.ask(Phase.SCORES, asked, read, kinds, wanted)
+        kinds = {name: Kind(("I64",), part.shape) for name, part in none.items()}
+        return self._ask(Phase.SCORES, clients, asked, read, kinds, wanted)
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
         """One exchange per candidate: counts of all of them at once would be a large message."""
@@ -231,93 +281,15 @@ class RemoteEngine:
     # -- the rest ------------------------------------------------------------------------------------------------
 
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
-        asked = {k: Parcel({**self.sites.about(k), "goal": goal.to_json()}, {"x": x}) for k in self.sites.clients}
-        replies = self.sites.ask(Phase.DECIDE, asked, partial(read_decision, n_classes=self.job.n_classes), {})
+        read = partial(read_decision, n_classes=self.job.n_classes)
+        replies = self._ask(Phase.DECIDE, self._all, Parcel({"goal": goal.to_json()}, {"x": x}), read, {})
         return {k: replace(one, costs=goal.common.costs) for k, one in replies.items()}
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        asked = {k: Parcel({**self.sites.about(k), "what": what}, {"x": x}) for k in self.sites.clients}
-        kinds = {"value": Kind(FLOATS, measurement_shape(what, self.job.n_classes, self.model))}
-
-        def read(client: int, parcel: Parcel) -> Tensor:
-            return read_measurement(client, parcel, what, int(self.sizes[client]) * self._views)
-
-        return self.sites.ask(Phase.MEASURE, asked, read, kinds)
+        raise Unmeasured(self._method.name, what)
 
     def info(self) -> dict[str, Any]:
-        return {"engine": self.sites.transport.name, "path": "remote", "device": "sites", "trust": "server"}
+        return {"engine": self.transport.name, "path": "remote", "device": "sites", "trust": "server"}
 
     def close(self) -> None:
-        self.sites.transport.close()
-
-
-def score_shapes(n_classes: int) -> dict[str, tuple[int, ...]]:
-    """The parts of ``Scores``."""
-    return {name: value.shape for name, value in vars(Scores.of(np.empty((0, n_classes)), np.empty(0))).items()}
-
-
-T = TypeVar("T")
-
-
-@dataclass
-class Sites:
-    """The sites of a job, and what is known of who answers."""
-
-    transport: Transport
-    job: Job
-    sizes: np.ndarray
-    """(K,) training samples per client, from the handshake."""
-    timeout: float | None = 600.0
-    """Seconds to wait for the replies of one exchange."""
-    quorum: float = 1.0
-    """Least share of the asked clients that must answer a validation or measurement."""
-    faults: list[Refusal] = field(default_factory=list)
-    """Clients that did not answer outside training, since the last ``drain``."""
-    traffic: Traffic = field(default_factory=Traffic)
-    round: int = 0
-    """The round that questions are about."""
-
-    @property
-    def clients(self) -> range:
-        """All of them."""
-        return range(len(self.sizes))
-
-    def about(self, client: int) -> dict[str, Any]:
-        """What every message says."""
-        return {"job": self.job.to_json(), "client": client}
-
-    def exchange(
-        self, phase: Phase, parcels: Mapping[int, Parcel], read: Callable[[int, Parcel], T], budget: Budget
-    ) -> tuple[dict[int, T], list[Refusal]]:
-        """What ``read`` makes of the replies, in ascending order of clients, and why the others are missing."""
-        answers = exchange(self.transport, phase, parcels, read, self.timeout, budget)
-        self.traffic.add(answers)
-        return answers.good, [refused(k, self.round, reason) for k, reason in answers.reasons.items()]
-
-    def ask(
-        self,
-        phase: Phase,
-        parcels: Mapping[int, Parcel],
-        read: Callable[[int, Parcel], T],
-        kinds: Mapping[str, Kind],
-        wanted: int | None = None,
-    ) -> dict[int, T]:
-        """Replies of a quorum of ``wanted`` clients, by default of all; who is missing goes into ``faults``.
-
-        ``kinds``: what a reply holds.
-        """
-        replies, refusals = self.exchange(phase, parcels, read, Budget(kinds))
-        wanted = len(self.sizes) if wanted is None else wanted
-        self.faults += [replace(r, reason=f"{phase}: {r.reason}") for r in refusals]
-        if len(replies) < (needed := least(self.quorum, wanted)):
-            first = "; ".join(f"client {r.client}: {r.reason}" for r in refusals[:3]) or "no replies"
-            raise FedtailError(
-                f"round {self.round}: {len(replies)} of {wanted} clients answered {phase.value!r}, but {needed} are "
-                f"needed (run.quorum = {self.quorum:g}; {first})"
-            )
-        return replies
-
-    def drain(self) -> list[Refusal]:
-        """Faults since the last call, for the round's history."""
-        out, self.faults = self.faults, []
-        return out
+        self.transport.close()

@@ -10,15 +10,9 @@ import torch
 from torch import Tensor
 
 from fedtail.core.decisions import Decision
-from fedtail.core.features import Moments
-from fedtail.core.records import DIVERGED, Refusal, Task, Update
+from fedtail.core.records import DIVERGED, Task, Update
 from fedtail.federate.protocol.limits import WireError, whole
 from fedtail.federate.protocol.wire import MOST, Parcel, unpack_update
-
-
-def refused(client: int, round: int, reason: object, prefix: str = "") -> Refusal:
-    """A fault, or a line of our own, as a refusal."""
-    return Refusal(client, round, f"{prefix}{reason}", getattr(reason, "code", ""))
 
 
 def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int) -> Update:
@@ -63,32 +57,3 @@ def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
     if name not in parcel.tensors:
         raise WireError(f"malformed reply: it has no {name!r}")
     return parcel.tensors[name]
-
-
-def read_measurement(client: int, parcel: Parcel, what: str, size: int) -> Tensor:
-    """What a site measured of its ``size`` training samples: values that such a measurement can have.
-
-    How large features may be nobody can say; but their moments are those of as many samples as the site has, and a
-    gradient at the output layer's bias, a difference of probabilities, is at most 1. Classes that a site has not are
-    not numbers where ``core.features`` leaves them so.
-    """
-    value = read_tensor(client, parcel, "value")
-    absent_allowed = what in ("class_loss", "class_gradients")
-    known = value[~value.isnan()] if absent_allowed else value
-    if not bool(torch.isfinite(known).all()):
-        raise WireError(f"{what} that is not finite", "out-of-range")
-    if what == "class_gradients":
-        good = bool((known.numel() == 0) or (value[..., -1].nan_to_num().abs() <= 1 + 1e-6).all())
-    elif what == "class_moments":
-        moments = Moments.unpacked(value.double())
-        spread = moments.covariances.diagonal(dim1=1, dim2=2)
-        counts = moments.counts
-        good = bool((counts >= 0).all() and (counts == counts.round()).all() and counts.sum() == size)
-        good = good and bool((spread >= 0).all())
-    elif what == "effective_numbers":
-        good = bool((known >= 0).all() and known.sum() <= size * (1 + 1e-6))
-    else:
-        good = bool((known >= 0).all())
-    if not good:
-        raise WireError(f"{what} that cannot be those of its samples", "out-of-range")
-    return value

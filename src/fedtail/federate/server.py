@@ -13,7 +13,7 @@ import torch
 
 from fedtail.errors import FedtailError
 from fedtail.federate.agreed import about_of, settled_by_sizes
-from fedtail.federate.engine import RemoteEngine, Sites
+from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.handshake import agree, say_hello
 from fedtail.federate.protocol.job import Job, job_of, method_of
 from fedtail.federate.protocol.transport import Traffic, Transport
@@ -65,13 +65,13 @@ def federate(
     folder = choose_folder(config, resume)
     terms = (Terms.read(folder, names) if resume else None) or settle(config, transport, names, folder.name)
     schema, job = terms.schema, terms.job
-    sites = Sites(transport, job, np.array(terms.sizes), config.deploy.timeout, config.run.quorum)
     real = schema["kind"] != "slice"  # a rehearsal is the simulator's, bit by bit
     test = None
     if not real:
         test = load_pooled(config).test
         test = test if job.encoding is None else encode_samples(test, Encoding.from_dict(schema["encoder"]))
-    engine = RemoteEngine(sites, test, terms.validation_sizes, real)
+    timeout, quorum = config.deploy.timeout, config.run.quorum
+    engine = RemoteEngine(transport, job, np.array(terms.sizes), timeout, quorum, test, terms.validation_sizes, real)
     engine.model.load(FlatModel(job.build_model(config.run.seed)).vector)
     method = job.build_method()
     if method.traits.needs_auxiliary:
@@ -102,8 +102,8 @@ def federate(
 
     def amend(record: dict[str, Any]) -> None:
         """Add what a round cost and who was missing."""
-        record["faults"] = [r.to_json() for r in sites.drain()]
-        record["traffic"], sites.traffic = vars(sites.traffic), Traffic()
+        record |= {"faults": [r.to_json() for r in engine.faults], "traffic": vars(engine.traffic)}
+        engine.faults, engine.traffic = [], Traffic()
 
     with claimed(config, folder, resume) as folder:
         run = Run(problem, config, about, {"name": job.model, "options": job.model_options})

@@ -26,6 +26,7 @@ from fedtail.core.robust import fair_share
 from fedtail.core.scores import ONE, TEMPERATURES, Scores
 from fedtail.core.totals import COUNTS, LIMIT, Reach, Totals
 from fedtail.errors import FedtailError
+from fedtail.federate.engine import Unmeasured
 from fedtail.federate.protocol.agreement import LEAST
 from fedtail.federate.protocol.masks import Fixed
 from fedtail.federate.site.prepared import Prepared
@@ -228,9 +229,7 @@ class SummedEngine:
         return {}
 
     def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        raise FedtailError(
-            f"method {self.method.name!r} measures single sites ({what}), which only trust = 'server' has"
-        )
+        raise Unmeasured(self.method.name, what)
 
     def info(self) -> dict[str, Any]:
         return {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}

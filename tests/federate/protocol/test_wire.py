@@ -55,7 +55,7 @@ def test_a_client_gets_its_own_row_and_messages_of_a_task_only() -> None:
 def test_candidates_cost_one_vector_more_than_there_are_clients() -> None:
     torch.manual_seed(0)
     candidates = binary_candidates(torch.randn(9), np.full(3, 1 / 3), torch.randn(3, 2, 9), np.arange(3), 3)
-    parts = pack(pack_candidates(candidates, {}))
+    parts = pack(pack_candidates(candidates))
     back = unpack_candidates(unpack(parts))
     assert sum(name.startswith("tensor/direction") for name in parts) == 3
     assert all(torch.equal(candidates.model(s), back.model(s)) for s in range(8))

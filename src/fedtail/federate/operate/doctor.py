@@ -7,6 +7,7 @@ import email.utils
 import ssl
 import stat
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.runs import where
-from fedtail.federate.protocol.handshake import CLOCK_SECONDS, Finding
+from fedtail.federate.protocol.handshake import CLOCK_SECONDS
 from fedtail.federate.protocol.keys import read_roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.ledger import Ledger
@@ -35,6 +36,16 @@ HINTS = {
     "offline": "ask its operator for `fedtail site health` and the log of its service",
     "created": "it has not connected yet; ask its operator to start `fedtail site run`",
 }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing ``doctor`` has to say."""
+
+    level: str
+    """``ok``, ``warning`` or ``error``."""
+    subject: str
+    message: str
 
 
 def examine_server(deployment: Deployment) -> list[Finding]:

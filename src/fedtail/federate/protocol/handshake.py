@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from fedtail.federate.protocol.job import Job
 from fedtail.federate.protocol.limits import Budget, WireError, real, whole
 from fedtail.federate.protocol.transport import Phase, Transport, exchange
 from fedtail.federate.protocol.wire import MOST, Parcel
-from fedtail.models.encoders import Encoding
 from fedtail.settings import ModelSettings
 from fedtail.version import VERSION
 
@@ -40,16 +39,6 @@ class Hello:
     """Seconds the site's clock is ahead of ours, at most; the time the answer took is taken off."""
     n_train: int = 0
     n_validation: int = 0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing ``doctor`` has to say."""
-
-    level: str
-    """``ok``, ``warning`` or ``error``."""
-    subject: str
-    message: str
 
 
 def versions() -> dict[str, str]:
@@ -116,52 +105,21 @@ def ahead(offset: float, took: float) -> float:
     return 0.0 if 0 <= offset <= took else min(offset, offset - took, key=abs)
 
 
-def compare(
-    hellos: Mapping[int, Hello], names: Sequence[str], agreed: Mapping[str, Any] | None = None
-) -> list[Finding]:
-    """Versions, clocks and schemas of the sites that answered; ``agreed``: what they have agreed on before, else the
-    schema that most sites have is what the others are held to."""
-    out: list[Finding] = []
-    whose = "the run" if agreed is not None else repr(names[min(hellos, default=0)])
-    here, ours = versions(), _usual(hellos) if agreed is None else agreed
-    for client, hello in sorted(hellos.items()):
-        name, theirs = names[client], {"fedtail": "?", "torch": "?", **hello.versions}
-
-        def find(level: str, message: str, name: str = name) -> None:
-            out.append(Finding(level, name, message))
-
-        if hello.site != name:
-            find("error", f"its site.toml says it is {hello.site!r}; give each site its own folder")
-        if theirs["fedtail"].split(".")[:2] != here["fedtail"].split(".")[:2]:
-            find(
-                "error", f"runs fedtail {theirs['fedtail']}, the server {here['fedtail']}; install the same everywhere"
-            )
-        if theirs["torch"].split("+")[0] != here["torch"].split("+")[0]:
-            find("warning", f"runs torch {theirs['torch']}, the server {here['torch']}")
-        if abs(hello.clock_offset) > CLOCK_SECONDS:
-            find("error", f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP")
-        for key in sorted({*ours, *hello.schema}) if hello.schema else ():
-            if ours.get(key) != hello.schema.get(key):
-                find("error", describe_difference(key, ours.get(key), hello.schema.get(key), whose))
-    return out
-
-
-def _usual(hellos: Mapping[int, Hello]) -> dict[str, Any]:
-    """The schema that most sites have; of several, that of the first."""
-    told = {k: json.dumps(hello.schema, sort_keys=True) for k, hello in sorted(hellos.items()) if hello.schema}
-    if not told:
-        return {}
-    most = max(told, key=lambda k: (list(told.values()).count(told[k]), -k))
-    return hellos[most].schema
-
-
-def describe_schema(schema: Mapping[str, Any]) -> str:
-    """What the sites agreed on, in a few words."""
-    columns, shape, classes = schema.get("columns"), schema.get("input_shape"), [str(c) for c in schema["classes"]]
-    what = f"{len(columns)} columns" if columns else f"inputs of shape {'x'.join(map(str, shape))}" if shape else ""
-    named = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
-    encoder = f", encoder {Encoding.from_dict(schema['encoder'])}" if schema.get("encoder") else ""
-    return f"{schema['name']}, {what}, {len(classes)} classes ({named}){encoder}"
+def faults_of(hello: Hello, name: str, agreed: Mapping[str, Any], whose: str) -> Iterator[str]:
+    """What keeps a site from taking part: its name, version, clock, or data that are not as ``agreed``."""
+    theirs, ours = hello.versions.get("fedtail", "?"), VERSION
+    if hello.site != name:
+        yield f"its site.toml says it is {hello.site!r}; give each site its own folder"
+    if theirs.split(".")[:2] != ours.split(".")[:2]:
+        yield f"runs fedtail {theirs}, the server {ours}; install the same everywhere"
+    if abs(hello.clock_offset) > CLOCK_SECONDS:
+        yield f"its clock is off by {hello.clock_offset:+.0f} s; enable NTP"
+    if not hello.schema:
+        yield CODES["policy-trust"]
+        return
+    for key in sorted({*agreed, *hello.schema}):
+        if agreed.get(key) != hello.schema.get(key):
+            yield describe_difference(key, agreed.get(key), hello.schema.get(key), whose)
 
 
 def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
@@ -170,21 +128,16 @@ def describe_difference(key: str, ours: Any, other: Any, whose: str) -> str:
         named = [f"{e['name']} ({str(e['digest'])[:12]})" if isinstance(e, dict) else "none" for e in (other, ours)]
         return (
             f"its encoder is {named[0]}, but at {whose} it is {named[1]}; install the same one "
-            "(fedtail[pretrained]), or "
-            "set model.encoder = 'none'"
+            "(fedtail[pretrained]), or set model.encoder = 'none'"
         )
     if key == "table" and isinstance(ours, dict) and isinstance(other, dict):
-        mine = {str(c["name"]): c for c in ours.get("columns", [])}
-        differing = [str(c["name"]) for c in other.get("columns", []) if mine.get(str(c["name"])) != c]
+        known = {str(c["name"]): c for c in ours.get("columns", [])}
+        differing = [str(c["name"]) for c in other.get("columns", []) if known.get(str(c["name"])) != c]
         return f"its schema file differs from that of {whose} (columns {differing[:5] or 'the same, other settings'})"
     if isinstance(ours, list) and isinstance(other, list):
-        missing = [v for v in ours if v not in other]
-        extra = [v for v in other if v not in ours]
-        if missing or extra:
-            lacks = f"lacks {missing[:5]}" if missing else ""
-            has = f"also has {extra[:5]}" if extra else ""
-            return f"{key} differ from {whose}: {' and '.join(p for p in (lacks, has) if p)}"
-        return f"{key} match {whose} but in a different order"
+        missing, extra = ([v for v in one if v not in rest][:5] for one, rest in ((ours, other), (other, ours)))
+        words = [f"lacks {missing}"] * bool(missing) + [f"also has {extra}"] * bool(extra)
+        return f"{key} differ from {whose}: {' and '.join(words) or 'another order'}"
     return f"{key} is {other!r}, but at {whose} it is {ours!r}"
 
 
@@ -194,11 +147,15 @@ def agree(
     names: Sequence[str],
     agreed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The common schema, which is ``agreed`` where there is one; ``FedtailError`` with every reason why there is none.
-    All sites must be there, so that it is known who takes part and with how many samples."""
+    """The common schema: ``agreed``, or the one that most sites have; ``FedtailError`` with every reason why there is
+    none. All sites must be there, so that it is known who takes part and with how many samples."""
     problems = [f"{names[k]}: {reason}" for k, reason in sorted(missing.items())]
-    problems += [f"{f.subject}: {clean(f.message, 400)}" for f in compare(hellos, names, agreed) if f.level == "error"]
-    problems += [f"{names[k]}: {CODES['policy-trust']}" for k, hello in hellos.items() if not hello.schema]
+    told = [json.dumps(hello.schema, sort_keys=True) for _, hello in sorted(hellos.items()) if hello.schema]
+    usual = json.loads(max(told, key=told.count)) if told else {}  # of several, that of the first
+    whose = "the run" if agreed is not None else repr(names[min(hellos, default=0)])
+    for k, hello in sorted(hellos.items()):
+        found = faults_of(hello, names[k], usual if agreed is None else agreed, whose)
+        problems += [f"{names[k]}: {clean(fault, 400)}" for fault in found]
     if problems:
         raise FedtailError(f"the sites are not ready: {'; '.join(problems)}")
-    return _usual(hellos)
+    return usual

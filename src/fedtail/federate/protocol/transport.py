@@ -31,7 +31,6 @@ class Phase(StrEnum):
     TRAIN = "train"
     VALIDATE = "validate"
     CONFUSION = "confusion"
-    MEASURE = "measure"
     SCORES = "scores"
     DECIDE = "decide"
     OFFER = "offer"

@@ -158,11 +158,11 @@ def unpack_update(parcel: Parcel, most_steps: float = float("inf")) -> Update:
     )
 
 
-def pack_candidates(candidates: Candidates, meta: dict[str, Any]) -> Parcel:
+def pack_candidates(candidates: Candidates) -> Parcel:
     """K + 1 vectors that stand for 2^K models."""
     tensors = {"base": candidates.base, "patterns": torch.as_tensor(candidates.patterns)}
     tensors |= {f"direction/{a:03d}": direction for a, direction in enumerate(candidates.directions)}
-    return Parcel(meta, tensors)
+    return Parcel({}, tensors)
 
 
 def unpack_candidates(parcel: Parcel) -> Candidates:

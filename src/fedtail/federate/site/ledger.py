@@ -6,18 +6,19 @@ calls it, and counts once. It is on disk before its answer leaves.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
+from fedtail.federate.exchanges import write_durably
 from fedtail.federate.protocol.policy import PolicyError
-from fedtail.files import sync
 
 Kind = Literal["rounds", "releases"]
 DAY = 86400.0
@@ -35,6 +36,10 @@ class Entry:
     amount: int
     noise: float = 0.0
     """Of ``releases``: the noise multiplier."""
+
+    @property
+    def line(self) -> bytes:
+        return (json.dumps(vars(self)) + "\n").encode()
 
 
 class Ledger:
@@ -76,8 +81,16 @@ class Ledger:
 
     # -- the file ------------------------------------------------------------------------------------------------
 
-    def _locked(self) -> _Lock:
-        return _Lock(self)
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Around a look at the ledger and what is written after it; one process at a time, up to date."""
+        if self.path is None:
+            yield
+            return
+        with self.path.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._catch_up()
+            yield
 
     def _damaged(self, how: str) -> PolicyError:
         return PolicyError(
@@ -88,95 +101,56 @@ class Ledger:
 
     def _append(self, entry: Entry) -> None:
         """Return once the entry is on disk. The file appears with its first entry, so an empty one is a damaged one."""
-        if self.path is not None:
-            said = {k: v for k, v in vars(entry).items() if v not in (None, 0.0) or k == "time"}
-            line = (json.dumps(said) + "\n").encode()
-            new = not self.path.exists()
-            target = self.path.with_suffix(".tmp") if new else self.path
-            with target.open("wb" if new else "ab") as file:
-                file.write(line)
+        if self.path is not None and not self.path.exists():
+            write_durably(self.path, [entry.line])
+            self.read = len(entry.line)
+        elif self.path is not None:
+            with self.path.open("ab") as file:
+                file.write(entry.line)
                 file.flush()
                 os.fsync(file.fileno())
                 self.read = file.tell()
-            if new:
-                target.replace(self.path)
-                sync(self.path.parent)
         self.entries[entry.kind, entry.key] = entry
 
     def _catch_up(self) -> None:
         """What another process has written, or this one before it was started again."""
-        size = self.path.stat().st_size if self.path is not None and self.path.is_file() else 0
+        assert self.path is not None
+        size = self.path.stat().st_size if self.path.is_file() else 0
         if size < self.read:
             raise self._damaged("has become shorter")
-        if self.path is None or size == self.read:
+        if size == self.read:
             return
         with self.path.open("r+b") as file:
             file.seek(self.read)
             data = file.read()
-            if data and not data.endswith(b"\n"):  # power went while a line was written: its answer never left
-                whole = data.rfind(b"\n") + 1
-                file.truncate(self.read + whole)
-                data = data[:whole]
-            for line in data.splitlines():
-                entry = _entry(line)
-                if entry is None:
-                    raise self._damaged("has a line that cannot be read")
-                self.entries[entry.kind, entry.key] = entry
-            self.read += len(data)
+            if not data.endswith(b"\n"):  # power went while a line was written: its answer never left
+                data = data[: data.rfind(b"\n") + 1]
+                file.truncate(self.read + len(data))
+        for line in data.splitlines():
+            try:
+                told = json.loads(line)
+                amount, noise = int(told.get("amount", 0)), float(told.get("noise", 0.0))
+                entry = Entry(float(told["time"]), str(told["kind"]), str(told["key"]), amount, noise)
+            except (ValueError, KeyError, TypeError):
+                raise self._damaged("has a line that cannot be read") from None
+            self.entries[entry.kind, entry.key] = entry
+        self.read += len(data)
 
     def _shorten(self) -> None:
-        """Write a file that has grown large anew, atomically: of the past, what is counted for good, added up."""
+        """Write a file that has grown large anew: of the past, what is counted for good, added up."""
         assert self.path is not None
         if self.path.stat().st_size <= FILE_BYTES:
             return
-        since, kept = self.clock() - DAY, {k: e for k, e in self.entries.items() if e.time > self.clock() - DAY}
+        since, last = self.clock() - DAY, next(reversed(self.entries.items()))
+        kept = {k: e for k, e in self.entries.items() if e.time > since}
         for (kind, _), entry in self.entries.items():
             if kind == "releases" and entry.time <= since:
-                name = ("releases", f"past/{entry.noise!r}")
-                before = kept[name].amount if name in kept else 0
-                kept[name] = Entry(0.0, "releases", name[1], before + entry.amount, entry.noise)
-        if not kept:  # an empty file would be a damaged one
-            kept = dict([next(reversed(self.entries.items()))])
-        temporary = self.path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.writelines((json.dumps(vars(entry)) + "\n").encode() for entry in kept.values())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-        self.entries, self.read = kept, self.path.stat().st_size
-
-
-class _Lock:
-    """Around a look at the ledger and what is written after it; one process at a time, up to date."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.file: IO[bytes] | None = None
-
-    def __enter__(self) -> None:
-        if self.ledger.path is not None:
-            self.file = self.ledger.path.with_suffix(".lock").open("wb")
-            fcntl.flock(self.file, fcntl.LOCK_EX)
-        self.ledger._catch_up()
-
-    def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
-
-
-def _entry(line: bytes) -> Entry | None:
-    """What a line says; None for one that cannot be read."""
-    try:
-        told = json.loads(line)
-        return Entry(
-            time=float(told["time"]),
-            kind=str(told["kind"]),
-            key=str(told["key"]),
-            amount=int(told.get("amount", 0)),
-            noise=float(told.get("noise", 0.0)),
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
+                key = f"past/{entry.noise!r}"
+                before = kept[kind, key].amount if (kind, key) in kept else 0
+                kept[kind, key] = Entry(0.0, kind, key, before + entry.amount, entry.noise)
+        self.entries = kept or dict([last])  # an empty file would be a damaged one
+        write_durably(self.path, [entry.line for entry in self.entries.values()])
+        self.read = self.path.stat().st_size
 
 
 def message_key(phase: str, parts: Mapping[str, bytes]) -> str:

@@ -42,7 +42,7 @@ from fedtail.federate.site.prepared import Prepared, SiteData, prepare
 from fedtail.federate.statistics import tell
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder
 from fedtail.rounds.evaluation import count_candidates
-from fedtail.rounds.local import measure_client, train_client
+from fedtail.rounds.local import train_client
 from fedtail.runs.build import is_images
 from fedtail.runs.encoding import choose_encoding
 from fedtail.settings import ModelSettings, checked
@@ -180,11 +180,6 @@ class Site:
         file = None if self.folder is None else self.folder / "decision.json"
         found = here.decide(x, SiteGoal.from_json(parcel.meta["goal"]), file)
         return Parcel({"decision": replace(found, costs=()).to_json()})  # the server knows them, and there may be many
-
-    def measure(self, parcel: Parcel) -> Parcel:
-        """What a method measures of a model at single sites."""
-        here, x = self._asked(parcel)
-        return Parcel({}, {"value": measure_client(here.model, here.client, x, parcel.meta["what"])})
 
     def _asked(self, parcel: Parcel) -> tuple[Prepared, torch.Tensor]:
         """The site as a message wants it, and the model that the message brings."""
