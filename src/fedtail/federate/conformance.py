@@ -71,22 +71,17 @@ def check_method(method: Method) -> Iterator[Check]:
     federation = small_federation()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder, one_thread():
         warnings.simplefilter("ignore")
-        yield from (
-            _tried(claim, test)
-            for claim, test in (
-                ("three rounds stay finite and the loss falls", lambda: _learns(method, federation)),
-                ("the same seed gives the same bits, with any number of workers", lambda: _repeats(method, federation)),
-                ("a run resumed halfway ends with the same bits", lambda: _resumes(method, federation, Path(folder))),
-                ("the batched path agrees with the reference path", lambda: _agrees(method, federation, "batched")),
-                ("the graph path agrees with the reference path", lambda: _agrees(method, federation, "graph")),
-                ("it works with the joint rate search", lambda: _searches(method, federation)),
-                ("real sites give the simulator's bits", lambda: _federates(method, federation)),
-                (
-                    "it works with client optimizers on every engine",
-                    lambda: _optimizes(method, federation, Path(folder)),
-                ),
-            )
-        )
+        tests: dict[str, Callable[[], str]] = {
+            "three rounds stay finite and the loss falls": lambda: _learns(method, federation),
+            "the same seed gives the same bits, with any number of workers": lambda: _repeats(method, federation),
+            "a run resumed halfway ends with the same bits": lambda: _resumes(method, federation, Path(folder)),
+            "the batched path agrees with the reference path": lambda: _agrees(method, federation, "batched"),
+            "the graph path agrees with the reference path": lambda: _agrees(method, federation, "graph"),
+            "it works with the joint rate search": lambda: _searches(method, federation),
+            "real sites give the simulator's bits": lambda: _federates(method, federation),
+            "it works with client optimizers on every engine": lambda: _optimizes(method, federation, Path(folder)),
+        }
+        yield from (_tried(claim, test) for claim, test in tests.items())
 
 
 def _tried(claim: str, test: Callable[[], str]) -> Check:
@@ -213,11 +208,8 @@ def _federates(method: Method, federation: Federation) -> str:
         found = train_rounds(problem, settings, problem.begin()).x
     except Unmeasured:
         return ""  # refused there, too
-    return (
-        ""
-        if torch.equal(found, _train(method, federation).x)
-        else "sites compute a different model from the simulator's"
-    )
+    same = torch.equal(found, _train(method, federation).x)
+    return "" if same else "sites compute a different model from the simulator's"
 
 
 def _optimizes(method: Method, federation: Federation, folder: Path) -> str:

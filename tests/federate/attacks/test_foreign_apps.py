@@ -68,7 +68,7 @@ def test_an_app_is_known_by_its_files_and_not_by_how_they_are_packed(tmp_path: P
 
 def test_a_site_lists_further_apps_by_their_hashes(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(f'[site]\nname = "north"\napps = ["{own_hash()}"]\n')
-    assert load_site(tmp_path / "site.toml").apps == (own_hash(),)
+    assert load_site(tmp_path / "site.toml").identity.apps == (own_hash(),)
     (tmp_path / "site.toml").write_text('[site]\nname = "north"\napps = ["latest"]\n')
     with pytest.raises(FedtailError, match="'latest', which is not the hash of an app"):
         load_site(tmp_path / "site.toml")

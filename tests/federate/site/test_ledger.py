@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.policy import PolicyError
 from fedtail.federate.site import ledger as ledger_module
 from fedtail.federate.site.ledger import Ledger, message_key
@@ -80,7 +81,7 @@ def test_a_message_is_known_by_its_bytes_and_not_by_their_order() -> None:
 def test_a_ledger_that_was_lost_gives_no_full_budgets(tmp_path: Path, content: bytes, said: str) -> None:
     Ledger(tmp_path).charge("releases", "a", 0, noise=1.0)
     (tmp_path / "ledger.jsonl").write_bytes(content)
-    with pytest.raises(PolicyError, match=f"{said}, so nobody knows what this site gave away") as refused:
+    with pytest.raises(CodedError, match=f"{said}, so nobody knows what this site gave away") as refused:
         Ledger(tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -89,7 +90,7 @@ def test_a_ledger_that_shrinks_under_a_worker_is_noticed(tmp_path: Path) -> None
     ledger = Ledger(tmp_path)
     ledger.charge("rounds", "a", 0)
     (tmp_path / "ledger.jsonl").write_bytes(b"")
-    with pytest.raises(PolicyError, match="has become shorter"):
+    with pytest.raises(CodedError, match="has become shorter"):
         ledger.charge("rounds", "b", 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,9 @@ LONGEST_EPOCH = 16
 
 class PolicyError(CodedError):
     """The site's policy forbids what was asked for."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(code, f"site policy: {text}")
 
 
 class Policy(Section):
@@ -62,25 +66,32 @@ class Policy(Section):
         """Raise ``PolicyError`` for a document that this site does not sign; before anything of it is built."""
         self.check_trust(str(document["trust"]))
         if len(document["sites"]) < self.min_sites:
-            raise PolicyError("policy-sites", f"site policy: fewer sites than policy.min_sites = {self.min_sites}")
+            raise PolicyError("policy-sites", f"fewer sites than policy.min_sites = {self.min_sites}")
         self.check_code(document)
 
     def check_code(self, document: dict[str, Any]) -> None:
         """Raise ``PolicyError`` for a method or code of a document that this site does not run."""
-        settings = document.get("settings")
-        if settings is None:  # a question about a model that the site has
-            return
-        for kind, section, key in OWN_CODE:
-            self._check_code(kind, str(settings[section].get(key, "")))
-        self._check_method(str(settings["method"].get("name", "")))
+        if (settings := document.get("settings")) is not None:  # a question is about a model that the site has
+            names = {kind: str(settings[section].get(key, "")) for kind, section, key in OWN_CODE}
+            self._check_names(names, names["method"])
 
     def check_job(self, job: Job) -> None:
         """Raise ``PolicyError`` for a run of a trusted server that this site does not take part in."""
-        for kind, name in (("model", job.model), ("method", job.method), ("metric", job.metric)):
-            self._check_code(kind, name)
-        self._check_method(job.method)
+        self._check_names({"model": job.model, "method": job.method, "metric": job.metric}, job.method)
         if job.encoding is not None:
             self.check_encoder(job.encoding.name)
+
+    def _check_names(self, names: Mapping[str, str], method: str) -> None:
+        """names: what it is -> a name, which may be that of code."""
+        for kind, name in names.items():
+            if is_own(name) and name not in self.code:
+                raise PolicyError(
+                    "policy-code",
+                    f"the {kind} {name!r} is custom code that this site would have to import; if you trust it, add it "
+                    "to policy.code",
+                )
+        if self.methods and method not in self.methods:
+            raise PolicyError("policy-method", f"method {method!r} is not allowed (allowed: {', '.join(self.methods)})")
 
     def check_trust(self, offered: str) -> None:
         """Raise unless a run asks for no more trust than this site has."""
@@ -88,22 +99,8 @@ class Policy(Section):
         if offered not in TRUST or TRUST.index(wanted) > TRUST.index(offered):
             raise PolicyError(
                 "policy-trust",
-                f"site policy: the run has deploy.trust = {offered!r}, this site requires {wanted!r}; if you trust the "
-                f"server with the rows of this site, set policy.trust = {offered!r}",
-            )
-
-    def _check_method(self, name: str) -> None:
-        if self.methods and name not in self.methods:
-            raise PolicyError(
-                "policy-method", f"site policy: method {name!r} is not allowed (allowed: {', '.join(self.methods)})"
-            )
-
-    def _check_code(self, kind: str, name: str) -> None:
-        if is_own(name) and name not in self.code:
-            raise PolicyError(
-                "policy-code",
-                f"site policy: the {kind} {name!r} is custom code that this site would have to import; if you trust "
-                "it, add it to policy.code",
+                f"the run has deploy.trust = {offered!r}, this site requires {wanted!r}; if you trust the server with "
+                f"the rows of this site, set policy.trust = {offered!r}",
             )
 
     def check_encoder(self, name: str) -> None:
@@ -113,25 +110,22 @@ class Policy(Section):
         allowed = ", ".join(self.encoders) or "those of installed packages"
         raise PolicyError(
             "policy-encoder",
-            f"site policy: encoder {name!r} is not allowed (allowed: {allowed}); if you trust it, add it to "
-            "policy.encoders",
+            f"encoder {name!r} is not allowed (allowed: {allowed}); if you trust it, add it to policy.encoders",
         )
 
     def check_message(self, n_bytes: int) -> None:
         """Raise if a message is larger than allowed."""
         if self.max_message_mb and n_bytes > self.max_message_mb * 1e6:
-            raise PolicyError(
-                "policy-size",
-                f"site policy: a message of {n_bytes / 1e6:.1f} MB exceeds max_message_mb = {self.max_message_mb:g}",
-            )
+            said = f"a message of {n_bytes / 1e6:.1f} MB exceeds max_message_mb = {self.max_message_mb:g}"
+            raise PolicyError("policy-size", said)
 
     def check_epsilon(self, releases: dict[float, int]) -> None:
         """Raise if noisy answers, noise multiplier -> how many, cost more than is allowed."""
         if self.max_epsilon and (spent := gaussian_epsilon(releases, self.delta)) > self.max_epsilon:
             raise PolicyError(
                 "policy-limit",
-                f"site policy: with this answer epsilon would be {spent:.3g}, above policy.max_epsilon = "
-                f"{self.max_epsilon:g} at delta {self.delta:g}",
+                f"with this answer epsilon would be {spent:.3g}, above policy.max_epsilon = {self.max_epsilon:g} at "
+                f"delta {self.delta:g}",
             )
 
 

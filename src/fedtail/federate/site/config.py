@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import Field
 
 from fedtail.errors import FedtailError, one_of
 from fedtail.federate.protocol.policy import Policy
-from fedtail.federate.site.identity import read_identity, read_site_file
+from fedtail.federate.site.identity import Identity, read_identity, read_site_file
 from fedtail.federate.site.own import ImageSite, TableSite
 from fedtail.federate.site.prepared import FederationSlice, SiteData
 from fedtail.federate.site.site import Site
@@ -53,14 +52,14 @@ class SiteConfig:
     """All of ``site.toml``."""
 
     file: Path
-    name: str
+    identity: Identity
     data: dict[str, Any]
     policy: Policy
     worker: Worker
-    server: str = ""
-    """``host:port`` of the federation's server."""
-    apps: tuple[str, ...] = ()
-    """Hashes of Flower apps that may run here beside this version's own: those of servers with another version."""
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
 
     @property
     def folder(self) -> Path:
@@ -107,27 +106,7 @@ def load_site(file: str | Path) -> SiteConfig:
     """Read and check a ``site.toml``."""
     raw, identity = read_site_file(file), read_identity(file)
     rules = checked(Rules, {key: raw[key] for key in ("policy", "worker") if key in raw})
-    return SiteConfig(
-        file=Path(file).resolve(),
-        name=identity.name,
-        data=raw.get("data", {}),
-        policy=rules.policy,
-        worker=rules.worker,
-        server=identity.server,
-        apps=read_apps(Path(file), raw["site"].get("apps", [])),
-    )
-
-
-def read_apps(file: Path, told: Any) -> tuple[str, ...]:
-    """The hashes that ``apps`` of a ``site.toml`` lists; one clear line for anything else."""
-    listed = told if isinstance(told, list) else [told]
-    for each in listed:
-        if not isinstance(each, str) or not re.fullmatch("[0-9a-f]{64}", each):
-            raise FedtailError(
-                f"{str(file)!r}: [site] apps has {each!r}, which is not the hash of an app (64 hexadecimal digits; "
-                "`fedtail deploy doctor` on the server prints it)"
-            )
-    return tuple(listed)
+    return SiteConfig(Path(file).resolve(), identity, raw.get("data", {}), rules.policy, rules.worker)
 
 
 def open_slice(config: Path, client: int) -> FederationSlice:

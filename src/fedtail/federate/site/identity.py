@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from fedtail.errors import FedtailError, one_of
+from fedtail.settings import Section, checked
 
 SECTIONS = ("site", "data", "policy", "worker")
 
 
-@dataclass(frozen=True)
-class Identity:
+def _app(told: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", told):
+        raise FedtailError(
+            f"[site] apps has {told!r}, which is not the hash of an app (64 hexadecimal digits; "
+            "`fedtail deploy doctor` on the server prints it)"
+        )
+    return told
+
+
+class Identity(Section):
     """``[site]``."""
 
     name: str
     server: str = ""
     """``host:port`` of the federation's server."""
+    apps: tuple[Annotated[str, AfterValidator(_app)], ...] = ()
+    """Hashes of Flower apps that may run here beside this version's own: those of servers with another version."""
 
 
 def read_site_file(file: str | Path) -> dict[str, Any]:
@@ -33,19 +46,11 @@ def read_site_file(file: str | Path) -> dict[str, Any]:
     for key in raw:
         if key not in SECTIONS:
             raise one_of(f"section of {path.name}", key, SECTIONS)
+    if not raw.get("site", {}).get("name"):
+        raise FedtailError(f"{str(path)!r}: [site] needs a name")
     return raw
 
 
 def read_identity(file: str | Path) -> Identity:
     """``[site]`` of a ``site.toml``."""
-    section = dict(read_site_file(file).get("site", {}))
-    section.pop("apps", None)  # hashes; ``load_site`` reads them
-    known = tuple(Identity.__dataclass_fields__)
-    for key, value in section.items():
-        if key not in known:
-            raise one_of(f"key of [site] in {Path(file).name}", key, known)
-        if not isinstance(value, str):
-            raise FedtailError(f"{str(file)!r}: [site] {key} = {value!r} is not a string; put it in quotes")
-    if not section.get("name"):
-        raise FedtailError(f"{str(Path(file).resolve())!r}: [site] needs a name")
-    return Identity(**section)
+    return checked(Identity, read_site_file(file)["site"], lambda *path: f"[site] {'.'.join(path)}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedtail.federate.exchanges import write_durably
+from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.policy import PolicyError
 
 Kind = Literal["rounds", "releases"]
@@ -62,7 +63,7 @@ class Ledger:
             if (kind, key) in self.entries:
                 return False
             if limit and self.spent(kind) + 1 > limit:
-                raise PolicyError("policy-limit", f"site policy: {limit} of {limit} {kind} per day are used up")
+                raise PolicyError("policy-limit", f"{limit} of {limit} {kind} per day are used up")
             self._append(Entry(self.clock(), kind, key, 1, noise))
         return True
 
@@ -92,8 +93,8 @@ class Ledger:
             self._catch_up()
             yield
 
-    def _damaged(self, how: str) -> PolicyError:
-        return PolicyError(
+    def _damaged(self, how: str) -> CodedError:
+        return CodedError(
             "site",
             f"{str(self.path)!r} {how}, so nobody knows what this site gave away; restore the file, or delete it to "
             "begin with full budgets",

@@ -8,6 +8,7 @@ rounds, and they must start from what they started from the first time.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import torch as safetensors_torch
@@ -16,6 +17,9 @@ from fedtail.core.records import Tensors
 
 KEEP = 20
 """Rounds of state kept; a checkpoint older than this cannot be resumed with a stateful method."""
+START, PROBE = "start", "probe"
+Key = tuple[str, int, int]
+"""What is kept: the start of a round, or what a probe of it has left; the round; the probe."""
 
 
 class SiteState:
@@ -23,7 +27,7 @@ class SiteState:
 
     def __init__(self, folder: Path | None, run: str) -> None:
         self.folder = None if folder is None else folder / "state" / re.sub(r"[^\w.-]", "_", run)
-        self.memory: dict[str, Tensors] = {}
+        self.memory: dict[Key, Tensors] = {}
         self.rivals: dict[int, SiteState] = {0: self}
 
     def rival(self, number: int) -> SiteState:
@@ -35,55 +39,50 @@ class SiteState:
 
     def before(self, round: int) -> Tensors:
         """The state round ``round`` starts from; later states are dropped, they belong to a future undone."""
-        starts = {self._round(name): name for name in self._names() if name.startswith("start-")}
-        for later in [r for r in starts if r > round]:
-            self._drop(starts.pop(later))
-        return self._read(starts[max(starts)]) if starts else {}
+        starts = [key for key in self._keys() if key[0] == START]
+        self._drop(key for key in starts if key[1] > round)
+        known = [key for key in starts if key[1] <= round]
+        return self._read(max(known)) if known else {}
 
     def hold(self, round: int, states: list[Tensors]) -> None:
         """Keep what each probe of a round would leave, until ``commit``."""
-        for name in [n for n in self._names() if n.startswith("probe-") and self._round(n) == round]:
-            self._drop(name)
+        self._drop(key for key in self._keys() if key[:2] == (PROBE, round))
         for probe, state in enumerate(states):
             if state:
-                self._write(f"probe-{round:06d}-{probe}", state)
+                self._write((PROBE, round, probe), state)
 
     def commit(self, round: int, probe: int) -> None:
         """Probe ``probe`` of ``round`` was kept. Safe to repeat."""
-        held = [n for n in self._names() if n.startswith("probe-") and self._round(n) == round]
-        name = f"probe-{round:06d}-{probe}"
-        if name in held:
-            self._write(f"start-{round + 1:06d}", self._read(name))
-        for old in held:
-            self._drop(old)
-        for old in [n for n in self._names() if n.startswith("start-") and self._round(n) < round + 1 - KEEP]:
-            self._drop(old)
+        keys = self._keys()
+        if (PROBE, round, probe) in keys:
+            self._write((START, round + 1, 0), self._read((PROBE, round, probe)))
+        self._drop(k for k in keys if k[:2] == (PROBE, round) or (k[0] == START and k[1] < round + 1 - KEEP))
 
-    @staticmethod
-    def _round(name: str) -> int:
-        return int(name.split("-")[1])
-
-    def _names(self) -> list[str]:
+    def _keys(self) -> list[Key]:
         if self.folder is None:
-            return sorted(self.memory)
-        return sorted(p.stem for p in self.folder.glob("*.safetensors")) if self.folder.exists() else []
+            return list(self.memory)
+        named = [file.stem.split("-") for file in self.folder.glob("*.safetensors")]
+        return [(kind, int(round), int(probe)) for kind, round, probe in named]
 
-    def _read(self, name: str) -> Tensors:
-        if self.folder is None:
-            return self.memory[name]
-        return dict(safetensors_torch.load_file(self.folder / f"{name}.safetensors"))
+    def _file(self, key: Key) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key[0]}-{key[1]:06d}-{key[2]}.safetensors"
 
-    def _write(self, name: str, state: Tensors) -> None:
+    def _read(self, key: Key) -> Tensors:
+        return self.memory[key] if self.folder is None else dict(safetensors_torch.load_file(self._file(key)))
+
+    def _write(self, key: Key, state: Tensors) -> None:
         if self.folder is None:
-            self.memory[name] = state
+            self.memory[key] = state
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f"{name}.tmp"
+        temporary = self._file(key).with_suffix(".tmp")
         safetensors_torch.save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, temporary)
-        temporary.replace(self.folder / f"{name}.safetensors")
+        temporary.replace(self._file(key))
 
-    def _drop(self, name: str) -> None:
-        if self.folder is None:
-            self.memory.pop(name, None)
-        else:
-            (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            if self.folder is None:
+                self.memory.pop(key, None)
+            else:
+                self._file(key).unlink(missing_ok=True)
