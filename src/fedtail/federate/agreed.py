@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
@@ -143,6 +143,17 @@ def check_sites(told: Mapping[str, Any], me: str, roster: Sequence[str]) -> None
 # -- the program ---------------------------------------------------------------------------------------------------
 
 
+OnWait = Callable[[str], None]
+
+
+class Hooks(TypedDict, total=False):
+    """What a caller may listen to."""
+
+    on_round: RoundHook
+    on_start: Callable[[Path, int], None]
+    on_wait: OnWait
+
+
 def run_document(
     document: Mapping[str, Any],
     seed: int,
@@ -153,9 +164,8 @@ def run_document(
     settings: Settings | None = None,
     device: str = "cpu",
     engine: str = "",
-    on_round: RoundHook | None = None,
-    on_start: Callable[[Path, int], None] | None = None,
     amend: Callable[[dict[str, Any]], None] | None = None,
+    **hooks: Unpack[Hooks],
 ) -> tuple[Result, str]:
     """(the result, the digest of the model). ``data``: what this process has of the sites, by client; ``settings``: the
     document's with the process's own folder."""
@@ -196,8 +206,8 @@ def run_document(
     def begin(path: Path, done: int) -> None:
         if done:
             totals.number = int(read_history(path)[done - 1]["exchange"])
-        if on_start is not None:
-            on_start(path, done)
+        if "on_start" in hooks:
+            hooks["on_start"](path, done)
 
     def amended(record: dict[str, Any]) -> None:
         summed.end_round()
@@ -210,7 +220,7 @@ def run_document(
     def after(state: State, record: dict[str, Any], seconds: float) -> bool | None:
         known = totals.journal.numbers("sum")
         totals.journal.forget("sum", [n for n in known if prepared < n < record["exchange"]])
-        return None if on_round is None else on_round(state, record, seconds)
+        return hooks["on_round"](state, record, seconds) if "on_round" in hooks else None
 
     sums_only = "sites have told sums only; the sizes shown are means over sites"
     about = about_of(schema, job, names, mean.astype(np.int64), (sums_only, *notes))

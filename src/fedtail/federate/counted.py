@@ -22,11 +22,11 @@ from fedtail.core.records import Tensors
 from fedtail.core.scores import Scores
 from fedtail.core.totals import Totals
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import What, head_of
+from fedtail.federate.agreed import OnWait, What, head_of
 from fedtail.federate.exchanges import Exchanges, Journal
 from fedtail.federate.protocol.agreement import LEAST, AgreementError, canonical
 from fedtail.federate.protocol.transport import Transport
-from fedtail.federate.relay import OnWait, Relay, RelayTotals
+from fedtail.federate.relay import Relay, RelayTotals
 from fedtail.federate.site.prepared import SiteData
 from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged

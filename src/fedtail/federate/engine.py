@@ -18,16 +18,15 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.counts import total
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.scores import ONE, Scores
 from fedtail.data.federation import Samples
 from fedtail.errors import FedtailError
 from fedtail.federate.protocol.job import Job
-from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError
+from fedtail.federate.protocol.limits import FLOATS, Budget, Kind, WireError, whole
 from fedtail.federate.protocol.transport import Phase, Traffic, Transport, exchange
-from fedtail.federate.protocol.wire import Parcel, pack_candidates, pack_task
-from fedtail.federate.replies import read_counts, read_decision, read_update
+from fedtail.federate.protocol.wire import MOST, Parcel, pack_candidates, pack_task, unpack_update
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.acceptance import least
 from fedtail.rounds.batches import batch_of
@@ -293,3 +292,47 @@ class RemoteEngine:
 
     def close(self) -> None:
         self.transport.close()
+
+
+def read_update(client: int, parcel: Parcel, task: Task, most: float, size: int) -> Update:
+    """The update of a reply that belongs to this client and round; ``WireError`` otherwise. ``most``: local steps that
+    are possible; ``size``: training samples, as the handshake has it."""
+    update, answered = unpack_update(parcel, most), parcel.meta.get("round")
+    if update.client != client or answered != task.round:
+        raise WireError(
+            f"reply is for client {update.client} in round {whole(answered, 0, MOST, 'round')}, expected client "
+            f"{client} in round {task.round}"
+        )
+    if update.n_samples != size:
+        raise WireError(f"it says it has {update.n_samples} training samples, in the handshake {size}", "changed")
+    runs = len(update.delta) if update.delta.ndim else 0
+    if not runs == len(update.steps) == len(update.loss):
+        raise WireError(f"malformed update: {runs} runs, {len(update.steps)} step counts, {len(update.loss)} losses")
+    if extra := set(update.reports) - {*task.reports, DIVERGED}:
+        raise WireError(f"{len(extra)} reports that were not asked for", "unexpected")
+    return update
+
+
+def read_counts(client: int, parcel: Parcel, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Counts of the expected shape, none of them negative; ``WireError`` otherwise."""
+    counts = read_tensor(client, parcel, name)
+    if tuple(counts.shape) != shape or counts.dtype != torch.int64 or bool((counts < 0).any()):
+        raise WireError(f"malformed counts: {counts.dtype} of shape {tuple(counts.shape)}, expected int64 {shape}")
+    return counts.numpy()
+
+
+def read_decision(client: int, parcel: Parcel, n_classes: int) -> Decision:
+    """A site's own decision; ``WireError`` for one that is none."""
+    try:
+        found = Decision.from_json(parcel.meta.get("decision") or {})
+        found.check(n_classes)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"malformed decision: {error}") from None
+    return found
+
+
+def read_tensor(client: int, parcel: Parcel, name: str) -> Tensor:
+    """A tensor the reply must have; ``WireError`` otherwise."""
+    if name not in parcel.tensors:
+        raise WireError(f"malformed reply: it has no {name!r}")
+    return parcel.tensors[name]

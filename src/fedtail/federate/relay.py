@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from fedtail.core.records import Tensors
 from fedtail.core.totals import Part, Reach
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import declared_schema, run_document, write_document
+from fedtail.federate.agreed import Hooks, OnWait, declared_schema, run_document, write_document
 from fedtail.federate.exchanges import Exchanges, Journal
 from fedtail.federate.protocol.agreement import Offer, canonical, id_of, plain_id, seed_of
 from fedtail.federate.protocol.faults import log
@@ -28,7 +28,6 @@ from fedtail.federate.protocol.transport import Phase, Traffic, Transport, excha
 from fedtail.federate.protocol.wire import Parcel, pack, unpack
 from fedtail.federate.summed import groups_of
 from fedtail.files import write_atomically
-from fedtail.rounds.loop import RoundHook
 from fedtail.runs.folder import choose_folder, claimed, run_name
 from fedtail.runs.result import Result
 from fedtail.settings import Settings
@@ -37,7 +36,6 @@ PASSING = ("transport", "late", "disk", "memory")
 """Faults after which a site is asked the same again: it is not there, or not yet."""
 PATIENCE, PAUSE = 86400.0, 2.0
 """Seconds for which a site that is not there is waited for, and between two questions to it."""
-OnWait = Callable[[str], None]
 
 
 class Relay:
@@ -165,14 +163,7 @@ DOCUMENT = "agreement.json"
 
 
 def follow(
-    config: Settings,
-    transport: Transport,
-    names: Sequence[str],
-    *,
-    resume: bool = False,
-    on_round: RoundHook | None = None,
-    on_start: Callable[[Path, int], None] | None = None,
-    on_wait: OnWait | None = None,
+    config: Settings, transport: Transport, names: Sequence[str], *, resume: bool = False, **hooks: Unpack[Hooks]
 ) -> Result:
     """Relay a run by totals, and follow it: the same program as at the sites, without data."""
     held = Path(config.run.folder) / run_name(config) / DOCUMENT
@@ -180,7 +171,7 @@ def follow(
     if before is not None:
         config = with_seed(config, before["seed"])
     folder = held.parent if before is not None else choose_folder(config, resume)
-    relay = Relay(transport, names, config.deploy.timeout, on_wait=on_wait)
+    relay = Relay(transport, names, config.deploy.timeout, on_wait=hooks.get("on_wait"))
 
     def amend(record: dict[str, Any]) -> None:
         record["traffic"], relay.traffic = vars(relay.traffic), Traffic()
@@ -200,17 +191,9 @@ def follow(
             raise FedtailError(f"{str(folder)!r} was agreed on with other settings or sites; start a new run")
         journal = Journal(folder / "exchanges")
         totals = RelayTotals(relay, before["agreement"], groups_of(config, len(names)), journal)
+        seed, name = before["seed"], transport.name
         result, digest = run_document(
-            document,
-            before["seed"],
-            totals,
-            {},
-            folder,
-            settings=config,
-            engine=transport.name,
-            on_round=on_round,
-            on_start=on_start,
-            amend=amend,
+            document, seed, totals, {}, folder, settings=config, engine=name, amend=amend, **hooks
         )
         for client, found in totals.finish().items():
             if found != digest:

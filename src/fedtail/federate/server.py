@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import about_of, settled_by_sizes
+from fedtail.federate.agreed import Hooks, about_of, settled_by_sizes
 from fedtail.federate.engine import RemoteEngine
 from fedtail.federate.protocol.handshake import agree, say_hello
 from fedtail.federate.protocol.job import Job, job_of, method_of
 from fedtail.federate.protocol.transport import Traffic, Transport
-from fedtail.federate.relay import OnWait, follow
+from fedtail.federate.relay import follow
 from fedtail.federate.statistics import agree_on_preprocessing
 from fedtail.files import write_atomically
 from fedtail.methods.trees import Trees
@@ -26,7 +26,6 @@ from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
 from fedtail.rounds.batches import BATCHES, settle_batch, settled
 from fedtail.rounds.history import plain
-from fedtail.rounds.loop import RoundHook
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import Problem
 from fedtail.runs.build import Run, load_pooled
@@ -48,18 +47,11 @@ def roster(config: Settings, sites: Sequence[str], *, resume: bool = False) -> l
 
 
 def federate(
-    config: Settings,
-    transport: Transport,
-    names: Sequence[str],
-    *,
-    resume: bool = False,
-    on_round: RoundHook | None = None,
-    on_start: Callable[[Path, int], None] | None = None,
-    on_wait: OnWait | None = None,
+    config: Settings, transport: Transport, names: Sequence[str], *, resume: bool = False, **hooks: Unpack[Hooks]
 ) -> Result:
     """Run a config over real sites and write its run folder. ``names[k]`` is the site behind client k."""
     if config.deploy.trust != "server" or isinstance(method_of(config), Trees):
-        return follow(config, transport, names, resume=resume, on_round=on_round, on_start=on_start, on_wait=on_wait)
+        return follow(config, transport, names, resume=resume, **hooks)
     check_trusted(config)
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     folder = choose_folder(config, resume)
@@ -97,8 +89,8 @@ def federate(
 
     def begin(path: Path, done: int) -> None:
         terms.write(path)
-        if on_start is not None:
-            on_start(path, done)
+        if "on_start" in hooks:
+            hooks["on_start"](path, done)
 
     def amend(record: dict[str, Any]) -> None:
         """Add what a round cost and who was missing."""
@@ -107,7 +99,7 @@ def federate(
 
     with claimed(config, folder, resume) as folder:
         run = Run(problem, config, about, {"name": job.model, "options": job.model_options})
-        return play(run, folder, resume=resume, on_round=on_round, on_start=begin, amend=amend)
+        return play(run, folder, resume=resume, on_round=hooks.get("on_round"), on_start=begin, amend=amend)
 
 
 def check_trusted(config: Settings) -> None:

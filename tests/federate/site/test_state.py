@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtail.federate.site.state import SiteState
+from fedtail.federate.site.prepared import SiteState
 
 
 def value(state: dict[str, torch.Tensor]) -> float | None:

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from fedtail.federate.protocol.agreement import AgreementError, Offer, Party, id_of, seed_of
-from fedtail.federate.protocol.keys import Roster, read_roster, read_site_key
+from fedtail.federate.protocol.agreement import (
+    AgreementError,
+    Offer,
+    Party,
+    Roster,
+    id_of,
+    read_roster,
+    read_site_key,
+    seed_of,
+)
 
 from .loopback import make_folders
 

@@ -18,9 +18,8 @@ from fedtail.federate import relay
 from fedtail.federate.agreed import declared_schema
 from fedtail.federate.exchanges import Journal
 from fedtail.federate.protocol import agreement
-from fedtail.federate.protocol.agreement import Party
+from fedtail.federate.protocol.agreement import Party, read_roster, read_site_key
 from fedtail.federate.protocol.job import job_of
-from fedtail.federate.protocol.keys import read_roster, read_site_key
 from fedtail.federate.protocol.masks import Sum, check_sums, pack_sums, read_answer, read_sums
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import Phase

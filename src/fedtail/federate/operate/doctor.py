@@ -21,8 +21,8 @@ from fedtail.federate.operate.bundle import own_hash
 from fedtail.federate.operate.certificates import inspect_certificate, key_matches
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.runs import where
+from fedtail.federate.protocol.agreement import read_roster
 from fedtail.federate.protocol.handshake import CLOCK_SECONDS
-from fedtail.federate.protocol.keys import read_roster
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.ledger import Ledger
 from fedtail.models.device import check_device

@@ -20,7 +20,7 @@ from fedtail.federate.deployment import Deployment, check_site_names
 from fedtail.federate.operate.certificates import make_site_key
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.create import write_rosters, write_site
-from fedtail.federate.protocol.keys import Roster, read_roster
+from fedtail.federate.protocol.agreement import Roster, read_roster
 from fedtail.federate.site.identity import read_identity
 from fedtail.runs.config import load_config
 

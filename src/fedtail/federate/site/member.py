@@ -25,10 +25,17 @@ from fedtail.errors import FedtailError
 from fedtail.federate import counted
 from fedtail.federate.agreed import check_document, check_sites, run_document, settings_of
 from fedtail.federate.exchanges import Exchanges, Journal, write_durably
-from fedtail.federate.protocol.agreement import AgreementError, Offer, Party, canonical
+from fedtail.federate.protocol.agreement import (
+    AgreementError,
+    Offer,
+    Party,
+    Roster,
+    canonical,
+    read_roster,
+    read_site_key,
+)
 from fedtail.federate.protocol.faults import CodedError
 from fedtail.federate.protocol.job import method_of
-from fedtail.federate.protocol.keys import Roster, read_roster, read_site_key
 from fedtail.federate.protocol.limits import whole
 from fedtail.federate.protocol.masks import SEED, MaskError, bare, check_sums, hide, read_sums, share_of_noise
 from fedtail.federate.protocol.policy import Policy
