@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedtail.core.random import generator, torch_seed
-from fedtail.core.schedule import cosine_rate, round_rate
+from fedtail.rounds.search import cosine_rate, round_rate
 
 
 def test_cosine_starts_high_ends_low_and_is_half_way_in_the_middle() -> None:

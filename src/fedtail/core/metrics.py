@@ -84,128 +84,74 @@ def _over_sites(e: Evidence, fold: Callable[[np.ndarray], Any]) -> np.ndarray:
     return np.asarray(fold(told) if told.size else np.nan)
 
 
+WORDS = {
+    "balanced_accuracy": "balanced accuracy",
+    "many": "accuracy of many-shot classes",
+    "medium": "accuracy of medium-shot classes",
+    "few": "accuracy of few-shot classes",
+    "head": "accuracy of the most frequent third",
+    "tail": "accuracy of the rarest third",
+    "pr_auc": "mean area under the precision-recall curves",
+    "rare_pr_auc": "area under the precision-recall curve of the rarest class",
+    "roc_auc": "mean area under the ROC curves",
+    "balanced_loss": "class-balanced log loss",
+    "calibration_error": "expected calibration error",
+    "worst_site": "macro F1 of the worst site",
+    "site_spread": "standard deviation of macro F1 over sites",
+    "false_alarm_rate": "false alarm rate",
+}
+"""What a metric is called in a sentence, where that is not its title."""
+
+
 def _declare(name: str, title: str, function: Callable[[Any], Any], **more: Any) -> None:
-    METRICS.add(name)(Metric(name=name, title=title, function=function, **more))
+    METRICS.add(name)(Metric(name=name, title=title, function=function, words=WORDS.get(name, ""), **more))
 
 
+def _mean_recall(e: Evidence) -> np.ndarray:
+    return _class_mean(e.recall, e.seen)
+
+
+def _recall_of_third(which: str, e: Evidence) -> np.ndarray:
+    return _class_mean(e.recall, e.seen & third(e, which))
+
+
+def _accuracy(e: Evidence) -> np.ndarray:
+    return ratio(e.hit.sum(-1), e.support.sum(-1), np.nan)
+
+
+def _rare_pr_auc(e: Evidence) -> np.ndarray:
+    return np.asarray(np.nan if e.scores is None else average_precision(e.scores.bins[rarest_class(e)]))
+
+
+HIDDEN: dict[str, Any] = {"headline": False}
+LOW: dict[str, Any] = {"higher_is_better": False}
+SURE, BALANCED = ("log_loss",), ("balanced_loss", "pr_auc")
+
+_declare("accuracy", "Accuracy", _accuracy, totals=True, priority=4, smooth=SURE)
+_declare("balanced_accuracy", "Balanced acc.", _mean_recall, priority=1, smooth=BALANCED)
+_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth=BALANCED)
+_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), priority=2, smooth=SURE)
+_declare("micro_f1", "Micro F1", _accuracy, totals=True, **HIDDEN, smooth=SURE)
+_declare("many", "Many-shot", partial(_shot_accuracy, "many"), needs="train_counts", **HIDDEN)
+_declare("medium", "Medium-shot", partial(_shot_accuracy, "medium"), needs="train_counts", **HIDDEN)
+_declare("few", "Few-shot", partial(_shot_accuracy, "few"), needs="train_counts", **HIDDEN)
+_declare("head", "Head", partial(_recall_of_third, "head"), needs="train_counts", priority=3)
+_declare("tail", "Tail", partial(_recall_of_third, "tail"), needs="train_counts", priority=9)
+_declare("pr_auc", "PR-AUC", lambda e: _over_classes(e, average_precision), needs="scores", priority=6)
+_declare("rare_pr_auc", "PR-AUC, rarest", _rare_pr_auc, needs="scores", priority=7)
+_declare("roc_auc", "ROC-AUC", lambda e: _over_classes(e, roc_auc), needs="scores", **HIDDEN)
+_declare("log_loss", "Log loss", lambda e: log_loss(e.scores), needs="scores", **LOW, **HIDDEN)
+_declare("balanced_loss", "Balanced loss", lambda e: balanced_loss(e.scores), needs="scores", **LOW, **HIDDEN)
+_declare("brier", "Brier score", lambda e: brier_score(e.scores), needs="scores", **LOW, **HIDDEN)
 _declare(
-    "accuracy",
-    "Accuracy",
-    lambda e: ratio(e.hit.sum(-1), e.support.sum(-1), np.nan),
-    totals=True,
-    priority=4,
-    smooth=("log_loss",),
+    "calibration_error", "Cal. error", lambda e: calibration_error(e.scores.cells), needs="scores", **LOW, priority=5
 )
-_declare(
-    "balanced_accuracy",
-    "Balanced acc.",
-    lambda e: _class_mean(e.recall, e.seen),
-    words="balanced accuracy",
-    priority=1,
-    smooth=("balanced_loss", "pr_auc"),
-)
-_declare("macro_f1", "Macro F1", lambda e: _class_mean(e.f1, e.seen), smooth=("balanced_loss", "pr_auc"))
-_declare("weighted_f1", "Weighted F1", lambda e: _weighted_f1(e), priority=2, smooth=("log_loss",))
-_declare("micro_f1", "Micro F1", METRICS["accuracy"], totals=True, headline=False, smooth=("log_loss",))
-for _kind in ("many", "medium", "few"):
-    _declare(
-        _kind,
-        f"{_kind.capitalize()}-shot",
-        partial(_shot_accuracy, _kind),
-        words=f"accuracy of {_kind}-shot classes",
-        needs="train_counts",
-        headline=False,
-    )
-_declare(
-    "head",
-    "Head",
-    lambda e: _class_mean(e.recall, e.seen & third(e, "head")),
-    words="accuracy of the most frequent third",
-    needs="train_counts",
-    priority=3,
-)
-_declare(
-    "tail",
-    "Tail",
-    lambda e: _class_mean(e.recall, e.seen & third(e, "tail")),
-    words="accuracy of the rarest third",
-    needs="train_counts",
-    priority=9,
-)
-_declare(
-    "pr_auc",
-    "PR-AUC",
-    lambda e: _over_classes(e, average_precision),
-    words="mean area under the precision-recall curves",
-    needs="scores",
-    priority=6,
-)
-_declare(
-    "rare_pr_auc",
-    "PR-AUC, rarest",
-    lambda e: np.asarray(np.nan if e.scores is None else average_precision(e.scores.bins[rarest_class(e)])),
-    words="area under the precision-recall curve of the rarest class",
-    needs="scores",
-    priority=7,
-)
-_declare(
-    "roc_auc",
-    "ROC-AUC",
-    lambda e: _over_classes(e, roc_auc),
-    words="mean area under the ROC curves",
-    needs="scores",
-    headline=False,
-)
-_declare("log_loss", "Log loss", lambda e: log_loss(e.scores), needs="scores", higher_is_better=False, headline=False)
-_declare(
-    "balanced_loss",
-    "Balanced loss",
-    lambda e: balanced_loss(e.scores),
-    words="class-balanced log loss",
-    needs="scores",
-    higher_is_better=False,
-    headline=False,
-)
-_declare(
-    "brier", "Brier score", lambda e: brier_score(e.scores), needs="scores", higher_is_better=False, headline=False
-)
-_declare(
-    "calibration_error",
-    "Cal. error",
-    lambda e: calibration_error(e.scores.cells),
-    words="expected calibration error",
-    needs="scores",
-    higher_is_better=False,
-    priority=5,
-)
-_declare(
-    "worst_site",
-    "Worst site",
-    lambda e: _over_sites(e, np.min),
-    words="macro F1 of the worst site",
-    needs="sites",
-    priority=8,
-)
-_declare(
-    "site_spread",
-    "Site spread",
-    lambda e: _over_sites(e, np.std),
-    words="standard deviation of macro F1 over sites",
-    needs="sites",
-    higher_is_better=False,
-    priority=0,
-)
+_declare("worst_site", "Worst site", lambda e: _over_sites(e, np.min), needs="sites", priority=8)
+_declare("site_spread", "Site spread", lambda e: _over_sites(e, np.std), needs="sites", **LOW, priority=0)
 _declare("defect_score", "Defect score", lambda e: _defect(e)[0], needs="background")
-_declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", headline=False)
-_declare("background_precision", "Background prec.", lambda e: _defect(e)[2], needs="background", headline=False)
-_declare(
-    "false_alarm_rate",
-    "False alarms",
-    lambda e: _defect(e)[3],
-    words="false alarm rate",
-    needs="background",
-    higher_is_better=False,
-)
+_declare("defect_recall", "Defect recall", lambda e: _defect(e)[1], needs="background", **HIDDEN)
+_declare("background_precision", "Background prec.", lambda e: _defect(e)[2], needs="background", **HIDDEN)
+_declare("false_alarm_rate", "False alarms", lambda e: _defect(e)[3], needs="background", **LOW)
 
 
 def defect_score(confusion: ArrayLike, background: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Models, and the flat vector that the rest of the package sees."""
 
-from fedtail.models import cnn_lstm, heads, mlp, residual, resnet, small_cnn
+from fedtail.models import cnn_lstm, mlp, resnet, small_cnn
 from fedtail.models.auto import choose_model
 from fedtail.models.custom import custom_model
 from fedtail.models.flat import FlatModel
@@ -16,9 +16,7 @@ __all__ = [
     "cnn_lstm",
     "custom_model",
     "has_batchnorm",
-    "heads",
     "mlp",
-    "residual",
     "resnet",
     "small_cnn",
     "to_groupnorm",

@@ -1,12 +1,22 @@
-"""Fully connected network with GroupNorm: the paper's 4-layer FFNN is ``hidden = (32, 16, 8)``."""
+"""Networks for tables and for features of an encoder.
+
+- ``mlp``: fully connected with GroupNorm; the paper's 4-layer FFNN is ``hidden = (32, 16, 8)``.
+- ``residual_mlp``: blocks that add to what they get, with GroupNorm in front (Gorishniy et al. 2021). The first layer's
+  column of a one-hot feature is the embedding of that level, and its columns of a number's pieces are the embedding of
+  where the number lies: both are as wide as the network.
+- ``linear`` and ``cosine``: heads on features.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedtail.errors import check_range
 from fedtail.models.norm import group_norm
 from fedtail.models.registry import MODELS
 
@@ -28,3 +38,69 @@ def mlp(
         layers.append(nn.ReLU())
         width = units
     return nn.Sequential(*layers, nn.Linear(width, n_classes))
+
+
+class Residual(nn.Module):
+    """x + body(x)."""
+
+    def __init__(self, *body: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.body(x)
+        return out
+
+
+@MODELS.add("residual_mlp")
+def residual_mlp(
+    input_shape: tuple[int, ...], n_classes: int, width: int = 64, blocks: int = 2, norm_groups: int = 1
+) -> nn.Module:
+    """A linear layer, ``blocks`` of x + linear(relu(linear(norm(x)))), norm, ReLU and a linear output layer."""
+    check_range("model.blocks", blocks, 0)
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(math.prod(input_shape), width)]
+    for _ in range(blocks):
+        layers.append(
+            Residual(group_norm(width, norm_groups), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        )
+    return nn.Sequential(*layers, group_norm(width, norm_groups), nn.ReLU(), nn.Linear(width, n_classes))
+
+
+@MODELS.add("linear")
+def linear(input_shape: tuple[int, ...], n_classes: int, norm: bool = True) -> nn.Module:
+    """Multinomial logistic regression.
+
+    ``norm``: bring every sample to mean 0 and deviation 1 over its features first, so that one learning rate suits all
+    encoders without any statistics of the data.
+    """
+    width = math.prod(input_shape)
+    layers: list[nn.Module] = [nn.Flatten()]
+    if norm and width > 1:
+        layers.append(nn.GroupNorm(1, width, affine=False))
+    return nn.Sequential(*layers, _zeros(nn.Linear(width, n_classes)))
+
+
+@MODELS.add("cosine")
+def cosine(input_shape: tuple[int, ...], n_classes: int, scale: float = 16.0) -> nn.Module:
+    """Cosine of features and class vectors, times ``scale``: a common class gets no longer vector than a rare one."""
+    width = math.prod(input_shape)
+    return nn.Sequential(nn.Flatten(), nn.GroupNorm(1, width, affine=False), Cosine(width, n_classes, scale))
+
+
+class Cosine(nn.Linear):
+    """(N, d) -> (N, C) scaled cosines."""
+
+    def __init__(self, width: int, n_classes: int, scale: float) -> None:
+        super().__init__(width, n_classes, bias=False)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+def _zeros(layer: nn.Linear) -> nn.Linear:
+    """Start at equal scores for all classes; the problem is convex, so nothing needs breaking."""
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.zero_()
+    return layer

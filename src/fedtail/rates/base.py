@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from fedtail.errors import FedtailError, check_range
+from fedtail.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -169,3 +170,13 @@ def few_rates(key: str, rates: Sequence[float]) -> np.ndarray:
     for value in values:
         check_range(key, float(value), 0.0, HIGHEST)
     return np.asarray(values)
+
+
+def _own_strategy(name: str, found: Any) -> Any:
+    if not (isinstance(found, type) and issubclass(found, RateStrategy)):
+        raise FedtailError(f"rate strategy {name!r} is not a subclass of fedtail.rates.RateStrategy")
+    found.name = name
+    return found
+
+
+RATES: Registry[RateStrategy] = Registry("rate strategy", "rates", given=("n_clients",), adapt=_own_strategy)

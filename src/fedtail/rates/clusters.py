@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fedtail.core.random import generator, torch_seed
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import Setting
+from fedtail.rates.base import RATES, Setting
 from fedtail.rates.fedhoo import MAX_AXES, FedHOO
-from fedtail.rates.registry import RATES
 
 SKETCH = 256
 """Length of the sketch kept of each client's update: cosines are right to about 1/sqrt(256)."""

@@ -26,8 +26,7 @@ import numpy as np
 
 from fedtail.core.candidates import binary_patterns
 from fedtail.errors import FedtailError, check_range, one_of
-from fedtail.rates.base import RateStrategy, Setting, base_rates, check_rate
-from fedtail.rates.registry import RATES
+from fedtail.rates.base import RATES, RateStrategy, Setting, base_rates, check_rate
 from fedtail.rates.tree import BoxTree
 
 WARN_AXES, MAX_AXES = 6, 12

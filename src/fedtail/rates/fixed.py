@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedtail.errors import FedtailError, check_range
-from fedtail.rates.base import RateStrategy, base_rates, check_rate
-from fedtail.rates.registry import RATES
+from fedtail.rates.base import RATES, RateStrategy, base_rates, check_rate
 
 
 @RATES.add("fixed")

@@ -8,6 +8,7 @@ value from the start, bit by bit; what was spent is the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from fedtail.core.candidates import Candidates, separate_candidates
 from fedtail.core.evidence import Evidence
 from fedtail.core.metrics import METRICS, Metric, check_known, score, score_of
 from fedtail.core.records import DIVERGED, Refusal, Task, Update
-from fedtail.core.schedule import LAST, round_rate
 from fedtail.core.scores import Scores
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods.base import Server
@@ -293,3 +293,24 @@ def enter(problem: Problem, state: State, rival: Rival) -> None:
     """Make a rival's model that of the state, and of the clients."""
     state.x, state.method, state.server = rival.x, rival.method, rival.server
     problem.engine.load_state(rival.clients)
+
+
+LAST = 1e-4
+"""Where ``cosine`` ends."""
+
+
+def cosine_rate(t: int, rounds: int, start: float, end: float = LAST) -> float:
+    """eta_t = end + (start - end)(1 + cos(pi t / (T - 1))) / 2 for t = 0..T-1; ``start`` if T = 1."""
+    if rounds <= 1:
+        return start
+    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * t / (rounds - 1)))
+
+
+def round_rate(kind: str, t: int, rounds: int, start: float, end: float = LAST, warmup: int = 0) -> float:
+    """The rate of round ``t`` under a named schedule, ``cosine`` or ``constant``.
+
+    The first ``warmup`` rounds take 1/(warmup+1), 2/(warmup+1), ... of it: a large rate that serves well later can
+    blow a fresh network up in its first steps, and plain SGD needs many rounds to come back from there.
+    """
+    rate = cosine_rate(t, rounds, start, end) if kind == "cosine" else start
+    return rate * min(1.0, (t + 1) / (warmup + 1))

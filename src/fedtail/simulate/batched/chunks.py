@@ -31,8 +31,6 @@ Pull = Callable[[int, slice, Tensor], tuple[Tensor, Tensor]]
 
 CHUNK_BYTES = 2**22
 """Most memory of a chunk's largest activation."""
-SLOW_NORM = 2048
-"""Positions from which on torch's own backward pass of a channels-last GroupNorm takes three times as long as ours."""
 
 
 class Chunk(NamedTuple):
@@ -48,7 +46,7 @@ class ChunkedKernel:
 
     def __init__(self, module: nn.Module, input_shape: tuple[int, ...], chunk: int | None = None) -> None:
         """``chunk``: samples in one (default: what fits the cache)."""
-        self.module = _with_quick_norms(copy.deepcopy(module).train())
+        self.module = copy.deepcopy(module).train()
         self.shapes = {name: p.shape for name, p in module.named_parameters()}
         self.n_params = sum(s.numel() for s in self.shapes.values())
         self.chunk = chunk or max(1, CHUNK_BYTES // max(4 * _widest(self.module, input_shape), 1))
@@ -128,61 +126,3 @@ def _widest(module: nn.Module, input_shape: tuple[int, ...]) -> int:
     for hook in hooks:
         hook.remove()
     return max(sizes)
-
-
-def _with_quick_norms(module: nn.Module) -> nn.Module:
-    """The module with a backward pass of our own in its GroupNorms."""
-    for inner in module.modules():
-        if type(inner) is nn.GroupNorm and inner.affine:
-            inner.__class__ = _Norm
-    return module
-
-
-class _Norm(nn.GroupNorm):
-    def forward(self, input: Tensor) -> Tensor:
-        last = input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last)
-        if not last or input[0, 0].numel() < SLOW_NORM or not torch.is_grad_enabled():
-            return super().forward(input)
-        out: Tensor = _norm(input, self.weight, self.bias, self.num_groups, self.eps)
-        return out
-
-
-class _NormFunction(torch.autograd.Function):
-    """GroupNorm of (n, C, h, w) images, channels last."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:
-        n, c, h, w = x.shape
-        y, mean, scale = torch.native_group_norm(x, gamma, beta, n, c, h * w, groups, eps)
-        ctx.save_for_backward(x, gamma, mean, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (dy,), (x, gamma, mean, scale) = upstream, ctx.saved_tensors
-        n, c, h, w = x.shape
-        each = c // mean.shape[1]
-        size = float(h * w * each)
-
-        def flat(t: Tensor) -> Tensor:
-            return t.permute(0, 2, 3, 1).reshape(n, h * w, c)
-
-        def per_group(t: Tensor) -> Tensor:
-            return t.view(n, -1, each).sum(-1)
-
-        def per_channel(t: Tensor) -> Tensor:
-            return t.repeat_interleave(each, 1)
-
-        d, v = flat(dy), flat(x)
-        out = d * v
-        sums, products = d.sum(1), out.sum(1)  # (n, C)
-        total, slope = per_group(sums * gamma), per_group(products * gamma)
-        factor = (total * mean - slope) * scale.pow(3) / size
-        rest = -factor * mean - total * scale / size
-        torch.mul(d, (per_channel(scale) * gamma).unsqueeze(1), out=out)
-        out.addcmul_(v, per_channel(factor).unsqueeze(1)).add_(per_channel(rest).unsqueeze(1))
-        d_gamma = ((products - per_channel(mean) * sums) * per_channel(scale)).sum(0)
-        return out.view(n, h, w, c).permute(0, 3, 1, 2), d_gamma, sums.sum(0), None, None
-
-
-_norm: Callable[..., Any] = _NormFunction.apply

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtail.models.classifiers import ROW_NORM, SimplexETF, TwoHeads
 from fedtail.models.cnn_lstm import CnnLstm
-from fedtail.models.residual import Residual
+from fedtail.models.mlp import Residual
 from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
 from fedtail.simulate.batched.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
