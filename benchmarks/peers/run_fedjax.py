@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 from itertools import pairwise
 
 path, (users, cohort, rounds, cores), device = sys.argv[1], map(int, sys.argv[2:6]), sys.argv[6]
@@ -13,6 +12,7 @@ if device == "cpu":  # its own way to use several devices, pmap, does not run on
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+from clock import now  # noqa: E402
 
 for name in ("tree_map", "tree_leaves", "tree_structure", "tree_unflatten"):  # fedjax 0.0.17 uses names jax has moved
     if not hasattr(jax, name):
@@ -96,11 +96,11 @@ state, seconds = algorithm.init(params), []
 for t in range(rounds):
     chosen = [(t * cohort + i) % users for i in range(cohort)]
     keys = jax.random.split(jax.random.PRNGKey(t), cohort)
-    began = time.perf_counter()
+    began = now()
     sets = [fedjax.ClientDataset({"x": x[parts[k]], "y": y[parts[k]]}) for k in chosen]
     state, _ = algorithm.apply(state, [(str(k), s, keys[i]) for i, (k, s) in enumerate(zip(chosen, sets, strict=True))])
     jax.block_until_ready(state.params)
-    seconds.append(time.perf_counter() - began)
+    seconds.append(now() - began)
 rows = [slice(i, i + 1024) for i in range(0, len(y), 1024)]
 final = np.mean([float(loss(state.params, {"x": jnp.asarray(x[s]), "y": jnp.asarray(y[s])}, None)) for s in rows])
 print("RESULT " + json.dumps({"seconds": seconds, "loss": float(final)}), flush=True)

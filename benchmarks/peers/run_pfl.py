@@ -6,10 +6,10 @@ With several cores torchrun starts it once for each.
 import json
 import os
 import sys
-import time
 
 import numpy as np
 import torch
+from clock import now
 from networks import network_of
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
@@ -50,12 +50,12 @@ class Net(nn.Module):
 
 class Clock(TrainingProcessCallback):
     def __init__(self):
-        self.times = [time.perf_counter()]
+        self.times = [now()]
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         if device != "cpu":
             torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
+        self.times.append(now())
         return False, Metrics()
 
 
