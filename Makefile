@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 .PHONY: demo test federation check docs bench clean help
 
 help:
-	@echo "make demo    three methods on long-tailed digits, a table and report.html (under 2 minutes)"
+	@echo "make demo    eights in handwriting: each form alone, all together; a table and report.html (under 2 minutes)"
 	@echo "make test    lint, types, import contracts, every test"
 	@echo "make federation   tests of a real federation, sites killed and delayed; on an idle machine"
 	@echo "make check   lint, types and import contracts only"

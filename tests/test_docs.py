@@ -25,6 +25,7 @@ import click
 import pytest
 import typer
 
+import fedtail as ft
 from fedtail.cli import app
 from fedtail.cli.options import FLAGS, config_values, split_arguments
 from fedtail.data import DATASETS
@@ -37,6 +38,8 @@ from tests.browser import complaints, forget, requests, start
 ROOT = Path(__file__).parent.parent
 OWN_TEST = {"your-data.md", "models.md"}
 """Pages whose commands and Python depend on each other; they have a test of their own."""
+FIRST = {"README.md", "index.md", "notebooks.md"}
+"""Pages whose Python is the first that somebody runs: every class is found in the end."""
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 BLOCK = re.compile(
     r"(?:<!-- (?P<mark>test|(?:skip|file:)[^>]*?) -->\s*)?^```(?P<kind>\w+)\n(?P<body>.*?)^```", re.S | re.M
@@ -92,6 +95,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "page", module)
     for body in runnable(page):
         exec(compile(body, page.name, "exec"), module.__dict__)
+    if page.name in FIRST:
+        results = [value for value in vars(module).values() if isinstance(value, ft.Result)]
+        assert results and all(min(result.test["per_class_accuracy"]) > 0.3 for result in results)
 
 
 @pytest.mark.parametrize("page", named([p for p in PAGES if commands(p, marked=True)]))
