@@ -53,7 +53,7 @@ def demo(
     shown = bare_table("eights in held-out rows", "there", "alone", "together", "all rows in one place")
     for form, rows in alone.items():
         shown.add_row(form, *map(str, (rows[0].sum(), rows[0, 0], together[form], pooled[form][0, 0])))
-    every = [sum(alone.values()), total, sum(pooled.values())]
+    every = [np.sum([*alone.values()], axis=0), total, np.sum([*pooled.values()], axis=0)]
     shown.add_section()
     shown.add_row("all forms", *map(str, (total[0].sum(), *(m[0, 0] for m in every))), style="bold")
     shown.add_row("taken for an eight in vain", "", *(str(m[1, 0]) for m in every))
