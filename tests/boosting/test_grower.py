@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtail.boosting.bins import Column, read_columns
-from fedtail.boosting.grower import best_round, lowest_round
+from fedtail.boosting.grower import Level, Question, Site, asking, best_round, boost, lowest_round
 from fedtail.boosting.predictor import Forest, Plan
+from fedtail.core.totals import LocalTotals
 from tests.boosting.growing import a_plan, grown, same, table
 
 
@@ -15,7 +16,7 @@ from tests.boosting.growing import a_plan, grown, same, table
 @given(st.integers(0, 10**6), st.integers(2, 7), st.sampled_from([2, 3]))
 def test_every_partition_into_sites_gives_the_bits_of_pooled_rows(seed: int, n_sites: int, n_classes: int) -> None:
     x, y = table(seed, 150, n_classes)
-    plan, rng = a_plan(n_classes=n_classes, rounds=2), np.random.default_rng(seed)
+    plan, rng = a_plan(n_classes=n_classes, rounds=2, column_share=0.6), np.random.default_rng(seed)
     owner = rng.integers(0, n_sites, len(y))
     pooled, _ = grown(x, y, [np.arange(len(y))], plan)
     apart, _ = grown(x, y, [rng.permutation(np.flatnonzero(owner == k)) for k in range(n_sites)], plan)
@@ -40,9 +41,9 @@ def test_rows_of_all_sites_tell_after_each_round_how_good_the_forest_is() -> Non
 def test_a_forest_that_goes_on_is_the_forest_that_never_stopped() -> None:
     x, y = table(2)
     parts, held = [np.arange(150), np.arange(150, 300)], np.arange(300, 400)
-    whole, _ = grown(x, y, parts, a_plan(rounds=5), held)
-    half, _ = grown(x, y, parts, a_plan(rounds=2), held)
-    again, _ = grown(x, y, parts, a_plan(rounds=5), held, half)
+    whole, _ = grown(x, y, parts, a_plan(rounds=5, column_share=0.6), held)
+    half, _ = grown(x, y, parts, a_plan(rounds=2, column_share=0.6), held)
+    again, _ = grown(x, y, parts, a_plan(rounds=5, column_share=0.6), held, half)
     assert same(whole, again)
     assert all(np.array_equal(a, b) for a, b in zip(whole.checks, again.checks, strict=True))
 
@@ -68,6 +69,28 @@ def _depth(forest: Forest, t: int, k: int, node: int) -> int:
         return 0
     child = int(forest.child[t, k, node])
     return 1 + max(_depth(forest, t, k, child), _depth(forest, t, k, child + 1))
+
+
+def test_trees_of_a_round_ask_for_their_share_of_the_columns_alone_and_sites_send_no_others() -> None:
+    x, y = table(2)
+    plan = a_plan(rounds=8, column_share=0.5)
+    seen = [plan.seen(t) for t in range(plan.rounds)]
+    assert {len(columns) for columns in seen} == {2} and set().union(*seen) == {0, 1, 2, 3}
+    assert seen != [a_plan(seed=1, column_share=0.5).seen(t) for t in range(plan.rounds)]
+    levels: list[Level] = []
+
+    def listening(question: Question) -> np.ndarray:
+        levels.extend([question] if isinstance(question, Level) else [])
+        return ask(question)
+
+    ask = asking(LocalTotals(1), {0: Site((read_columns(x, plan.columns), y), (np.zeros((4, 0)), y[:0]))})
+    forest = boost(plan, listening)
+    for t, columns in enumerate(seen):
+        used = set(forest.column[t].ravel().tolist()) - {-1}
+        assert used and used <= set(columns)
+    assert {level.columns for level in levels if level.tree == 3} == {seen[3]}
+    for level in levels:
+        assert level.size == len(level.built) * sum(int(forest.start.bins.sizes[f]) for f in level.columns)
 
 
 def test_training_ends_when_held_out_rows_find_nothing_better() -> None:

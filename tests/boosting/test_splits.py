@@ -26,7 +26,7 @@ def rows_of(bins: Bins, n: int, seed: int, missing: float = 0.2) -> Rows:
 def packed_sums(rows: Rows, bins: Bins, fields: Fields) -> np.ndarray:
     rows.begin()
     rows.differentiate(fields, np.array([0.5, 2.0]), tree=3)
-    return rows.histograms([0], [0], bins.sizes)
+    return rows.histograms([0], [0], range(len(bins.sizes)), bins.sizes)
 
 
 @settings(max_examples=25, deadline=None)

@@ -100,6 +100,11 @@ class Bins:
     def total(self) -> int:
         return int(self.sizes.sum())
 
+    def take(self, columns: Sequence[int]) -> Bins:
+        """Those of some columns."""
+        parts: Any = (tuple(of[f] for f in columns) for of in (self.columns, self.cuts, self.kept))
+        return Bins(*parts)
+
     def of(self, values: np.ndarray) -> np.ndarray:
         """(F, N) uint8 from the values of ``read_columns``."""
         out = np.empty(values.shape, dtype=np.uint8)

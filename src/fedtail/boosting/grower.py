@@ -8,7 +8,7 @@ the same trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Level:
     start: Start
     tree: int
     """Which round's trees grow."""
+    columns: tuple[int, ...]
+    """The columns that they may ask for."""
     built: tuple[int, ...]
     """The nodes asked for."""
     trees: tuple[int, ...]
@@ -39,7 +41,7 @@ class Level:
 
     @property
     def size(self) -> int:
-        return len(self.built) * self.start.bins.total
+        return len(self.built) * int(self.start.bins.sizes[list(self.columns)].sum())
 
     def answer(self, train: Rows, held: Rows) -> np.ndarray:
         if self.split is None:
@@ -49,7 +51,7 @@ class Level:
         else:
             train.move(self.split, self.before)
             held.move(self.split, self.before)
-        return train.histograms(self.built, self.trees, self.start.bins.sizes).ravel()
+        return train.histograms(self.built, self.trees, self.columns, self.start.bins.sizes).ravel()
 
 
 @dataclass(frozen=True)
@@ -148,16 +150,16 @@ def best_round(forest: Forest) -> int:
 
 def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
     """Add the trees of round t."""
-    start, finder = forest.start, Finder(forest.start.bins, forest.start.fields, plan.least_rows)
-    width, trees = start.bins.total, [_Tree() for _ in range(plan.trees)]
-    roots = tuple(range(plan.trees))
+    start, seen = forest.start, plan.seen(t)
+    bins, trees = start.bins.take(seen), [_Tree() for _ in range(plan.trees)]
+    finder, roots = Finder(bins, start.fields, plan.least_rows), tuple(range(plan.trees))
     forest.add_round()
-    told = ask(Level(start, t, roots, roots)).reshape(-1, width)
-    nodes = [_Node(k, 0, int(row[: start.bins.sizes[0]].sum()), row) for k, row in enumerate(told)]
+    sums = ask(Level(start, t, seen, roots, roots)).reshape(-1, bins.total)
+    nodes = [_Node(k, 0, int(row[: bins.sizes[0]].sum()), row) for k, row in enumerate(sums)]
     for depth in range(plan.depth):
         open_ = [n for n in nodes if n.sums is not None]
         for node, found in zip(open_, finder.best(np.array([n.sums for n in open_])), strict=True):
-            node.split = found
+            node.split = None if found is None else replace(found, column=seen[found.column])
         _limit(nodes, trees, plan.leaves)
         parents = [n for n in nodes if n.split is not None]
         split, children = _children(nodes, trees, forest, finder, t, plan.lr)
@@ -170,14 +172,14 @@ def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
                 built.append((2 * j + int(rows[1] < rows[0]), parent.sums))  # that of fewer rows; the other is the rest
         asked = tuple(i for i, _ in built)
         before, nodes = tuple(n.tree for n in nodes), children
-        told = ask(Level(start, t, asked, tuple(children[i].tree for i in asked), split, before))
+        sums = ask(Level(start, t, seen, asked, tuple(children[i].tree for i in asked), split, before))
         if not built:
             break
-        for (i, whole), own in zip(built, told.reshape(-1, width), strict=True):
+        for (i, whole), own in zip(built, sums.reshape(-1, bins.total), strict=True):
             children[i].sums, children[i ^ 1].sums = own, whole - own
     if nodes:
         ends = _children(nodes, trees, forest, finder, t, plan.lr)[0]
-        ask(Level(start, t, (), (), ends, tuple(n.tree for n in nodes)))
+        ask(Level(start, t, seen, (), (), ends, tuple(n.tree for n in nodes)))
 
 
 def _limit(nodes: Sequence[_Node], trees: Sequence[_Tree], leaves: int) -> None:

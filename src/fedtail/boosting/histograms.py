@@ -114,9 +114,13 @@ class Rows:
             total += row
         return np.asarray(e / total)
 
-    def histograms(self, built: Sequence[int], trees: Sequence[int], sizes: np.ndarray) -> np.ndarray:
-        """(len(built), T) sums of the rows in the nodes ``built`` of ``trees``; sizes: bins per column."""
-        total, offsets = int(sizes.sum()), np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    def histograms(
+        self, built: Sequence[int], trees: Sequence[int], columns: Sequence[int], sizes: np.ndarray
+    ) -> np.ndarray:
+        """(len(built), T) sums of the rows in the nodes ``built`` of ``trees``, by the bins of ``columns``; sizes: (F,)
+        bins per column."""
+        ends = np.cumsum(sizes[list(columns)])
+        total, offsets = int(ends[-1]), [0, *ends[:-1].tolist()]
         out = np.zeros(len(built) * total, dtype=np.int64)
         lists = [self.nodes[i] for i in built]
         if not lists:
@@ -130,8 +134,8 @@ class Rows:
             part = slice(start, start + CHUNK)
             index, where, added = rows[part], base[part], values[part]
             here = at[: len(index)]
-            for column, offset in zip(self.bins, offsets, strict=True):
-                np.add(where, column.take(index), out=here)
+            for f, offset in zip(columns, offsets, strict=True):
+                np.add(where, self.bins[f].take(index), out=here)
                 here += offset
                 np.add.at(out, here, added)
         return out.reshape(len(built), total)

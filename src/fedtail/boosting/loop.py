@@ -23,9 +23,10 @@ from fedtail.settings import Settings
 
 def plan_of(method: Trees, settings: Settings, model: TreesModel) -> Plan:
     """What is agreed before the first sum."""
-    options = {name: getattr(method, name) for name in ("lr", "leaves", "depth", "bins", "least_rows", "power")}
-    shape = model.shape
-    return Plan(shape.columns, shape.n_classes, settings.run.rounds, patience=settings.run.patience, **options)
+    names = ("lr", "leaves", "depth", "bins", "least_rows", "power", "column_share")
+    options: dict[str, Any] = {name: getattr(method, name) for name in names}
+    options |= {"seed": settings.run.seed, "patience": settings.run.patience}
+    return Plan(model.shape.columns, model.shape.n_classes, settings.run.rounds, **options)
 
 
 def run_rounds(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtail.boosting.bins import Bins, Column
 from fedtail.boosting.histograms import Fields
+from fedtail.core.random import generator
 
 LEAF = -1
 CHUNK = 1 << 13
@@ -28,8 +29,18 @@ class Plan:
     least_rows: int = 5
     power: float = 0.5
     """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
+    column_share: float = 1.0
+    """The share of the columns that the trees of a round may ask for, drawn anew for each round."""
+    seed: int = 0
+    """What columns are drawn with."""
     patience: int = 0
     """End after so many rounds without a smaller loss on held-out rows; 0: never."""
+
+    def seen(self, t: int) -> tuple[int, ...]:
+        """The columns that the trees of round t may ask for."""
+        n = len(self.columns)
+        kept = max(min(n, 2), round(self.column_share * n))
+        return tuple(sorted(generator(self.seed, "trees/columns", round=t).permutation(n)[:kept].tolist()))
 
     @property
     def trees(self) -> int:

@@ -34,6 +34,8 @@ class Trees(Method):
     """Rows of a leaf over all sites, at least."""
     power: float = 0.5
     """A row weighs as much as its class's share to minus this; probabilities are corrected for it."""
+    column_share: float = 0.7
+    """The share of the columns that the trees of a round may ask for, drawn anew for each round."""
     site: bool = True
     """Whether the row's site is a column, where the data name sites; for a row of an unknown site it is missing."""
 
@@ -47,6 +49,7 @@ class Trees(Method):
         check_range("method.bins", self.bins, 2, 254)
         check_range("method.least_rows", self.least_rows, 1)
         check_range("method.power", self.power, 0.0, 1.0)
+        check_range("method.column_share", self.column_share, 0.0, 1.0, open_low=True)
 
     @property
     def only_sums(self) -> bool:
