@@ -95,12 +95,6 @@ def test_the_site_is_a_column_and_an_unknown_one_is_missing() -> None:
     assert np.array_equal(values, [[0, 2, np.nan, np.nan]], equal_nan=True)
 
 
-def test_bins_come_back_from_json() -> None:
-    x, y = table()
-    bins = found(read_columns(x, COLUMNS), y, COLUMNS)
-    assert Bins.from_json(bins.to_json()) == bins
-
-
 @pytest.mark.parametrize("n", [0, 1])
 def test_columns_without_values_have_no_cuts(n: int) -> None:
     values = np.full((1, 5), np.nan, dtype=np.float32)

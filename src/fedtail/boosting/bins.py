@@ -8,7 +8,7 @@ are bins of their own where enough rows have them. The last bin of every column 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -120,21 +120,6 @@ class Bins:
                 row[:] = np.searchsorted(np.array(cuts, dtype=np.float32), given, side="left")
                 row[gone] = size - 1
         return out
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "columns": [asdict(c) for c in self.columns],
-            "cuts": [list(c) for c in self.cuts],
-            "kept": [list(k) for k in self.kept],
-        }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Bins:
-        return cls(
-            columns=tuple(Column(**c) for c in raw["columns"]),
-            cuts=tuple(tuple(float(v) for v in cuts) for cuts in raw["cuts"]),
-            kept=tuple(tuple(int(v) for v in kept) for kept in raw["kept"]),
-        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from fedtail.cli.tables import bare_table, rich_table, table_width
 from fedtail.data.images.contact_sheet import save_contact_sheet
 from fedtail.data.inspection import Inspection, inspect, ratio, save_skew_plot
 from fedtail.data.registry import DATASETS
-from fedtail.data.tables.pooled import names_option
 from fedtail.data.tables.schema import schema_text
 from fedtail.data.tables.sites import propose_schema
 from fedtail.errors import FedtailError, writing
@@ -195,8 +194,8 @@ def schema_command(
         table,
         label,
         site=site,
-        exclude=names_option("exclude", exclude),
-        categories=names_option("categories", categories),
+        exclude=exclude,
+        categories=categories,
         max_levels=max_levels,
     )
     text = schema_text(schema, out.suffix if out is not None else ".toml")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedtail.core.random import generator
-from fedtail.data.shown import aligned, html_table
 from fedtail.errors import FedtailError
+from fedtail.words import aligned, html_table
 
 PANEL = 500
 """Most clients whose validation splits are evaluated each round."""

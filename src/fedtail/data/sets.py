@@ -30,6 +30,11 @@ squirrel streetcar sunflower sweet_pepper table tank telephone television tiger 
 wardrobe whale willow_tree wolf woman worm
 """
 CIFAR100_CLASSES = tuple(_FINE_LABELS.split())
+CIFAR = {
+    "cifar10": (CIFAR10_CLASSES, 5000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": (CIFAR100_CLASSES, 500, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+"""Classes, training images of each, and the mean and deviation of each channel."""
 
 
 def long_tail_counts(n_max: int, n_classes: int, imbalance: float) -> np.ndarray:
@@ -124,27 +129,17 @@ def sites(
 @DATASETS.add("cifar10")
 def cifar10(imbalance: float = 20.0, seed: int = 0, data_dir: str | None = None) -> Pooled:
     """CIFAR-10 with an exponential long tail of any imbalance (1 = the balanced original) and the balanced test set."""
-    return _cifar("cifar10", CIFAR10_CLASSES, 5000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
-                  imbalance, seed, data_dir)  # fmt: skip
+    return _cifar("cifar10", imbalance, seed, data_dir)
 
 
 @DATASETS.add("cifar100")
 def cifar100(imbalance: float = 20.0, seed: int = 0, data_dir: str | None = None) -> Pooled:
     """CIFAR-100 (fine labels) with an exponential long tail of any imbalance and the balanced test set."""
-    return _cifar("cifar100", CIFAR100_CLASSES, 500, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762),
-                  imbalance, seed, data_dir)  # fmt: skip
+    return _cifar("cifar100", imbalance, seed, data_dir)
 
 
-def _cifar(
-    name: str,
-    classes: tuple[str, ...],
-    full: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    imbalance: float,
-    seed: int,
-    data_dir: str | None,
-) -> Pooled:
+def _cifar(name: str, imbalance: float, seed: int, data_dir: str | None) -> Pooled:
+    classes, full, mean, std = CIFAR[name]
     folder = locate(name, data_dir)
     *train_files, test_file = (folder / file for file in SOURCES[name].files)
     label_bytes = 1 if name == "cifar10" else 2

@@ -17,7 +17,7 @@ import torch
 from fedtail.boosting.model import TreesModel
 from fedtail.core.privacy import DELTA, gaussian_epsilon
 from fedtail.core.totals import COUNTS, Totals
-from fedtail.data.about import About
+from fedtail.data.inspection import About
 from fedtail.data.tables.schema import load_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.exchanges import Exchanges

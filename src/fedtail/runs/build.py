@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation
 from fedtail.data.images.features import Progress
+from fedtail.data.inspection import About, describe
 from fedtail.data.partitions import federate
 from fedtail.data.registry import DATASETS, Pooled
 from fedtail.errors import FedtailError

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedtail.data.about import About
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.data.images.features import Progress, encode_images, feature_store
+from fedtail.data.inspection import About
 from fedtail.errors import FedtailError
 from fedtail.models import build_model
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder, use_encoder

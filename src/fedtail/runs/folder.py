@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedtail.data.about import About
+from fedtail.data.inspection import About
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
 from fedtail.rounds.history import history_line, history_text, plain

@@ -16,8 +16,7 @@ from fedtail.core.decisions import Decision
 from fedtail.core.metrics import majority_floor, metrics, shown
 from fedtail.core.promise import cost_bound
 from fedtail.core.scores import Scores
-from fedtail.data.about import About
-from fedtail.data.shown import aligned, html_table
+from fedtail.data.inspection import About
 from fedtail.errors import FedtailError
 from fedtail.rates import RateStrategy
 from fedtail.registry import is_own
@@ -32,6 +31,7 @@ from fedtail.runs.saved import SavedModel
 from fedtail.runs.split_scores import curves_of, metrics_of_test, score_splits, site_rows, tradeoff_of, worst_of
 from fedtail.runs.verdict import Verdict, verdict
 from fedtail.settings import Settings
+from fedtail.words import aligned, html_table
 
 MOST_COLUMNS = 6
 """Metrics of a printed result, those that say most."""

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from fedtail.boosting.model import Shape, TreesModule, with_site
 from fedtail.core.decisions import COVERAGES, Decision
 from fedtail.core.promise import prediction_sets
-from fedtail.data.about import About, describe
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.features import encode_images
 from fedtail.data.inputs import prepare_inputs, read_for
+from fedtail.data.inspection import About, describe
 from fedtail.data.tables.labels import as_labels
 from fedtail.data.tables.read import Table, is_table
 from fedtail.errors import FedtailError, one_of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtail.core.decisions import Decisions
 from fedtail.core.scores import Scores, curve, reliability
-from fedtail.data.about import About
+from fedtail.data.inspection import About
 from fedtail.rounds.state import Problem
 from fedtail.rounds.validation import SITE_METRIC, over_sites
 from fedtail.runs.decide import describe_decision

@@ -11,7 +11,7 @@ import pytest
 from fedtail.data import DATASETS, partition, table_from_frame
 from fedtail.data.inputs import prepare_inputs
 from fedtail.data.registry import Pooled
-from fedtail.data.tables.kinds import missing_marks
+from fedtail.data.tables.columns import missing_marks
 from fedtail.errors import FedtailError
 
 RNG = np.random.default_rng(0)

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtail.data.tables.columns import Levels, Numbers, decimal_comma, level_numbers, parse_column
+from fedtail.data.tables.columns import Levels, Numbers, decimal_comma, infer_kind, level_numbers, parse_column
 from fedtail.data.tables.encode import encode, frame_columns, hash_bucket
-from fedtail.data.tables.kinds import infer_kind
 from fedtail.data.tables.schema import Column, TableSchema, load_schema, schema_text
 from fedtail.errors import FedtailError
 

@@ -13,6 +13,7 @@ import torch
 
 from fedtail.data.federation import Samples
 from fedtail.data.tables.columns import (
+    MOSTLY,
     Levels,
     Numbers,
     as_levels,
@@ -22,7 +23,6 @@ from fedtail.data.tables.columns import (
     parse_column,
     without_marks,
 )
-from fedtail.data.tables.kinds import MOSTLY
 from fedtail.data.tables.labels import label_codes, need_column
 from fedtail.data.tables.read import Table
 from fedtail.data.tables.schema import Column, TableSchema

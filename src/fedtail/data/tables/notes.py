@@ -10,8 +10,7 @@ import numpy as np
 
 from fedtail.core.random import generator
 from fedtail.data.federation import Samples
-from fedtail.data.tables.columns import Levels, Numbers
-from fedtail.data.tables.kinds import Kind
+from fedtail.data.tables.columns import Kind, Levels, Numbers
 from fedtail.data.tables.schema import KINDS, Column, TableSchema
 from fedtail.words import listing, plural
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ import pandas as pd
 from fedtail.core.random import generator
 from fedtail.data.federation import stratified_holdout
 from fedtail.data.registry import DATASETS, Pooled
-from fedtail.data.tables.columns import Levels, Numbers, parse_column
+from fedtail.data.tables.columns import Kind, Levels, Numbers, infer_kind, parse_column
 from fedtail.data.tables.encode import SiteTable, encode_site, frame_columns, labelled
-from fedtail.data.tables.kinds import Kind, infer_kind
 from fedtail.data.tables.labels import label_codes, label_notes, label_type, name_codes, natural_order, need_column
 from fedtail.data.tables.notes import class_notes, describe, doubts, leak_note, leaking_columns, left_out_words
 from fedtail.data.tables.read import Table, from_frame, is_saved, read_table
@@ -255,7 +254,7 @@ def names_option(key: str, value: Any) -> tuple[str, ...]:
     return tuple(v.strip() for v in value if v.strip())
 
 
-def check_columns(names: list[str], label: str, site: str | None, named: dict[str, Sequence[str]], where: str) -> None:
+def check_columns(names: list[str], label: str, site: str | None, named: Mapping[str, Sequence[str]], where: str) -> None:
     if not label:
         raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
     need_column("label", label, names, where)

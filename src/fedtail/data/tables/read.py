@@ -12,22 +12,28 @@ from typing import Any
 
 import pandas as pd
 
-from fedtail.data.tables.source import Source, broken, has_padded_fields, inspect_source, open_bytes
+from fedtail.data.tables.source import COMPRESSED, Source, broken, has_padded_fields, inspect_source, open_bytes
 from fedtail.errors import FedtailError, one_of
 from fedtail.words import listing
 
-MISSING = (
-    "", "?", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "-NaN", "1.#QNAN", "-1.#IND",
-    "NULL", "null", "None", "NONE", "none",
-)  # fmt: skip
+_WORDS = "? NA N/A n/a <NA> #N/A #NA NaN nan -nan -NaN 1.#QNAN -1.#IND NULL null None NONE none"
+MISSING = ("", *_WORDS.split())
 """Fields that mean "no value", except in label and site columns, where only the empty field does."""
+TABLES = (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq")
 BAD_ROWS = ("error", "skip")
 OTHER = {
-    ".xlsx": "a spreadsheet", ".xls": "a spreadsheet", ".ods": "a spreadsheet", ".json": "a JSON file",
-    ".jsonl": "a JSON file", ".xml": "an XML file", ".html": "an HTML page", ".sav": "an SPSS file",
-    ".dta": "a Stata file", ".sas7bdat": "a SAS file", ".rds": "an R file", ".rda": "an R file", ".rdata": "an R file",
-    ".pkl": "a pickle", ".feather": "a Feather file", ".sqlite": "a database",
-}  # fmt: skip
+    "a spreadsheet": ".xlsx .xls .ods",
+    "a JSON file": ".json .jsonl",
+    "an XML file": ".xml",
+    "an HTML page": ".html",
+    "an SPSS file": ".sav",
+    "a Stata file": ".dta",
+    "a SAS file": ".sas7bdat",
+    "an R file": ".rds .rda .rdata",
+    "a pickle": ".pkl",
+    "a Feather file": ".feather",
+    "a database": ".sqlite",
+}
 """Files that people have tables in and that are not read."""
 
 
@@ -66,7 +72,7 @@ def read_table(
     if bad_rows not in BAD_ROWS:
         raise one_of("data.bad_rows", bad_rows, BAD_ROWS)
     path = Path(path)
-    if (other := OTHER.get(path.suffix.lower())) is not None:
+    if other := next((what for what, ends in OTHER.items() if path.suffix.lower() in ends.split()), None):
         raise FedtailError(f"{str(path)!r} is {other}; save it as CSV and use that file")
     if is_parquet(path):
         return _read_parquet(path, exclude)
@@ -133,7 +139,7 @@ def _ragged_error(source: Source, ragged: Sequence[tuple[int, int]]) -> FedtailE
 def is_table(path: str | Path) -> bool:
     """Whether a file name is that of a table."""
     suffixes = [s.lower() for s in Path(path).suffixes[-2:]]
-    return any(s in (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq") for s in suffixes)
+    return any(s in TABLES for s in suffixes)
 
 
 def is_saved(path: str | Path) -> bool:
@@ -148,9 +154,7 @@ def is_parquet(path: Path) -> bool:
 def table_name(path: Path) -> str:
     """The file's name without the suffixes a table has."""
     name = path.name
-    while (suffix := Path(name).suffix.lower()) in (
-        ".gz", ".xz", ".bz2", ".zip", ".csv", ".tsv", ".txt", ".tab", ".parquet", ".pq", ".data",
-    ):  # fmt: skip
+    while (suffix := Path(name).suffix.lower()) in (*COMPRESSED, *TABLES, ".data"):
         name = name[: -len(suffix)]
     return name or path.name
 

@@ -51,9 +51,9 @@ def propose_schema(
     label: str,
     *,
     site: str | None = None,
-    exclude: Sequence[str] = (),
-    categories: Sequence[str] = (),
-    numbers: Sequence[str] = (),
+    exclude: Sequence[str] | str = (),
+    categories: Sequence[str] | str = (),
+    numbers: Sequence[str] | str = (),
     max_levels: int = 64,
     hash_buckets: int = 64,
     **reading: Any,
@@ -62,11 +62,12 @@ def propose_schema(
     may have levels and classes that this one lacks. Every category gets a place for missing values."""
     label, site = label.strip(), site and site.strip()
     plain = {label} | ({site} if site else set())
+    given = {"exclude": exclude, "categories": categories, "numbers": numbers}
+    named = {role: names_option(role, names) for role, names in given.items()}
+    exclude, categories, numbers = named.values()
     source = read_table(path, text=set(categories), plain=plain, exclude=set(exclude) - plain, **reading)
     where = f"table {source.name!r}"
-    check_columns(
-        source.columns, label, site, {"exclude": exclude, "categories": categories, "numbers": numbers}, where
-    )
+    check_columns(source.columns, label, site, named, where)
     y, classes = label_codes(source.frame[label], label, where)
     inputs = source.frame.drop(columns=[name for name in (label, site) if name])
     kinds = kinds_of(inputs, categories, numbers, max_levels)
@@ -127,10 +128,14 @@ def site_tables(
         agreed = load_schema(schema)
         agreed_label(label.strip(), agreed)
     else:
-        agreed, notes = _first_site_schema(
-            files, label, exclude=names_option("exclude", exclude), categories=names_option("categories", categories),
-            numbers=names_option("numbers", numbers), max_levels=max_levels, hash_buckets=hash_buckets, **reading,
-        )  # fmt: skip
+        first, file = next(iter(files.items()))
+        if not label:
+            raise FedtailError(f"table {first!r} {NEEDS_LABEL}")
+        how: dict[str, Any] = {"exclude": exclude, "categories": categories, "numbers": numbers, **reading}
+        agreed, words = propose_schema(file, label, max_levels=max_levels, hash_buckets=hash_buckets, **how)
+        kept = ("left out", "hashed", "numbers", "categories", "codes")
+        notes = [f"columns, levels and classes come from the first site, {first!r}; declare them with data.schema"]
+        notes += [note for note in words if note.startswith(kept)]
     sites = [read_site(file, agreed, name=name, **reading) for name, file in files.items()]
     splits = [
         stratified_holdout(s.y, np.arange(len(s)), test_fraction, generator(seed, "site_tables/test", k))
@@ -160,18 +165,6 @@ def site_tables(
         preprocessing=fitted.to_dict(),
         notes=tuple(notes),
     )
-
-
-def _first_site_schema(files: dict[str, Path], label: str, **options: Any) -> tuple[TableSchema, list[str]]:
-    name, file = next(iter(files.items()))
-    if not label:
-        raise FedtailError(f"table {name!r} {NEEDS_LABEL}")
-    agreed, notes = propose_schema(file, label, **options)
-    first = f"columns, levels and classes come from the first site, {name!r}; declare them with data.schema"
-    return agreed, [
-        first,
-        *(n for n in notes if n.startswith(("left out", "hashed", "numbers", "categories", "codes"))),
-    ]
 
 
 def _concat(parts: Sequence[Samples]) -> Samples:
