@@ -254,7 +254,9 @@ def names_option(key: str, value: Any) -> tuple[str, ...]:
     return tuple(v.strip() for v in value if v.strip())
 
 
-def check_columns(names: list[str], label: str, site: str | None, named: Mapping[str, Sequence[str]], where: str) -> None:
+def check_columns(
+    names: list[str], label: str, site: str | None, named: Mapping[str, Sequence[str]], where: str
+) -> None:
     if not label:
         raise FedtailError(f"{where} {NEEDS_LABEL}; columns: {listing(names, 12)}")
     need_column("label", label, names, where)
