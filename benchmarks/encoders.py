@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,31 +49,51 @@ def photo_folder(elpv: Path, out: Path, side: int = 96, seed: int = 0) -> dict[s
     return counts
 
 
-def sorted_folder(x: np.ndarray, y: np.ndarray, counts: dict[int, int], out: Path, seed: int = 0) -> None:
+def sorted_folder(x: np.ndarray, y: np.ndarray, counts: dict[int, int], out: Path, sites: int = SITES) -> None:
     """``out/<site>/<class>/*.png`` of arrays of pixels, so many of each class."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for label, n in counts.items():
-        chosen, shares = rng.permutation(np.flatnonzero(y == label))[:n], rng.dirichlet(np.full(SITES, 3.0))
+        chosen, shares = rng.permutation(np.flatnonzero(y == label))[:n], rng.dirichlet(np.full(sites, 3.0))
         for i in chosen:
-            folder = out / f"site{rng.choice(SITES, p=shares)}" / f"c{label}"
+            folder = out / f"site{rng.choice(sites, p=shares)}" / f"c{label}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(x[i]).save(folder / f"{i}.png")
 
 
-def image_sets(out: Path) -> dict[str, list[str]]:
-    """Four image sets as overrides of a run: ELPV, photos of it, and two that no default was chosen on."""
+CHOOSE = ("cifar", "digits", "objects")
+"""Image sets that defaults are chosen on, by their test splits ..."""
+JUDGE = ("elpv", "photos", "chips", "things")
+"""... and those that judge them, of which nothing is chosen on."""
+
+
+def image_sets(out: Path, names: Sequence[str] = (*CHOOSE, *JUDGE)) -> dict[str, list[str]]:
+    """Image sets as overrides of a run; folders are written below ``out``. CIFAR images have 32 pixels."""
     from sklearn.datasets import load_digits
 
+    def cifar(files: str, head: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.concatenate([np.fromfile(f, dtype=np.uint8) for f in sorted(root.glob(files))])
+        rows = rows.reshape(-1, 3072 + head)
+        return rows[:, head:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, head - 1]
+
     root, digits = Path(os.environ["FEDTAIL_DATA"]), load_digits()
-    photo_folder(root / "elpv", out / "photos")
     grey = (digits.images * 255 / 16).astype(np.uint8).repeat(4, 1).repeat(4, 2)
-    sorted_folder(grey, digits.target, {c: int(170 * (6 / 170) ** (c / 9)) for c in range(10)}, out / "digits")
-    parts = [np.fromfile(f, dtype=np.uint8) for f in sorted((root / "cifar-10-batches-bin").glob("data_batch*.bin"))]
-    rows = np.concatenate(parts).reshape(-1, 3073)
-    pixels = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    sorted_folder(pixels, rows[:, 0], {0: 900, 1: 350, 2: 150, 3: 30}, out / "cifar")
-    folders = {name: ["data.name=images", f"data.path={out / name}"] for name in ("photos", "digits", "cifar")}
-    return {**folders, "elpv": ["data.name=elpv"]}
+    ten, hundred = "cifar-10-batches-bin/data_batch*.bin", "cifar-100-binary/train.bin"
+    sets: dict[str, Callable[[Path], object]] = {
+        "cifar": lambda to: sorted_folder(*cifar(ten, 1), {0: 900, 1: 350, 2: 150, 3: 30}, to),
+        "digits": lambda to: sorted_folder(grey, digits.target, tail(range(10), 170, 6), to),
+        "objects": lambda to: sorted_folder(*cifar(hundred, 2), tail(range(6), 400, 40), to),
+        "photos": lambda to: photo_folder(root / "elpv", to),
+        "things": lambda to: sorted_folder(*cifar(hundred, 2), tail(range(20, 27), 270, 25), to, sites=4),
+    }
+    for name in sets.keys() & set(names):
+        sets[name](out / name)
+    folders = {name: ["data.name=images", f"data.path={out / name}"] for name in sets}
+    return {name: folders.get(name, [f"data.name={name}", *(CHIPS if name == "chips" else [])]) for name in names}
+
+
+def tail(labels: Sequence[int], most: int, least: int) -> dict[int, int]:
+    """Images of each class, from ``most`` down to ``least`` by a constant factor."""
+    return {c: int(most * (least / most) ** (i / (len(labels) - 1))) for i, c in enumerate(labels)}
 
 
 def heads(seeds: list[int]) -> None:
