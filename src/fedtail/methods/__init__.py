@@ -6,6 +6,7 @@ from fedtail.methods.fedavg import FedAvg
 from fedtail.methods.fedcgnm import FedCGN, FedCGNM
 from fedtail.methods.fedprox import FedProx
 from fedtail.methods.focal import Focal
+from fedtail.methods.logistic import Logistic
 from fedtail.methods.logit_adjustment import LogitAdjustment
 from fedtail.methods.registry import METHODS
 from fedtail.methods.scaffold import Scaffold
@@ -22,6 +23,7 @@ __all__ = [
     "FedProx",
     "Focal",
     "LocalRun",
+    "Logistic",
     "LogitAdjustment",
     "Method",
     "Scaffold",

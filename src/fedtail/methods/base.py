@@ -191,6 +191,10 @@ class Method:
     """What a client keeps between rounds."""
     tunable: ClassVar[tuple[str, ...]] = ("weight_decay",)
     """Fields that enter the step as scalars, so that a search may set them per client and probe."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Settings, by dotted key, that have to be so for this method; whoever sets them otherwise is told."""
+    compares_by: ClassVar[str] = ""
+    """The metric that ``run.select`` and ``run.patience`` go by, where it is not ``run.metric``."""
     traits: ClassVar[Traits] = Traits()
     """What engines know of it; made from the class's attributes."""
 
@@ -271,6 +275,10 @@ class Method:
     def weights(self, p: np.ndarray, updates: Sequence[Update], state: Tensors) -> np.ndarray:
         """(S,) coefficients a of x + sum_k a_k delta_k. Linear for every method, so FedHOO works with all."""
         return p
+
+    def advance(self, server: Server, aggregate: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        """The next model, before a server optimizer, from the round's aggregate."""
+        return aggregate, state
 
     def after_round(self, server: Server, updates: Sequence[Update], choice: Sequence[int], state: Tensors) -> Tensors:
         """Process the round; ``choice[i]`` is the probe of ``updates[i]`` that was kept."""

@@ -103,6 +103,7 @@ def play(
     aggregate = candidates.model(winner) if candidates else gathered.combine(state.x, choice)
     history = state.history if spent is None else [spent]
     aggregate, cost = privatize(problem, settings.privacy, task, aggregate, gathered.weights, updates, history)
+    aggregate, state.method = method.advance(server, aggregate, state.method)
     rule = in_force(settings.server, problem.found)
     state.x, state.server = server_step(rule, state.x, aggregate, state.server, problem.model.n_params)
 
@@ -184,11 +185,12 @@ def evaluate(problem: Problem, settings: Settings, state: State, record: dict[st
     if test:  # before validation: a real federation answers both in one exchange
         record["test"] = problem.metrics(engine.confusion(served, "test"))
     if run.validate_every and (last or state.round % run.validate_every == 0):
-        record["validation"], sites, samples = validate_model(problem, served, run.metric)
+        metric = problem.method.compares_by or run.metric
+        record["validation"], sites, samples = validate_model(problem, served, metric)
         if sites:
             record["sites"] = sites
         if run.select == "best" or run.patience:
-            state.best = better(state, served, record["validation"], samples, run.metric)
+            state.best = better(state, served, record["validation"], samples, metric)
     state.history.append(record)
     if exhausted(state, run) and not test:
         record["test"] = problem.metrics(engine.confusion(served, "test"))

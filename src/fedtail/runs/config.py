@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtail.core.metrics import METRICS
-from fedtail.data.registry import DATASETS, FROM_SCRATCH, FROZEN, OWN_TABLES, SUGGESTED, TREES
+from fedtail.data.registry import DATASETS, FROM_SCRATCH, FROZEN, HEAD, OWN_TABLES, SUGGESTED, TREES
 from fedtail.errors import FedtailError, one_of
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import check_optimizer
@@ -64,6 +64,7 @@ def load_config(
         set_key(raw, key, value)
     config = check_config(raw)
     config = with_suggestions(config, raw) if suggest and not complete else config
+    check_fixed(config, {**({} if everything else flatten(raw)), **given})
     check_effects(config, given)
     check_effects(config, written, given)
     return config
@@ -96,7 +97,8 @@ def suggestions(data: str, config: Settings, given: Container[str], *, validates
         wanted = dict(TREES)
     if data == "images" and config.model.name == "auto":
         if has_encoder(config.model):
-            wanted = wanted if config.model.unfreeze else dict(FROZEN)
+            linear = config.method.name == "logistic" if "method.name" in said else not of_networks(config, said)
+            wanted = wanted if config.model.unfreeze else dict(HEAD if linear else FROZEN)
         elif config.engine.device == "cpu" and not config.model.options:
             wanted |= FROM_SCRATCH
     if "run.metric" in given and config.run.metric != wanted.get("run.metric"):
@@ -152,8 +154,29 @@ def check_config(raw: Mapping[str, Any]) -> Settings:
         if not _settled_later(section, part.name):
             options = registry.check(part.name, part.options)
             settings = settings.model_copy(update={section: part.model_copy(update=options)})
+    settings = with_fixed(settings)
     check_optimizer(METHODS[settings.method.name], settings.local.optimizer)
     return settings
+
+
+def with_fixed(settings: Settings) -> Settings:
+    """The settings with those values that their method needs."""
+    raw: dict[str, Any] = {}
+    for key, value in METHODS[settings.method.name].fixed.items():
+        set_key(raw, key, value)
+    sections = {name: getattr(settings, name).model_copy(update=values) for name, values in raw.items()}
+    return settings.model_copy(update=sections)
+
+
+def check_fixed(settings: Settings, said: Mapping[str, Any]) -> None:
+    """Refuse what was said otherwise than the method needs it. ``said``: values by dotted key."""
+    method = METHODS[settings.method.name]
+    for key, value in method.fixed.items():
+        if said.get(key, value) != value:
+            raise FedtailError(
+                f"{key} = {said[key]!r} has no effect with method {method.name!r}, which has no such choice; leave it "
+                "out, or choose another method"
+            )
 
 
 def changed(config: Settings, values: Mapping[str, Any]) -> Settings:

@@ -26,7 +26,7 @@ from fedtail.rounds.search import begin_search
 from fedtail.rounds.state import State
 from fedtail.rounds.validation import exhausted
 from fedtail.runs.build import Run, build, build_federation, load_pooled
-from fedtail.runs.config import result_keys, suggestions
+from fedtail.runs.config import check_fixed, result_keys, suggestions, with_fixed
 from fedtail.runs.decide import check_decision
 from fedtail.runs.folder import append_round, begin_folder, choose_folder, claimed
 from fedtail.runs.record import read_history, read_timings
@@ -39,6 +39,7 @@ from fedtail.settings import (
     RatesSettings,
     Settings,
     check_effects,
+    flatten,
 )
 
 ON_DISK = ("name", "folder", "checkpoint_every")
@@ -107,6 +108,8 @@ def fit(
         validates = any(len(rows) for rows in federation.validation)
         suggested = suggestions(federation.own, chosen, given | beside, validates=validates)
         chosen = _updated(chosen, {key: value for key, value in suggested.items() if not key.startswith("data.")})
+    check_fixed(chosen, {key: value for key, value in flatten(chosen.model_dump()).items() if key in given})
+    chosen = with_fixed(chosen)
     check_effects(chosen, given)
     made = build(
         chosen,

