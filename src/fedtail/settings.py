@@ -88,7 +88,7 @@ class ModelSettings(Named):
     """Model; ``auto`` picks the data set's own. With an encoder, ``auto`` is a ``linear`` head, and any other name
     (``cosine``, ``mlp``) a model trained on the encoder's features."""
     encoder: str = "auto"
-    """Pretrained network that encodes images once, before training: ``efficientnet_lite0``, ``timm:NAME``,
+    """Pretrained network that encodes images once, before training: ``efficientnet_lite0`` (or 1, 2), ``timm:NAME``,
     ``FILE.onnx`` or your own ``module:callable``, with its
     weights as ``module:callable@FILE.safetensors``. ``none`` trains from scratch; ``auto`` uses ``efficientnet_lite0``
     for image files if ``fedtail[pretrained]`` is installed and no model is named."""

@@ -20,7 +20,7 @@ from fedtail.federate.site.config import load_site
 from fedtail.federate.site.site import Site
 from fedtail.models.encoders import open_encoder
 from fedtail.runs import encoding
-from fedtail.runs.config import check_config
+from fedtail.runs.config import changed, check_config
 from fedtail.runs.execution import run
 from fedtail.runs.saved import load_model
 from fedtail.settings import Settings
@@ -102,6 +102,13 @@ def test_a_federation_trains_the_simulators_head_bit_by_bit(
     assert torch.equal(there.x, here.x)
     assert np.array_equal(there.confusion, here.confusion)
     assert there.about.encoder == here.about.encoder and there.about.input_shape == (1, 20, 20)
+
+
+def test_logistic_regression_over_sites_is_the_simulators_bit_by_bit(tmp_path: Path, photos: Path) -> None:
+    settings = changed(config(tmp_path, photos), {"method.name": "logistic", "run.rounds": 6})
+    there, here = federate(settings, slices(tmp_path, settings), NAMES), run(settings)
+    assert torch.equal(there.x, here.x)
+    assert here.test["macro_f1"] > 0.5
 
 
 def test_the_head_alone_is_on_the_wire(tmp_path: Path, photos: Path) -> None:

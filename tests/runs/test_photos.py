@@ -50,7 +50,7 @@ def test_defaults_on_a_folder_of_photos_beat_the_majority_class_by_far(
 def test_without_an_encoder_a_small_network_from_scratch_beats_the_majority_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(efficientnet_lite, "installed", lambda: False)
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda variant="lite0": False)
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(0)
     for digit, n in enumerate((150, 70, 30, 10)):
@@ -70,7 +70,7 @@ def test_without_an_encoder_a_small_network_from_scratch_beats_the_majority_clas
 
 
 def test_the_recipe_from_scratch_gives_way_to_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficientnet_lite, "installed", lambda: False)
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda variant="lite0": False)
 
     def settings(*overrides: str, **flags: str) -> tuple[str, str, object]:
         config = load_config(None, overrides, {"data.name": "images", "data.path": "x", **flags}, suggest=True)
@@ -80,17 +80,21 @@ def test_the_recipe_from_scratch_gives_way_to_what_is_said(monkeypatch: pytest.M
     assert settings("local.optimizer=sgd", "data.largest=64") == ("small_cnn", "sgd", 64)
     assert settings("model.name=resnet18") == ("resnet18", "sgd", None)
     assert settings("engine.device=cuda")[:2] == settings("model.encoder=timm:vit")[:2] == ("auto", "sgd")
-    monkeypatch.setattr(efficientnet_lite, "installed", lambda: True)
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda variant="lite0": True)
     assert settings()[:2] == ("auto", "sgd")
 
 
-def test_a_head_takes_the_usual_learning_rate_and_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficientnet_lite, "installed", lambda: True)
+def test_a_head_is_logistic_regression_unless_somebody_sets_what_only_networks_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(efficientnet_lite, "installed", lambda variant="lite0": True)
 
-    def settings(*overrides: str) -> tuple[object, str, int, str]:
+    def settings(*overrides: str) -> tuple[str, object, str, int, str]:
         config = load_config(None, overrides, {"data.name": "images", "data.path": "x"}, suggest=True)
-        return config.local.lr, config.run.select, config.run.patience, config.run.metric
+        return config.method.name, config.local.lr, config.run.select, config.run.patience, config.run.metric
 
-    assert settings() == (0.1, "last", 0, "macro_f1")
-    assert settings("local.optimizer=adam")[0] == 0.001
-    assert settings("model.unfreeze=1") == settings("model.name=mlp") == ("auto", "best", 15, "macro_f1")
+    assert settings() == settings("method.name=logistic") == ("logistic", 1.0, "best", 0, "macro_f1")
+    assert settings("data.validation=0") == ("logistic", 1.0, "last", 0, "macro_f1")
+    assert settings("method.name=fedcgnm") == ("fedcgnm", 0.1, "last", 0, "macro_f1")
+    assert settings("local.optimizer=adam")[:2] == ("fedcgnm", 0.001)
+    assert settings("model.unfreeze=1") == settings("model.name=mlp") == ("fedcgnm", "auto", "best", 15, "macro_f1")

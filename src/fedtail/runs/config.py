@@ -97,7 +97,7 @@ def suggestions(data: str, config: Settings, given: Container[str], *, validates
         wanted = dict(TREES)
     if data == "images" and config.model.name == "auto":
         if has_encoder(config.model):
-            linear = config.method.name == "logistic" if "method.name" in said else not of_networks(config, said)
+            linear = config.method.name == "logistic" if "method.name" in given else not of_networks(config, given)
             wanted = wanted if config.model.unfreeze else dict(HEAD if linear else FROZEN)
         elif config.engine.device == "cpu" and not config.model.options:
             wanted |= FROM_SCRATCH
@@ -168,13 +168,13 @@ def with_fixed(settings: Settings) -> Settings:
     return settings.model_copy(update=sections)
 
 
-def check_fixed(settings: Settings, said: Mapping[str, Any]) -> None:
-    """Refuse what was said otherwise than the method needs it. ``said``: values by dotted key."""
+def check_fixed(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Refuse what is given otherwise than the method needs it. ``given``: values by dotted key."""
     method = METHODS[settings.method.name]
     for key, value in method.fixed.items():
-        if said.get(key, value) != value:
+        if given.get(key, value) != value:
             raise FedtailError(
-                f"{key} = {said[key]!r} has no effect with method {method.name!r}, which has no such choice; leave it "
+                f"{key} = {given[key]!r} has no effect with method {method.name!r}, which has no such choice; leave it "
                 "out, or choose another method"
             )
 
@@ -272,4 +272,7 @@ def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
             keep = set(type(default).model_fields) | (set(registry.options(value)) if known else set())
             for old in [k for k in part if k not in keep]:
                 del part[old]
+            before = part.get("name", default.name)
+            for there, _, old in (key.partition(".") for key in (METHODS[before].fixed if section == "method" else ())):
+                raw.get(there, {}).pop(old, None)  # which nobody but the method has asked for
     part[name] = value

@@ -88,7 +88,7 @@ def method_configs(
         name, rates = split_pair(label)
         kept = [o for o in general if not o.startswith("method.") or _key(o) in METHODS.options(name)]
         named = {**given, "method.name": name}
-        if name == "trees":  # what networks are told is not for them
+        if name == "trees" or METHODS[name].fixed:  # what networks are told is not for them
             kept = [o for o in kept if o.partition(".")[0] not in (*NETWORKS_ONLY, "rates")]
             named = {k: v for k, v in named.items() if k.partition(".")[0] not in (*NETWORKS_ONLY, "rates")}
         if rates is not None:
@@ -104,7 +104,7 @@ def comparison_cells(configs: Mapping[str, Settings], seeds: int, lrs: Sequence[
     """Every method under every seed and, if given, every learning rate."""
     cells = []
     for name, config in configs.items():
-        for lr in lrs or (config.local.lr,):
+        for lr in (not METHODS[config.method.name].fixed and lrs) or (config.local.lr,):
             local = config.local.model_copy(update={"lr": lr})
             tried = config.model_copy(update={"local": local})
             label = f"{config.data.name}-{name}" + (f"-lr{lr:g}" if lrs else "")

@@ -36,13 +36,16 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "method.weight_decay": (0.0, 1e-3),
 }
 """What is raced, where the caller has not said it."""
-SPACE_OF_TREES: dict[str, tuple[Any, ...]] = {
-    "method.lr": (0.05, 0.1, 0.2, 0.3),
-    "method.leaves": (8, 16, 31),
-    "method.power": (0.0, 0.25, 0.5, 0.75),
-    "method.least_rows": (5, 20),
+SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "trees": {
+        "method.lr": (0.05, 0.1, 0.2, 0.3),
+        "method.leaves": (8, 16, 31),
+        "method.power": (0.0, 0.25, 0.5, 0.75),
+        "method.least_rows": (5, 20),
+    },
+    "logistic": {"method.power": (0.0, 0.5, 1.0), "method.strongest": (0.1, 1.0, 10.0)},
 }
-"""The same for trees."""
+"""The same for methods that have other settings than networks."""
 KEEP = 3
 """One of so many goes on to the next rung, for so many times the rounds."""
 RUNGS = 3
@@ -144,7 +147,7 @@ def candidates(settings: Settings, given: Collection[str]) -> list[dict[str, Any
     """All points of the space that the caller has left free, in an order drawn by the run's seed."""
     named = {key.partition(".")[0] for key in given if key in ("rates.name", "rates.rates")}
     of_networks = {**SPACE, "local.lr": sorted(usual_lrs(settings.local.optimizer)[: len(SPACE["local.lr"])])}
-    space = SPACE_OF_TREES if settings.method.name == "trees" else of_networks
+    space = SPACES.get(settings.method.name, of_networks)
     free = {k: v for k, v in space.items() if k not in given and k.partition(".")[0] not in named}
     points = [dict(zip(free, values, strict=True)) for values in itertools.product(*free.values())] if free else []
     order = generator(settings.run.seed, "tune").permutation(len(points))

@@ -29,7 +29,7 @@ from fedtail.federate.site.ledger import Ledger
 from fedtail.federate.site.member import SiteTotals, SumError
 from fedtail.federate.summed import scores_reach
 from fedtail.models.flat import FlatModel
-from fedtail.runs.config import check_config
+from fedtail.runs.config import changed, check_config
 from fedtail.runs.execution import run
 
 from .loopback import Wires, open_sites, settings, table_sites
@@ -87,6 +87,18 @@ def test_what_needs_sums_only_is_the_simulators(tmp_path: Path, sections: dict[s
     assert torch.allclose(result.x, expected.x, rtol=1e-4, atol=1e-4)
     assert result.test["macro_f1"] == expected.test["macro_f1"]
     assert result.decision.weights == pytest.approx(expected.decision.weights)
+
+
+def test_logistic_regression_needs_sums_only(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"method": {"name": "logistic"}, "run": {"rounds": 8, "select": "best"}}
+    config = changed(settings(tmp_path, **sections), {"model.name": "linear"})
+    names, sites = open_sites(tmp_path / "sites", config)
+    result = federate(config, Wires(sites), names)
+    sections["run"]["seed"] = result.settings.run.seed
+    expected = run(changed(settings(tmp_path / "simulator", **sections), {"model.name": "linear"}))
+    assert torch.allclose(result.x, expected.x, rtol=1e-3, atol=1e-3)
+    assert result.summary["selected_round"] == expected.summary["selected_round"]
+    assert result.test["macro_f1"] == expected.test["macro_f1"]
 
 
 def test_an_update_beyond_fixed_point_is_cut_and_wraps_nothing(tmp_path: Path) -> None:
