@@ -256,7 +256,7 @@ def frames(name: str, seed: int = 0) -> Frames:
         table["income"] = table["income"].str.rstrip(".")
         label = "income"
         table = table.iloc[adult.thin_minority((table[label] == adult.CLASSES[1]).to_numpy().astype(int), 10, 0)]
-        table = table.astype(dict.fromkeys(adult.LAYOUT.numeric, float))
+        table = table.astype({c.name: float for c in adult.SCHEMA.columns if c.kind == "numeric"})
     else:
         label, parts = "attack_cat", unsw._frames(locate("unsw"))
         table = next(iter(parts.values())).drop(columns=["id", "label"], errors="ignore")
