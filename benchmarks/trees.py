@@ -54,7 +54,7 @@ from fedtail.settings import Settings
 from table_models import ASIDE, CHOOSE, as_table
 
 POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
-OPTIONS: dict[str, Any] = {"rounds": 100, "patience": 15}
+OPTIONS: dict[str, Any] = {"rounds": 200, "patience": 20, "column_share": 0.7}
 CONSTANTS = {name: value for name, value in vars(splits).items() if name.isupper()}
 SCIKIT = (0.0, 0.5, 1.0)
 """Powers of inverse class share that scikit-learn's rows are weighted by."""
@@ -108,7 +108,7 @@ def trees(name: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     sent: list[int] = []
     began = time.process_time()
     ask = asking(LocalTotals(1), {0: Site(train, held)})
-    plan = Plan(columns, n_classes, **options)
+    plan = Plan(columns, n_classes, seed=seed, **options)
     forest = boost(plan, lambda question: (sent.append(question.size), ask(question))[1])
     cpu = time.process_time() - began
     forest = forest if last else forest.first(best_round(forest))

@@ -58,10 +58,10 @@ frequent class long before they agree on rare ones, and the rows of a table are 
 far answers should lean to rare classes (docs/your-data.md)."""
 TREES: dict[str, Any] = {
     "method.name": "trees",
-    "run.rounds": 100,
+    "run.rounds": 200,
     "run.metric": "macro_f1",
     "run.select": "best",
-    "run.patience": 15,
+    "run.patience": 20,
     "decision.goal": "macro_f1",
 }
 """And for tables where nobody has asked for a network: trees are ahead on most tables (docs/your-data.md)."""

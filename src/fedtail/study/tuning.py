@@ -39,7 +39,7 @@ SPACE: dict[str, tuple[Any, ...]] = {
 SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     "trees": {
         "method.lr": (0.05, 0.1, 0.2, 0.3),
-        "method.leaves": (8, 16, 31),
+        "method.leaves": (8, 16, 31, 63),
         "method.power": (0.0, 0.25, 0.5, 0.75),
         "method.least_rows": (5, 20),
     },
