@@ -207,8 +207,8 @@ def doctor(
     server: Annotated[str, typer.Option(help="At a site: host:port of the server, to test the connection.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Check certificates, keys, versions and who is online; at a site its data, policy, clock and the way to the
-    server. Exit code 1 on errors."""
+    """Check certificates, keys, versions and who is online; at a site its data, policy and the way to the server.
+    Exit code 1 on errors."""
     view.need("flwr")
     from fedtail.federate.operate.doctor import examine_server, examine_site
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import email.utils
 import ssl
 import stat
-import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +20,6 @@ from fedtail.federate.operate.certificates import inspect_certificate, key_match
 from fedtail.federate.operate.control import Control, is_healthy, no_answer
 from fedtail.federate.operate.runs import where
 from fedtail.federate.protocol.agreement import read_roster
-from fedtail.federate.protocol.handshake import CLOCK_SECONDS
 from fedtail.federate.site.config import load_site
 from fedtail.federate.site.ledger import Ledger
 from fedtail.models.device import check_device
@@ -136,7 +133,7 @@ def check_key(folder: Path, name: str) -> list[Finding]:
 
 
 def check_connection(address: str, ca: Path) -> list[Finding]:
-    """Check TLS to the server with the deployment's CA, that the control path is closed, and the server's clock."""
+    """Check TLS to the server with the deployment's CA, and that the control path is closed."""
     split_address("--server", address)
     if not ca.is_file():
         return [Finding("error", "server", f"{ca} is missing; without it the server's certificate cannot be checked")]
@@ -148,10 +145,6 @@ def check_connection(address: str, ca: Path) -> list[Finding]:
     out = [Finding("ok", "server", f"{address} answers over TLS")]
     if answer.status_code not in (403, 404):
         out.append(Finding("warning", "server", f"{address} exposes the control path; the proxy should block it"))
-    if date := answer.headers.get("date"):
-        offset = time.time() - email.utils.parsedate_to_datetime(date).timestamp()
-        if abs(offset) > CLOCK_SECONDS:
-            out.append(Finding("error", "clock", f"differs from the server's by {offset:+.0f} s; enable NTP"))
     return out
 
 
