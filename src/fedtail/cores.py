@@ -17,8 +17,8 @@ def grant_cores(cores: int) -> None:
 
 def usable_cores() -> int:
     """Cores for this process: those it may run on, at most a container's limit and what was granted."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(mine, cgroup_limit(), _granted)))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(available, cgroup_limit(), _granted)))
 
 
 def cgroup_limit(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> float:

@@ -178,4 +178,4 @@ def grouped_losses(
     of_class = torch.as_tensor(groups, device=y.device)
     member = of_class[y]
     total = n_groups if n_groups is not None else int(of_class.max()) + 1
-    return [losses[mine].sum() / len(losses) if bool((mine := member == h).any()) else None for h in range(total)]
+    return [losses[inside].sum() / len(losses) if bool((inside := member == h).any()) else None for h in range(total)]

@@ -73,7 +73,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Chart:
-    """What every chart has."""
+    """The parts that every chart has."""
 
     title: str
     caption: str = field(default="", kw_only=True)

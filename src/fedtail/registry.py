@@ -96,8 +96,8 @@ class Registry(Generic[T]):
         if name in self or is_own(name):
             return name
         wanted = _letters(name)
-        titled = ((one, getattr(entry, "title", "")) for one, entry in self._entries.items())
-        same = [one for one, title in titled if wanted and wanted in (_letters(one), _letters(str(title)))]
+        titled = ((known, getattr(entry, "title", "")) for known, entry in self._entries.items())
+        same = [known for known, title in titled if wanted and wanted in (_letters(known), _letters(str(title)))]
         return same[0] if len(same) == 1 else name
 
     def __contains__(self, name: object) -> bool:
@@ -185,7 +185,7 @@ def is_own(name: str) -> bool:
 
 
 def load_object(kind: str, name: str) -> Any:
-    """What ``module:attribute`` or ``file.py:attribute`` names. The working folder counts as importable, as for
+    """Load what ``module:attribute`` or ``file.py:attribute`` names. The working folder counts as importable, as for
     ``python -m``."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:

@@ -438,14 +438,14 @@ NETWORKS_ONLY = ("local", "server")
 """Sections of which trees need nothing."""
 
 
-def check_effects(settings: Settings, said: Container[str], decided: Container[str] = ()) -> None:
+def check_effects(settings: Settings, given: Container[str], decided: Container[str] = ()) -> None:
     """Refuse a setting that was given and has no effect beside the others.
 
-    ``said``: the dotted keys given. ``decided``: keys given after them, whose value may take effect away.
+    ``given``: the dotted keys given. ``decided``: keys given after them, whose value may take effect away.
     """
     for section in NETWORKS_ONLY if settings.method.name == "trees" and "method.name" not in decided else ():
         for key in (f"{section}.{name}" for name in type(getattr(settings, section)).model_fields):
-            if key in said:
+            if key in given:
                 raise FedtailError(
                     f"{key} has no effect with method.name = 'trees', which trains no network; leave it out. Trees "
                     "have method.lr, method.leaves, method.depth and run.rounds"
@@ -454,7 +454,7 @@ def check_effects(settings: Settings, said: Container[str], decided: Container[s
         section, name = other.split(".")
         value = getattr(getattr(settings, section), name)
         for key in keys if value not in values and other not in decided else ():
-            if key in said:
+            if key in given:
                 allowed = " or ".join(repr(v) for v in values if v != "auto")
                 raise FedtailError(
                     f"{key} has no effect with {other} = {value!r}; leave it out, or set {other} to {allowed}"

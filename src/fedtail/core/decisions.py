@@ -161,12 +161,12 @@ class Decisions:
     @property
     def plain(self) -> bool:
         """Whether they change nothing anywhere."""
-        return self.common.plain and all(one.plain for one in self.sites.values())
+        return self.common.plain and all(decision.plain for decision in self.sites.values())
 
 
 @dataclass(frozen=True)
 class SiteGoal:
-    """What a site needs to find its own decision: plain numbers, which a message can carry."""
+    """Plain numbers, which a message can carry, from which a site finds its own decision."""
 
     common: Decision
     goal: str

@@ -1,4 +1,4 @@
-"""What metrics are computed from: counts per class, which sites can add up, and which classes are rare."""
+"""The counts that metrics are computed from: counts per class, which sites can add up, and which classes are rare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY, FEW = 100, 20
 
 @dataclass(frozen=True)
 class Evidence:
-    """What metrics are computed from, for one model or for many (leading dimensions)."""
+    """The counts behind metrics, for one model or for many (leading dimensions)."""
 
     counts: np.ndarray
     """(..., 3, C) correctly classified, true and predicted samples per class, as floats."""
@@ -86,7 +86,7 @@ def evidence_of(
     scores: Scores | None = None,
     sites: ArrayLike | None = None,
 ) -> Evidence:
-    """What a confusion matrix, and what was counted beside it, say."""
+    """Return the evidence of a confusion matrix and of what was counted beside it."""
     return Evidence(
         counts=class_counts(np.asarray(confusion, dtype=np.float64)),
         background=background,

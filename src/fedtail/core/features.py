@@ -1,4 +1,4 @@
-"""What is told of features, the inputs of a model's output layer, class by class: sums that a client can send.
+"""Sums over features, the inputs of a model's output layer, class by class, which a client can send.
 
 features: (n, d); logits: (n, C); y: (n,) labels. Everything is in float64.
 """
@@ -67,9 +67,9 @@ def class_gradients(
     pull[torch.arange(len(y)), y] -= 1.0
     out = pull.new_full((n_classes, logits.shape[1], features.shape[1] + 1), float("nan"))
     for c in torch.unique(y).tolist():
-        mine = y == c
-        own = pull[mine].T / int(mine.sum())
-        out[c, :, :-1], out[c, :, -1] = own @ features[mine].to(dtype), own.sum(1)
+        members = y == c
+        own = pull[members].T / int(members.sum())
+        out[c, :, :-1], out[c, :, -1] = own @ features[members].to(dtype), own.sum(1)
     return out
 
 

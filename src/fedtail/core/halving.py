@@ -56,5 +56,5 @@ def halving(
         scores = play(standing, rung)
         if not scores:
             return
-        told = [i for i in range(len(scores)) if always(standing[i])]
-        standing = [standing[i] for i in survivors(scores, len(scores) // keep, told)]
+        safe = [i for i in range(len(scores)) if always(standing[i])]
+        standing = [standing[i] for i in survivors(scores, len(scores) // keep, safe)]

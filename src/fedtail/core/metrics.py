@@ -58,12 +58,12 @@ class Metric:
         object.__setattr__(self, "words", self.words or self.title[:1].lower() + self.title[1:])
 
 
-def _own_metric(name: str, found: Any) -> Metric:
-    if isinstance(found, Metric):
-        return replace(found, name=name)
-    if not callable(found):
-        raise FedtailError(f"metric {name!r} is a {type(found).__name__}, not a Metric or a function of Evidence")
-    return Metric(name=name, title=found.__name__.replace("_", " ").capitalize(), function=found)
+def _own_metric(name: str, given: Any) -> Metric:
+    if isinstance(given, Metric):
+        return replace(given, name=name)
+    if not callable(given):
+        raise FedtailError(f"metric {name!r} is a {type(given).__name__}, not a Metric or a function of Evidence")
+    return Metric(name=name, title=given.__name__.replace("_", " ").capitalize(), function=given)
 
 
 METRICS: Registry[Metric] = Registry("metric", "run", group="metrics", adapt=_own_metric)
@@ -80,8 +80,8 @@ def _over_classes(e: Evidence, area: Callable[[np.ndarray], float]) -> np.ndarra
 
 
 def _over_sites(e: Evidence, fold: Callable[[np.ndarray], Any]) -> np.ndarray:
-    told = np.empty(0) if e.sites is None else e.sites[np.isfinite(e.sites)]
-    return np.asarray(fold(told) if told.size else np.nan)
+    known = np.empty(0) if e.sites is None else e.sites[np.isfinite(e.sites)]
+    return np.asarray(fold(known) if known.size else np.nan)
 
 
 WORDS = {
@@ -244,7 +244,7 @@ def majority_floor(
 
 
 def score(counts: ArrayLike, metric: str, background: int | None = None) -> np.ndarray:
-    """What candidates are compared by: a metric from per-class counts, for one model or many; higher is better.
+    """Return the metric that candidates are compared by, from per-class counts, of one model or many; higher is better.
 
     Args:
         counts: (..., 3, C) correctly classified, true and predicted samples per class: what clients

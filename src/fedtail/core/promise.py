@@ -1,4 +1,4 @@
-"""What can be promised of a threshold from counts alone, whatever the distribution of scores.
+"""Promises about a threshold that hold whatever the distribution of scores, from counts alone.
 
 Let X be the scores of n samples of a class, drawn like those to come. Below the k-th smallest score lies a share of new
 samples that is at most Beta(k, n + 1 - k) distributed (exactly, where scores have no ties), so that the threshold X_(k)

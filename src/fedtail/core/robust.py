@@ -1,4 +1,4 @@
-"""What a server makes of updates some of which may be hostile.
+"""Rules for updates some of which may be hostile.
 
 ``bounded`` and ``krum`` need no more than the (S, S) inner products of the updates and give each one a factor, so that
 the new model stays a linear combination: they work with FedHOO's candidates. No rule can tell who is right among two.

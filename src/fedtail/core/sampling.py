@@ -68,8 +68,8 @@ def spread_classes(labels: np.ndarray, epoch: np.ndarray, rng: np.random.Generat
     place = np.empty(len(epoch))
     y = labels[epoch]
     for c in np.unique(y):
-        mine = np.flatnonzero(y == c)
-        place[mine] = (np.arange(len(mine)) + rng.random()) / len(mine)
+        members = np.flatnonzero(y == c)
+        place[members] = (np.arange(len(members)) + rng.random()) / len(members)
     return epoch[np.argsort(place, kind="stable")]
 
 

@@ -199,7 +199,7 @@ def run_document(
         rates=racing(rates, settings),
         n_classes=job.n_classes,
         background=schema.get("background"),
-        found=found,
+        settled=found,
     )
     prepared = totals.number
 

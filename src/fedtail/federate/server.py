@@ -79,7 +79,7 @@ def federate(
         background=schema.get("background"),
         real=real,
         watched=True,
-        found=found,
+        settled=found,
     )
     about = replace(
         about_of(schema, job, names, np.array(terms.sizes), notes),

@@ -1,4 +1,4 @@
-"""What a method is: a loss, groups of classes, a direction, optional client state, optional server hooks.
+"""The base of methods: a loss, groups of classes, a direction, optional client state, optional server hooks.
 
 A method never knows where clients run. Its client-side functions are pure functions on tensors that accept
 any leading batch dimensions (``...`` below: none for one client, (K,) for all clients at once), so that the
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class LocalStep(NamedTuple):
-    """What a local step has to go by; every tensor may have leading dimensions for clients and probes."""
+    """The inputs of a local step; every tensor may have leading dimensions for clients and probes."""
 
     grads: Tensor
     """(..., H, d) group gradients g_h = (1/B) sum over the batch's samples in group h, so that their sum is the
@@ -52,7 +52,7 @@ class LocalStep(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What a client knows when a local run starts. None of it leaves the client."""
+    """A client's knowledge when a local run starts. None of it leaves the client."""
 
     client: int
     round: int
@@ -84,7 +84,7 @@ def _no_classifier(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Server:
-    """What a server hook may use in round ``round``."""
+    """The server's side of a round, as hooks see it."""
 
     round: int
     rounds: int
@@ -123,7 +123,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Traits:
-    """What engines have to know of a method's functions, or may use to compute the same faster.
+    """Facts about a method's functions that engines need, or may use to compute the same faster.
 
     A method declares what holds for it as a class attribute of the same name (``needs_teacher = True``); the last four
     follow from which functions it overrides.

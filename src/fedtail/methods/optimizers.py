@@ -29,7 +29,7 @@ OWN = "optimizer."
 
 
 class Optimized(Method):
-    """What becomes of a method's direction before it is subtracted; mixed into the method's class."""
+    """Changes a method's direction before it is subtracted; mixed into the method's class."""
 
     moments: ClassVar[tuple[str, ...]] = ()
     """Model-sized vectors that steps carry."""

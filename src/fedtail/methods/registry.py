@@ -10,11 +10,11 @@ from fedtail.methods.base import Method
 from fedtail.registry import Registry
 
 
-def _own_method(name: str, found: Any) -> Any:
-    if not (isinstance(found, type) and issubclass(found, Method)):
+def _own_method(name: str, kind: Any) -> Any:
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise FedtailError(f"method {name!r} is not a subclass of fedtail.methods.Method")
-    found.name = name
-    return found
+    kind.name = name
+    return kind
 
 
 METHODS: Registry[Method] = Registry("method", group="methods", adapt=_own_method)

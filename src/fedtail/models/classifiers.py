@@ -28,14 +28,14 @@ def with_classifier(module: nn.Module, kind: str) -> nn.Module:
     if kind == "linear" or any(isinstance(m, KINDS[kind]) for m in module.modules()):
         return module
     module = copy.deepcopy(module)
-    found = [(name, m) for name, m in module.named_modules() if type(m) is nn.Linear]
+    linears = [(name, m) for name, m in module.named_modules() if type(m) is nn.Linear]
     if kind == "etf":
-        if found:
-            _break_ties(found[-1][1])
+        if linears:
+            _break_ties(linears[-1][1])
         return nn.Sequential(module, SimplexETF())
-    if not found:
+    if not linears:
         raise FedtailError("model.classifier = 'sparse_etf' replaces a linear output layer, and the model has none")
-    name, last = found[-1]
+    name, last = linears[-1]
     head = TwoHeads(last)
     if not name:
         return head

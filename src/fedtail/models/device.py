@@ -14,10 +14,10 @@ def check_device(key: str, name: str) -> None:
     except (RuntimeError, TypeError):
         raise one_of(key, name, ("cpu", "cuda", "cuda:0", "mps")) from None
     if device.type == "cuda":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not found:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
             raise FedtailError(f"{key} = {name!r} but torch finds no CUDA device; use cpu")
-        if (device.index or 0) >= found:
-            raise FedtailError(f"{key} = {name!r} but torch finds {found} CUDA device(s), cuda:0 to cuda:{found - 1}")
+        if (device.index or 0) >= count:
+            raise FedtailError(f"{key} = {name!r} but torch finds {count} CUDA device(s), cuda:0 to cuda:{count - 1}")
     elif device.type == "mps" and not torch.backends.mps.is_available():
         raise FedtailError(f"{key} = {name!r} but torch finds no such device; use cpu")

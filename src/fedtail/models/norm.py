@@ -34,7 +34,7 @@ def has_batchnorm(module: nn.Module) -> bool:
 
 
 def batchnorm_note(module: nn.Module) -> str | None:
-    """What BatchNorm in this model means for a federation, or None if there is none."""
+    """Say what BatchNorm in this model means for a federation; None if there is none."""
     names = batchnorm_layers(module)
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""What a rate strategy is: ``ask`` for rates to try, ``tell`` what came of them.
+"""The base of rate strategies: ``ask`` for rates to try, ``tell`` what came of them.
 
 The strategy never calls the world; the round loop calls the strategy. So the same object serves the
 simulator and a real federation, and can be saved at any point.
@@ -26,7 +26,7 @@ from fedtail.registry import Registry
 
 @dataclass(frozen=True)
 class Setting:
-    """What a strategy may know of the run it serves."""
+    """The facts about a run that a strategy may use."""
 
     rounds: int
     participation: float
@@ -172,11 +172,11 @@ def few_rates(key: str, rates: Sequence[float]) -> np.ndarray:
     return np.asarray(values)
 
 
-def _own_strategy(name: str, found: Any) -> Any:
-    if not (isinstance(found, type) and issubclass(found, RateStrategy)):
+def _own_strategy(name: str, kind: Any) -> Any:
+    if not (isinstance(kind, type) and issubclass(kind, RateStrategy)):
         raise FedtailError(f"rate strategy {name!r} is not a subclass of fedtail.rates.RateStrategy")
-    found.name = name
-    return found
+    kind.name = name
+    return kind
 
 
 RATES: Registry[RateStrategy] = Registry("rate strategy", "rates", given=("n_clients",), adapt=_own_strategy)

@@ -35,7 +35,7 @@ SUSPECTS = 0.2
 
 
 def rule_of(settings: Settings, real: bool) -> str:
-    """What ``auto`` means here. Central privacy's noise is made for a mean."""
+    """Return the rule in force: ``bounded`` for ``auto`` at real sites, unless central privacy needs a mean."""
     if settings.server.aggregate != "auto":
         return settings.server.aggregate
     return "bounded" if real and settings.privacy.mode != "central" else "mean"
@@ -96,8 +96,8 @@ class Gathered:
         return uniform_candidates(x, self.weights, deltas)
 
     def diagnostics(self, choice: np.ndarray, p: np.ndarray, real: bool, wanted: Collection[str]) -> dict[str, Any]:
-        """What the round's record says of updates; ``influence`` always in a real federation, and nothing of sums, in
-        which single clients cannot be told."""
+        """Return the part of the round's record that is about updates; ``influence`` always in a real federation, and
+        nothing of sums, in which single clients cannot be told."""
         if any(u.members for u in self.raw):
             return {}
         out: dict[str, Any] = {"alignment": gram_alignment(self.gram(choice), p)} if "alignment" in wanted else {}

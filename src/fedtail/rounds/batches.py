@@ -50,7 +50,8 @@ def batch_of(local: LocalSettings) -> int:
 
 
 def batch_notes(local: LocalSettings, batch: int, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    """What ``auto`` chose, for the run folder and the screen; nothing where the batch size was said."""
+    """Return a note on the choice of ``auto``, for the run folder and the screen; none where the batch size was
+    given."""
     if local.batch_size != "auto":
         return ()
     return (f"batches of {batch} (local.batch_size=auto): the median site has {median(sizes):,.0f} training samples",)

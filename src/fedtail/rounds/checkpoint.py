@@ -64,16 +64,16 @@ def load_checkpoint(
 
     One that was made with other ``settings``, or that the ``history`` does not reach, is refused.
     """
-    found = sorted(folder.glob("round-*"))
-    if not found:
+    folders = sorted(folder.glob("round-*"))
+    if not folders:
         return None
-    where = f"checkpoint {str(found[-1])!r}"
+    where = f"checkpoint {str(folders[-1])!r}"
     try:
-        about = json.loads((found[-1] / "state.json").read_text())
+        about = json.loads((folders[-1] / "state.json").read_text())
         if about.get("format") != FORMAT:
             raise FedtailError(f"{where} has format {about.get('format')!r}, this version reads {FORMAT}")
-        for name, found_now in (("sha256_state", _sha256_state(about)), ("sha256", _sha256(found[-1] / TENSORS))):
-            if about.get(name, found_now) != found_now:  # checkpoints of before 0.3 have no checksums
+        for name, checksum in (("sha256_state", _sha256_state(about)), ("sha256", _sha256(folders[-1] / TENSORS))):
+            if about.get(name, checksum) != checksum:  # checkpoints of before 0.3 have no checksums
                 raise FedtailError(f"{where} is damaged: its checksum does not match; delete it to start over")
         if settings is not None and (other := _difference(about.get("settings", {}), plain(settings))):
             raise FedtailError(
@@ -81,14 +81,14 @@ def load_checkpoint(
                 "(run.name=NAME)"
             )
         if len(history) < about["round"]:
-            said = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
-            raise FedtailError(f"{said}; restore the complete file, or delete the checkpoint to start over")
-        return _state(about, load_file(found[-1] / TENSORS), like, history, where)
+            text = f"{where} is of round {about['round']}, but history.jsonl has {len(history)} rounds"
+            raise FedtailError(f"{text}; restore the complete file, or delete the checkpoint to start over")
+        return _state(about, load_file(folders[-1] / TENSORS), like, history, where)
     except FedtailError:
         raise
     except Exception as error:
-        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise FedtailError(f"{where} cannot be read ({said}); delete it to start over") from None
+        text = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise FedtailError(f"{where} cannot be read ({text}); delete it to start over") from None
 
 
 def _sha256(file: Path) -> str:

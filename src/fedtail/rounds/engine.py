@@ -1,4 +1,4 @@
-"""What an engine is: it runs clients, wherever they are, and knows nothing of methods' insides."""
+"""The protocol of engines: an engine runs clients, wherever they are, and knows nothing of methods' insides."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Engine(Protocol):
         ...
 
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
-        """What each client decides for itself on its private split; nothing of those that keep it to themselves."""
+        """Each client's own decision, found on its private split; nothing of those that keep it to themselves."""
         ...
 
     def validate_scores(self, candidates: Candidates, clients: Sequence[int]) -> Iterator[tuple[int, Scores]]:
@@ -83,7 +83,7 @@ class Engine(Protocol):
     def load_state(self, state: dict[int, Tensors]) -> None: ...
 
     def info(self) -> dict[str, Any]:
-        """What ran where: engine, path chosen, device, threads."""
+        """The engine, the path chosen, the device, the threads."""
         ...
 
     def close(self) -> None: ...

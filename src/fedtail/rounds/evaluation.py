@@ -62,7 +62,7 @@ class Split:
             yield self.batch(part, device)
 
     def parts(self, size: int = EVAL_BATCH) -> list[slice]:
-        """What ``batches`` are made of: they can be had one by one, in any order."""
+        """The slices that ``batches`` go through; batches can be had one by one, in any order."""
         return [slice(i, min(i + size, len(self))) for i in range(0, len(self), size)]
 
     def share(self, i: int, n: int) -> Split:
@@ -189,8 +189,8 @@ def judged(metric: str, n_classes: int, background: int | None = None) -> Callab
     compare must not seem to have a tie."""
 
     def judge(logits: Logits) -> float:
-        found = scores_on(logits, n_classes, tempered=False)
-        return score_of(found, metric, background) if found.n else float("nan")
+        scores = scores_on(logits, n_classes, tempered=False)
+        return score_of(scores, metric, background) if scores.n else float("nan")
 
     return judge
 

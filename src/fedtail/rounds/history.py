@@ -77,19 +77,20 @@ def parse_timings(text: str, where: str) -> list[float]:
 
 
 def influence_of(history: Sequence[dict[str, Any]], n_clients: int) -> dict[str, Any]:
-    """What the rounds' ``influence`` comes to, along the clients, and who of them is an outlier: flagged in half of its
-    rounds, or refused for what it sent in a third of all, and in three at least. Empty where nothing was recorded."""
+    """Return the means of the rounds' ``influence``, along the clients, and who of them is an outlier: flagged in half
+    of its rounds, or refused for what it sent in a third of all, and in three at least. Empty where nothing was
+    recorded."""
     records = [r for r in history if "influence" in r]
     if not records:
         return {}
     sums = {name: np.zeros(n_clients) for name in INFLUENCE}
     rounds, flagged, refused, bad = (np.zeros(n_clients, dtype=np.int64) for _ in range(4))
     for record in records:
-        told, there = record["influence"], record["clients"]
+        influence, there = record["influence"], record["clients"]
         rounds[there] += 1
-        flagged[told["flagged"]] += 1
+        flagged[influence["flagged"]] += 1
         for name, total in sums.items():
-            total[there] += [v or 0.0 for v in told.get(name) or np.zeros(len(there))]
+            total[there] += [v or 0.0 for v in influence.get(name) or np.zeros(len(there))]
     for record in history:
         for fault in record.get("refused", []):
             refused[fault["client"]] += 1

@@ -103,18 +103,18 @@ def group_gradients(
     grads = torch.zeros(n_groups, model.n_params, device=x.device)
     total = 0.0
     for h in range(n_groups):
-        mine = member == h
-        if not bool(mine.any()):
+        inside = member == h
+        if not bool(inside.any()):
             continue
-        part = Batch(batch.y[mine], batch.weight[mine], None if batch.teacher is None else batch.teacher[mine])
-        losses, state = method.loss(model.module(x[mine]), part, const, state)
+        part = Batch(batch.y[inside], batch.weight[inside], None if batch.teacher is None else batch.teacher[inside])
+        losses, state = method.loss(model.module(x[inside]), part, const, state)
         grads[h] = model.gradient(losses.sum() / size)
         total += float(losses.detach().sum())
     return grads, total / size, state
 
 
 class End(NamedTuple):
-    """What a local run ends with."""
+    """The end of a local run."""
 
     delta: Tensor
     """(n,)."""
@@ -205,7 +205,7 @@ def client_update(
     mean_losses: Callable[[Tensor], Sequence[float] | np.ndarray],
     held: Callable[[Tensor], Iterable[Logits]],
 ) -> tuple[Update, list[Tensors]]:
-    """What a client uploads after its P local runs, and the client state that each would leave.
+    """Return the upload of a client after its P local runs, and the client state that each would leave.
 
     Raises ``DivergedError`` where a run met a loss that is not finite. A task that asks for a report of that takes such
     a run as one that did not move, if not all are; then runs must also end at a finite model, which without the report

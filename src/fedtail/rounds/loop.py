@@ -104,7 +104,7 @@ def play(
     history = state.history if spent is None else [spent]
     aggregate, cost = privatize(problem, settings.privacy, task, aggregate, gathered.weights, updates, history)
     aggregate, state.method = method.advance(server, aggregate, state.method)
-    rule = in_force(settings.server, problem.found)
+    rule = in_force(settings.server, problem.settled)
     state.x, state.server = server_step(rule, state.x, aggregate, state.server, problem.model.n_params)
 
     state.method = method.after_round(server, updates, choice.tolist(), state.method)

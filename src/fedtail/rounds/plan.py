@@ -55,9 +55,9 @@ class LocalPlan:
         """The steps from one to another."""
         if first == 0 and last >= len(self.sizes):
             return self
-        mine = slice(int(self.sizes[:first].sum()), int(self.sizes[:last].sum()))
-        draws = None if self.all_draws is None else self.all_draws[mine]
-        return replace(self, index=self.index[mine], sizes=self.sizes[first:last], all_draws=draws)
+        samples = slice(int(self.sizes[:first].sum()), int(self.sizes[:last].sum()))
+        draws = None if self.all_draws is None else self.all_draws[samples]
+        return replace(self, index=self.index[samples], sizes=self.sizes[first:last], all_draws=draws)
 
 
 def plan_local_run(

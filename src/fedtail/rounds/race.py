@@ -162,7 +162,7 @@ class Race(RateStrategy):
 
     @property
     def evidence(self) -> list[dict[str, Any]]:
-        """What was tried in the last round and its reward; empty once the race is over."""
+        """The values tried in the last round and their rewards; empty once the race is over."""
         return self._last
 
     # -- what the strategy does -----------------------------------------------------------------------

@@ -110,10 +110,10 @@ def select(
     if race is not None and race.rivals:  # models side by side are compared with each other (rounds.rivals)
         return 0, None
     if race is not None and race.racing and candidates is not None:
-        values, told = race_values(problem, settings, candidates, present)
+        values, shown = race_values(problem, settings, candidates, present)
         failed = np.nan_to_num(reports.get(DIVERGED, np.zeros((1, len(candidates))))).max(axis=0) > 0
-        winner = race.judge(values, told, failed)
-        return winner, float(told["reward"][winner])
+        winner = race.judge(values, shown, failed)
+        return winner, float(shown["reward"][winner])
     rewards = None if candidates is None else rewards_of(problem, settings, candidates, present)
     winner = rates.tell(rewards, reports=reports, present=np.isin(np.arange(n), present))
     return winner, None if rewards is None else float(rewards[winner])
@@ -149,12 +149,12 @@ def race_values(
     smooth = METRICS[run.metric].smooth
     tells = problem.engine.tells_scores or problem.holdout is not None
     if not smooth or not tells:
-        found = rewards_of(problem, settings, candidates, present)
-        return found, {"reward": found}
+        rewards = rewards_of(problem, settings, candidates, present)
+        return rewards, {"reward": rewards}
     values = _values(problem, settings, candidates, present, run.metric, *smooth)
     known = [m for m in smooth if np.isfinite(values[m]).all()] or [run.metric]
-    told = {m: values[m] if METRICS[m].higher_is_better else 1 / values[m] - 1 for m in smooth if m in known}
-    return np.sum([WEIGHTS.get(m, 1.0) * values[m] for m in known], axis=0), {"reward": values[run.metric], **told}
+    shown = {m: values[m] if METRICS[m].higher_is_better else 1 / values[m] - 1 for m in smooth if m in known}
+    return np.sum([WEIGHTS.get(m, 1.0) * values[m] for m in known], axis=0), {"reward": values[run.metric], **shown}
 
 
 def _values(
@@ -164,11 +164,11 @@ def _values(
     clients = present.tolist()
     held = problem.holdout
     if any(METRICS[metric].needs == "scores" for metric in metrics):
-        told = None if held is None else score_candidates(problem.model, candidates, held)
-        scored = dict(told or problem.engine.validate_scores(candidates, clients))
+        pairs = None if held is None else score_candidates(problem.model, candidates, held)
+        scored = dict(pairs or problem.engine.validate_scores(candidates, clients))
         each = [scored[s] for s in range(len(candidates))]
-        values = {m: np.array([score_of(one, m, problem.background) for one in each]) for m in metrics}
-        n = np.array([one.n for one in each])
+        values = {m: np.array([score_of(scores, m, problem.background) for scores in each]) for m in metrics}
+        n = np.array([scores.n for scores in each])
     else:
         counts = (
             problem.engine.validate(candidates, clients)
@@ -208,7 +208,7 @@ class RatesInForce:
         self.last = np.array(history[-1]["rates"], dtype=np.float64) if history else None
 
     def record(self, rates: RateStrategy, p: np.ndarray, t: int) -> dict[str, Any]:
-        """What round t's record says of rates and of whatever else is searched."""
+        """Return the part of round t's record that is about rates and whatever else is searched."""
         own, before = rates.searches == "rate", self.before or {}
         now = np.array(rates.rates if own else rates.base_rates, dtype=np.float64)
         same = self.last is not None and np.array_equal(now, self.last)
@@ -226,7 +226,7 @@ class RatesInForce:
 
 @dataclass(frozen=True)
 class Played:
-    """What a round made of one model, for the round's record."""
+    """A round of one model, for the round's record."""
 
     task: Task
     server: Server
@@ -265,13 +265,13 @@ def play_rivals(
         raise trouble
     silent = np.array([n not in played for n in rivals])
     failed = silent | [n in played and any(r.code == DIVERGED for r in played[n].refused) for n in rivals]
-    present = np.unique(np.concatenate([one.present for one in played.values()]))
+    present = np.unique(np.concatenate([p.present for p in played.values()]))
     models = separate_candidates([state.rivals[n].x for n in rivals])
-    values, told = race_values(problem, settings, models, present)
-    leader = race.judge(values, told, silent if failed.all() else failed)
+    values, shown = race_values(problem, settings, models, present)
+    leader = race.judge(values, shown, silent if failed.all() else failed)
     enter(problem, state, state.rivals[leader])
     state.rivals = {n: state.rivals[n] for n in race.rivals}
-    refused = {(r.client, r.reason): r for one in played.values() for r in one.refused if r.code != DIVERGED}
+    refused = {(r.client, r.reason): r for p in played.values() for r in p.refused if r.code != DIVERGED}
     best = played[leader]
     cost = {"privacy": spent["privacy"]} if spent is not None and "privacy" in spent else {}
     return Played(
@@ -285,7 +285,7 @@ def play_rivals(
 
 
 def leave(problem: Problem, state: State) -> Rival:
-    """What the state is of one model."""
+    """Return the part of the state that belongs to one model."""
     return Rival(state.x, state.method, state.server, dict(problem.engine.state()))
 
 

@@ -44,13 +44,13 @@ def follow_sites(sizes: Sequence[int] | np.ndarray) -> str:
     return "adam" if np.count_nonzero(sizes) >= MANY and median(sizes) < SMALL else "none"
 
 
-def in_force(server: ServerSettings, found: Mapping[str, Any]) -> ServerSettings:
+def in_force(server: ServerSettings, settled: Mapping[str, Any]) -> ServerSettings:
     """The same with an optimizer in place of ``auto``."""
     if server.optimizer != "auto":
         return server
-    if FOUND not in found:
+    if FOUND not in settled:
         raise FedtailError("server.optimizer = 'auto' depends on the sites, which are not known here; name one")
-    return server.model_copy(update={"optimizer": found[FOUND]})
+    return server.model_copy(update={"optimizer": settled[FOUND]})
 
 
 def server_notes(server: ServerSettings, chosen: str, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:

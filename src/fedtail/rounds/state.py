@@ -1,4 +1,4 @@
-"""What is trained, and all that a run is between two rounds."""
+"""The problem that is trained, and the whole of a run between two rounds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class State:
 
 @dataclass
 class Problem:
-    """What is trained and by whom; ``fedtail.runs.build`` and ``fedtail.federate.server`` make one."""
+    """The model, the method and who trains it; ``fedtail.runs.build`` and ``fedtail.federate.server`` make one."""
 
     engine: Engine
     method: Method
@@ -101,7 +101,7 @@ class Problem:
     """Whether each client's influence on the model is recorded."""
     noise_seed: int | None = None
     """Seed of privacy noise; None draws it from the system's entropy, as a real federation must."""
-    found: Mapping[str, float | str] = field(default_factory=dict)
+    settled: Mapping[str, float | str] = field(default_factory=dict)
     """Settings that were ``auto`` and were settled before round 0; what a race settles, its strategy knows."""
     search_only: bool = False
     """Whether the run ends when the rate search does, as that of ``fedtail tune``."""
@@ -121,7 +121,7 @@ class Problem:
         return summarize(confusion, self.train_counts, self.background, scores, sites)
 
     def view(self, settings: Settings, x: Tensor, round: int, weights: np.ndarray, lr: float) -> Server:
-        """What the method's hooks at the server may use in a round. weights: (K,) of all registered clients."""
+        """Return the server's side of a round as the method's hooks see it. weights: (K,) of all registered clients."""
 
         def auxiliary() -> Tensor:
             if self.auxiliary is None:

@@ -30,12 +30,14 @@ def validate_model(problem: Problem, x: Tensor, metric: str) -> tuple[dict[str, 
     engine = problem.engine
     parts = engine.confusions(x)
     counts = np.sum(list(parts.values()), axis=0) if parts else engine.confusion(x, "validation")
-    scores = total(found for _, found in engine.scores(x, "validation")) if METRICS[metric].needs == "scores" else None
+    scores = (
+        total(counted for _, counted in engine.scores(x, "validation")) if METRICS[metric].needs == "scores" else None
+    )
     by_class = counts.shape != (1, 2)
     compared = SITE_METRIC if by_class else "accuracy"
     each = site_values(parts, compared)
-    told = problem.metrics(counts, scores, list(each.values()) if each and by_class else None)
-    return told, over_sites(each, compared), int(counts.sum() if by_class else counts[0, 1])
+    metrics = problem.metrics(counts, scores, list(each.values()) if each and by_class else None)
+    return metrics, over_sites(each, compared), int(counts.sum() if by_class else counts[0, 1])
 
 
 def site_values(parts: Mapping[int, np.ndarray], metric: str) -> dict[int, float]:
@@ -52,18 +54,18 @@ def site_values(parts: Mapping[int, np.ndarray], metric: str) -> dict[int, float
 
 def over_sites(values: Mapping[int, float], metric: str) -> dict[str, Any]:
     """The worst client, the mean over clients and their spread, by a metric; empty if nobody tells."""
-    told = {k: v for k, v in values.items() if np.isfinite(v)}
-    if not told:
+    known = {k: v for k, v in values.items() if np.isfinite(v)}
+    if not known:
         return {}
-    worst = (min if METRICS[metric].higher_is_better else max)(told, key=lambda k: told[k])
-    each = np.array(list(told.values()))
+    worst = (min if METRICS[metric].higher_is_better else max)(known, key=lambda k: known[k])
+    each = np.array(list(known.values()))
     return {
         "metric": metric,
         "client": worst,
-        "worst": told[worst],
+        "worst": known[worst],
         "mean": float(each.mean()),
         "spread": float(each.std()),
-        "n": len(told),
+        "n": len(known),
     }
 
 
@@ -76,8 +78,8 @@ def exhausted(state: State, run: RunSettings) -> bool:
     """Return whether validation has not improved for ``run.patience`` rounds; never while something is searched."""
     if not run.patience or state.best is None or state.history[-1]["searching"]:
         return False
-    found = next(r["round"] for r in state.history if not r["searching"])
-    return state.round - max(state.best.since, found) >= run.patience
+    settled = next(r["round"] for r in state.history if not r["searching"])
+    return state.round - max(state.best.since, settled) >= run.patience
 
 
 def better(state: State, x: Tensor, validation: dict[str, Any], samples: int, metric: str) -> Best:

@@ -266,7 +266,7 @@ def assemble(
         labels=federation.clusters,
         monitors=monitors,
         noise_seed=seed,
-        found={
+        settled={
             **({"batch_size": batch_of(settings.local)} if asked.batch_size == "auto" else {}),
             **({FOUND: follow_sites(federation.sizes)} if settings.server.optimizer == "auto" else {}),
         },

@@ -211,7 +211,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         floor = majority_floor(about.test_counts, majority, problem.background)
     optional = {
         "importance": importance_of(problem.model.module),
-        "found": {**problem.found, **_won(rates)},
+        "found": {**problem.settled, **_won(rates)},
         "influence": influence_of(state.history, problem.engine.n_clients),
     }
     summary: dict[str, Any] = {

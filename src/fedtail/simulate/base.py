@@ -1,4 +1,4 @@
-"""What all paths of the simulator have in common: clients' states, what a client sends, and evaluation by logits."""
+"""The common base of the simulator's paths: clients' states, what a client sends, and evaluation by logits."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ class Scoring(ABC):
         return [work(piece) for piece in pieces]
 
     def scores(self, x: Tensor, split: str, decisions: Decisions | None = None) -> Iterator[tuple[int, Scores]]:
-        def one(owned: tuple[int, Split]) -> tuple[int, Scores]:
+        def scored(owned: tuple[int, Split]) -> tuple[int, Scores]:
             k, part = owned
             rule = None if decisions is None else decisions.at(k)
             return k, scores_on(self._logits(x, part), part.n_classes, rule)
 
-        yield from self._clients(one, split)
+        yield from self._clients(scored, split)
 
     def site_decisions(self, x: Tensor, goal: SiteGoal) -> dict[int, Decision]:
-        def one(owned: tuple[int, Split]) -> tuple[int, Decision]:
+        def decided(owned: tuple[int, Split]) -> tuple[int, Decision]:
             k, part = owned
             p, y = probabilities_of(self._logits(x, part), part.n_classes)
             return k, goal.decide(p, y, self.federation.client(k).counts)
 
-        return dict(self._clients(one, "validation"))
+        return dict(self._clients(decided, "validation"))
 
     def _clients(self, work: Callable[[tuple[int, Split]], T], split: str) -> list[T]:
         owned = list(client_splits(self.federation, split))
@@ -133,7 +133,7 @@ class Simulator(Scoring):
         return prepare_runs(model, client, self.method, task, row, before, self.settings)
 
     def _outcome(self, task: Task, row: int, ends: Sequence[End]) -> Outcome:
-        """What a client sends after its local runs, one of each probe."""
+        """Return a client's upload after its local runs, one of each probe."""
         client, before = self.federation.client(task.clients[row]), self.client_states.get(task.clients[row], {})
         trained, held = Split.of(client, client.train), Split.of(client, client.validation)
         try:

@@ -152,13 +152,13 @@ def disagreement(build: Build, federation: Federation, module: nn.Module, method
 
 def few_samples(federation: Federation) -> Federation:
     """Two clients with some of the federation's training samples, of as many classes as there are."""
-    found, n = list[np.ndarray](), 0
+    samples, n = list[np.ndarray](), 0
     for rows in federation.train:
-        found.append(rows[:200])
-        n += len(found[-1])
+        samples.append(rows[:200])
+        n += len(samples[-1])
         if n >= 1000:
             break
-    rows = np.concatenate(found)
+    rows = np.concatenate(samples)
     labels = federation.pool.y.numpy()[rows]
     # the first of every class, then the second of every class, and so on
     order = np.argsort(labels, kind="stable")
@@ -237,7 +237,7 @@ def _jittered(model: FlatModel) -> Tensor:
 
 
 def _outcome(engine: Engine, task: Task) -> tuple[list[Update], Tensor]:
-    """What an engine makes of a task, and its outputs for some samples."""
+    """Return an engine's updates for a task, and its outputs for some samples."""
     updates, refused = engine.train(task)
     if refused:
         raise ValueError(refused[0].reason)

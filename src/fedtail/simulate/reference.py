@@ -55,25 +55,25 @@ class ReferenceSimulator(Simulator):
     def _workers(self, module: nn.Module) -> Workers:
         batch = min(batch_of(self.settings.local), int(self.sizes.max()))
         most = 3.0 * batch * self.sample_flops / STEP_PAYS if self.device.type == "cpu" else 1
-        found = Workers(self.settings.engine.workers, most=most)
+        workers = Workers(self.settings.engine.workers, most=most)
         # torch's CPU generator is one per process, so models that draw from it run one client at a time
-        return Workers(1) if found.n > 1 and draws_numbers(module, self.federation.input_shape) else found
+        return Workers(1) if workers.n > 1 and draws_numbers(module, self.federation.input_shape) else workers
 
     def train(self, task: Task) -> tuple[list[Update], list[Refusal]]:
         all_samples, advance = max(sum(int(self.sizes[k]) for k in task.clients), 1), by_caller(task.advance)
 
-        def one(model: FlatModel, row: int) -> Outcome:
+        def trained(model: FlatModel, row: int) -> Outcome:
             k = task.clients[row]
-            mine = replace(task, advance=lambda part: advance(part * self.sizes[k] / all_samples))
+            own = replace(task, advance=lambda part: advance(part * self.sizes[k] / all_samples))
             client, before = self.federation.client(k), self.client_states.get(k, {})
             try:
-                return train_client(model, client, self.method, mine, row, before, self.settings)
+                return train_client(model, client, self.method, own, row, before, self.settings)
             except DivergedError as error:
                 return Refusal(k, task.round, str(error), error.code)
 
         # the largest clients first, so that no worker is left with one at the end
         order = np.argsort([-int(self.sizes[k]) for k in task.clients], kind="stable").tolist()
-        outcomes = dict(zip(order, self._map(one, order), strict=True))
+        outcomes = dict(zip(order, self._map(trained, order), strict=True))
         return self._settle([outcomes[row] for row in range(len(task.clients))])
 
     def validate(self, candidates: Candidates, clients: Sequence[int]) -> np.ndarray:
@@ -85,10 +85,10 @@ class ReferenceSimulator(Simulator):
         return np.sum(counts, axis=0)
 
     def _logits(self, x: Tensor, split: Split) -> Logits:
-        def one(model: FlatModel, part: slice) -> tuple[Tensor, Tensor]:
+        def logits(model: FlatModel, part: slice) -> tuple[Tensor, Tensor]:
             return next(model_logits(model, x, [split.batch(part, model.vector.device)]))
 
-        return self._map(one, split.parts(), len(split) * self.sample_flops)
+        return self._map(logits, split.parts(), len(split) * self.sample_flops)
 
     def info(self) -> dict[str, Any]:
         return {

@@ -89,11 +89,11 @@ class Workers:
         stays with its worker.
         """
         waiting = list(pieces)
-        mine = getattr(self._here, "worker", None)
+        own = getattr(self._here, "worker", None)
         n = self.used(len(waiting), operations)
         if n == 1:
             with one_thread():
-                return [work(mine or 0, piece) for piece in waiting]
+                return [work(own or 0, piece) for piece in waiting]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.n - 1, "fedtail", torch.set_num_threads, (1,))
         self.most = max(self.most, n)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedtail.models import build_model
 from fedtail.models.classifiers import with_classifier
 from fedtail.simulate.graph.fused import Unsupported, fused_network
-from fedtail.simulate.graph.recorder import Aside
+from fedtail.simulate.graph.recorder import SideStreams
 
 
 class Tricky(nn.Module):
@@ -62,9 +62,9 @@ def models() -> dict[str, nn.Module]:
 def test_group_gradients_equal_separate_passes(name: str, sizes: tuple[int, ...], further: bool) -> None:
     torch.manual_seed(0)
     module = models()[name].double()
-    aside = Aside()
-    aside.kernels = further
-    run = fused_network(module, aside)
+    side = SideStreams()
+    side.kernels = further
+    run = fused_network(module, side)
     x = torch.randn(7, 3, 8, 8, dtype=torch.float64)
     weights = [{n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()} for _ in sizes]
     out = run(weights, x, sizes)

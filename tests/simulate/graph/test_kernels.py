@@ -19,7 +19,7 @@ from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, wei
 from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.network import Layout, Numerics
 from fedtail.simulate.graph.pixels import Tile, halved_inputs, has_halved, same_size
-from fedtail.simulate.graph.recorder import Aside
+from fedtail.simulate.graph.recorder import SideStreams
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.graph.step import agree
 from tests.simulate.graph.test_simulator import images, small_cnn
@@ -118,15 +118,15 @@ def test_a_network_takes_its_weight_gradients_from_the_kernel_in_their_place(mon
     module = nn.Sequential(one, nn.ReLU(), two)
     layout = Layout(module, Numerics.choose(module, torch.device("cpu")))
     own = layout.inward(torch.cat([p.detach().flatten() for p in module.parameters()]))
-    sizes, aside = (3, 2), Aside()
-    aside.kernels = True
+    sizes, side = (3, 2), SideStreams()
+    side.kernels = True
     flat = torch.full((2, layout.n_params), 9.0)
-    aside.places = [layout.named(row) for row in flat]
+    side.places = [layout.named(row) for row in flat]
     weights = [{n: w.detach().requires_grad_() for n, w in layout.named(own).items()} for _ in sizes]
     x = torch.randn(5, 64, 4, 4).contiguous(memory_format=torch.channels_last)
-    out = fused.fused_network(module, aside)(weights, x, sizes)
+    out = fused.fused_network(module, side)(weights, x, sizes)
     grads = torch.autograd.grad(out.square().sum(), [w for group in weights for w in group.values()])
-    places = [place for group in aside.places for place in group.values()]
+    places = [place for group in side.places for place in group.values()]
     assert all(g.data_ptr() == p.data_ptr() for g, p in zip(grads, places, strict=True))
     for h, rows in enumerate(x.split(sizes)):
         expected = torch.autograd.grad(module(rows).square().sum(), list(module.parameters()))

@@ -47,12 +47,12 @@ def open_onnx(name: str) -> Encoder:
         first = str(error).splitlines()[0]
         raise FedtailError(f"encoder {name!r} is not an ONNX file that onnxruntime can run: {first}") from None
     more: dict[str, Any] = {}
-    told = session.get_modelmeta().custom_metadata_map
+    metadata = session.get_modelmeta().custom_metadata_map
     try:
-        more = {key: json.loads(told[key]) for key in ("mean", "std") if key in told}
+        more = {key: json.loads(metadata[key]) for key in ("mean", "std") if key in metadata}
         shape = session.get_inputs()[0].shape
         side = shape[-1] if isinstance(shape[-1], int) else SIZE
-        more["size"] = json.loads(told["image_size"]) if "image_size" in told else side
+        more["size"] = json.loads(metadata["image_size"]) if "image_size" in metadata else side
     except (ValueError, IndexError) as error:
         raise FedtailError(f"encoder {name!r}: its metadata cannot be read: {error}") from None
     digest = hashlib.sha256(path.read_bytes() + json.dumps(more, sort_keys=True).encode()).hexdigest()

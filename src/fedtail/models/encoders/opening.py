@@ -108,8 +108,8 @@ def _load(network: nn.Module, name: str, weights: str) -> None:
         raise FedtailError(f"model.encoder: {weights!r} is not a safetensors file: {error}") from None
     except RuntimeError as error:
         lines = str(error).splitlines()
-        said = lines[min(1, len(lines) - 1)].strip()
-        raise FedtailError(f"model.encoder: {weights!r} does not match encoder {name!r}: {said}") from None
+        line = lines[min(1, len(lines) - 1)].strip()
+        raise FedtailError(f"model.encoder: {weights!r} does not match encoder {name!r}: {line}") from None
 
 
 def _open_timm(name: str) -> Encoder:

@@ -108,14 +108,14 @@ def aligned(cohorts: Sequence[Cohort]) -> list[Cohort]:
     for cohort in cohorts:
         columns, n_groups = cohort.index.shape[-1], len(cohort.windows)
         grain = columns if n_groups == 1 else max(columns // 4, GRAIN)
-        found = cohort.windows
+        windows = cohort.windows
         if n_groups > 1:
             usual = np.stack([_boundaries(r, n_groups) for r in cohort.runs])
             reach = RARE * np.sqrt(usual * (1.0 - usual) / columns)
             low, high = ((usual - reach).min(0) * columns).tolist(), ((usual + reach).max(0) * columns).tolist()
             expected = [(max(int(a), 0), min(math.ceil(b), columns)) for a, b in zip(low[:-1], high[1:], strict=True)]
-            found = tuple(map(_union, found, expected))
-        wide = tuple((low // grain * grain, min(-(-high // grain) * grain, columns)) for low, high in found)
+            windows = tuple(map(_union, windows, expected))
+        wide = tuple((low // grain * grain, min(-(-high // grain) * grain, columns)) for low, high in windows)
         common[columns] = tuple(map(_union, common.get(columns, wide), wide))
     return [replace(cohort, windows=common[cohort.index.shape[-1]]) for cohort in cohorts]
 

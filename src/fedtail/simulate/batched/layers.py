@@ -86,11 +86,11 @@ class Gradients:
                 part, inputs = d[..., low:high], a[..., low:high]
             if mask is not None:
                 part = part * mask.unsqueeze(2)
-            found = []
+            products = []
             for r in range(-reach, reach + 1):
                 here, there = part[:, :, max(-r, 0) : max(length - r, 0)], inputs[:, :, max(r, 0) : max(length + r, 0)]
-                found.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
-            value = torch.stack(found, -1).flatten(2) if reach else found[0]
+                products.append(torch.bmm(here.flatten(2), there.flatten(2).transpose(1, 2)))
+            value = torch.stack(products, -1).flatten(2) if reach else products[0]
             add_into(self.into[:, h, begin:end].view(n, outputs, -1), value, self.keep)
 
     def sums(self, i: int, terms: Tensor) -> None:
@@ -111,8 +111,8 @@ class Gradients:
             sums = torch.bmm(self.masks, rows.transpose(1, 2))
         column = 0
         for _, run in groupby(enumerate(given), key=lambda pair: pair[1] - pair[0]):
-            mine = [i for _, i in run]
-            begin, end = self.spans[mine[0]][0], self.spans[mine[-1]][1]
+            numbers = [i for _, i in run]
+            begin, end = self.spans[numbers[0]][0], self.spans[numbers[-1]][1]
             add_into(self.into[..., begin:end], sums[..., column : column + end - begin], self.keep)
             column += end - begin
 
@@ -301,16 +301,16 @@ class Branch:
 
     def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
         z, saved = a, []
-        for layer, mine in zip(self.layers, self._own(p), strict=True):
-            z, kept = layer.forward(mine, z)
+        for layer, own in zip(self.layers, self._own(p), strict=True):
+            z, kept = layer.forward(own, z)
             saved.append(kept)
         return a + z, saved
 
     def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
         inner, at = d, at + len(self.shapes)
-        for layer, mine, kept in reversed(list(zip(self.layers, self._own(p), saved, strict=True))):
-            at -= len(mine)
-            inner = layer.backward(mine, kept, inner, out, at, False)
+        for layer, own, kept in reversed(list(zip(self.layers, self._own(p), saved, strict=True))):
+            at -= len(own)
+            inner = layer.backward(own, kept, inner, out, at, False)
         return d + inner
 
     def _own(self, p: Sequence[Tensor]) -> list[Sequence[Tensor]]:

@@ -42,12 +42,12 @@ class Network:
         """Views of (n, d) parameters, layer by layer."""
         views, offset = [], 0
         for layer in self.layers:
-            mine = []
+            own = []
             for shape in layer.shapes:
                 size = math.prod(shape)
-                mine.append(flat[:, offset : offset + size].view(flat.shape[0], *shape))
+                own.append(flat[:, offset : offset + size].view(flat.shape[0], *shape))
                 offset += size
-            views.append(mine)
+            views.append(own)
         return views
 
     def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Any]:

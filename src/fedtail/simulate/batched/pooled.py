@@ -44,12 +44,12 @@ class Pooled:
         """``work`` of the (m, C, b) logits of models (m, d) on the same samples, and their labels (b,), by chunk."""
 
         @torch.no_grad()
-        def one(kernel: AnyKernel, part: slice) -> R:
+        def piece(kernel: AnyKernel, part: slice) -> R:
             inputs, y = split.batch(part)
             return work(kernel.answers(x, inputs.expand(len(x), *inputs.shape)), y)
 
         operations = float(len(x) * len(split) * self.sample_flops)
-        return self.spread(one, split.parts(max(self.chunk // len(x), 64)), operations)
+        return self.spread(piece, split.parts(max(self.chunk // len(x), 64)), operations)
 
     def logits_each(self, x: Tensor, split: Split) -> list[list[tuple[Tensor, Tensor]]]:
         """Return (b, C) logits and the labels, chunk by chunk, for every model of (m, d)."""
@@ -71,7 +71,7 @@ class Pooled:
         patterns = torch.as_tensor(candidates.patterns, dtype=candidates.base.dtype)
 
         @torch.no_grad()
-        def one(kernel: AnyKernel, part: slice) -> np.ndarray:
+        def piece(kernel: AnyKernel, part: slice) -> np.ndarray:
             counts, (inputs, y) = [], split.batch(part)
             for i in range(0, len(candidates), CANDIDATES):
                 on = patterns[i : i + CANDIDATES]
@@ -85,7 +85,7 @@ class Pooled:
 
         total = np.zeros((len(candidates), split.n_classes, split.n_classes), dtype=np.int64)
         operations = float(len(candidates) * len(split) * self.sample_flops)
-        return sum(self.spread(one, split.parts(CANDIDATE_CHUNK), operations), total)
+        return sum(self.spread(piece, split.parts(CANDIDATE_CHUNK), operations), total)
 
 
 def _count(z: Tensor, y: Tensor, n_classes: int) -> np.ndarray:

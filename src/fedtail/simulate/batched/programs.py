@@ -170,7 +170,7 @@ class Runner:
 
         return stretch if self._same("stretch", tape, values, once, lambda: stretch(feed, 0, 1)) else None
 
-    def _same(self, form: str, tape: Tape, values: Sequence[Tensor], one: Call, other: Call) -> bool:
+    def _same(self, form: str, tape: Tape, values: Sequence[Tensor], first: Call, second: Call) -> bool:
         """Whether two ways do the same to all tensors, from the first call on to when TorchScript has settled."""
 
         def after(way: Call) -> list[Tensor]:
@@ -179,9 +179,9 @@ class Runner:
             return [t.clone() for t in (*self.tensors, *tape.outputs)]
 
         if form not in self.program.same:
-            expected = after(one)
+            expected = after(first)
             self.program.same[form] = all(
-                all(map(same_bits, after(other), expected)) for _ in range(CALLS_TO_SETTLE + 1)
+                all(map(same_bits, after(second), expected)) for _ in range(CALLS_TO_SETTLE + 1)
             )
         return self.program.same[form]
 

@@ -86,7 +86,7 @@ def scripted(calls: Sequence[Call], scripts: Scripts) -> Call | None:
 
 
 class Feed(NamedTuple):
-    """What steps take and give, step by step."""
+    """Inputs and losses, step by step."""
 
     rows: Tensor
     """(S, n B) of the pool."""

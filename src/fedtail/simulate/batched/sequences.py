@@ -94,8 +94,8 @@ class Conv1d:
         return inner
 
     def _add_shifted(self, into: Tensor, x: Tensor, w: Tensor, b: int, sign: int) -> None:
-        """What the filter's positions beside the middle add: x that many steps of b values further on, or (sign -1)
-        further back."""
+        """Add the products of the filter's positions beside the middle: x that many steps of b values further on, or
+        (sign -1) further back."""
         total = x.shape[-1]
         for s in self.shifts:
             if s:

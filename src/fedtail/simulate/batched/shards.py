@@ -99,7 +99,7 @@ def ladder(n: int, most: int) -> int:
 
 
 def padding(shards: Sequence[Shard]) -> dict[str, float]:
-    """What is computed for nothing, in units of what is not: samples in steps (those of runs that are over, and of
+    """Return the work for nothing, in units of the rest: samples in steps (those of runs that are over, and of
     short batches), and samples in the products of groups, whose windows hold more than the group."""
     real = max(sum(len(run.plan.index) for shard in shards for run in shard[0].runs), 1)
     slots = products = 0

@@ -154,17 +154,17 @@ class BatchedSimulator(ReferenceSimulator):
         runs = self._work(
             lambda worker, row: self._prepared(self.model, task, row), range(len(task.clients)), operations
         )
-        return sorted((run for mine in runs for run in mine), key=lambda r: -r.local.steps)
+        return sorted((run for own in runs for run in own), key=lambda r: -r.local.steps)
 
     def _collect(
         self, task: Task, runs: Sequence[PreparedRun], ends: Sequence[End], operations: float
     ) -> tuple[list[Update], list[Refusal]]:
         place = {(r.row, r.probe): i for i, r in enumerate(runs)}
 
-        def one(worker: int, row: int) -> Outcome:
+        def outcome(worker: int, row: int) -> Outcome:
             return self._outcome(task, row, [ends[place[row, p]] for p in range(task.n_probes)])
 
-        return self._settle(self._work(one, range(len(task.clients)), operations))
+        return self._settle(self._work(outcome, range(len(task.clients)), operations))
 
     # -- evaluation -----------------------------------------------------------------------------------
 

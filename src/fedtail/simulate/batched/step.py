@@ -213,11 +213,11 @@ def _by_chunks(
         )
 
     def pull(i: int, columns: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        mine = slice(i, i + 1)
+        row = slice(i, i + 1)
         if whole:
-            return all_losses[mine, columns], all_d[mine, :, columns]
-        batch = Batch(y[mine, columns], given["weight"][mine, columns])
-        own, carried = ({k: v[mine] for k, v in tensors.items()} for tensors in (const, state))
+            return all_losses[row, columns], all_d[row, :, columns]
+        batch = Batch(y[row, columns], given["weight"][row, columns])
+        own, carried = ({k: v[row] for k, v in tensors.items()} for tensors in (const, state))
         return logit_gradient(method, logits, batch, own, carried, None)[:2]
 
     member = torch.where(given["weight"] > 0, given["member"], -1)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fedtail.models.classifiers import KINDS
 from fedtail.simulate.graph.grouped import HALF, SAME, Conv, GroupedConv, GroupedLinear, GroupedNorm
-from fedtail.simulate.graph.recorder import Aside
+from fedtail.simulate.graph.recorder import SideStreams
 
 Weights = list[dict[str, Tensor]]
 """Per group of rows: the named parameters. All groups hold the same values."""
@@ -59,13 +59,13 @@ def _run_apart(layer: nn.Module, name: str, x: Tensor, weights: Weights, sizes: 
     return torch.cat(parts)
 
 
-def fused_network(module: nn.Module, aside: Aside | None = None) -> Network:
+def fused_network(module: nn.Module, side: SideStreams | None = None) -> Network:
     """(weights per group, x, rows per group) -> output; the network in its current train / eval mode.
 
     GroupNorm swallows a ReLU, or an addition and a ReLU, that follow it. Weight gradients are computed ``aside``, and
     not to be read before it is joined. Raises ``Unsupported``.
     """
-    beside = aside or Aside()
+    beside = side or SideStreams()
     try:
         graph = _Tracer().trace(module)
     except Exception as error:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedtail.simulate.graph.convolution import kernel_shape, plan_of, weight_gradients
 from fedtail.simulate.graph.groupnorm import Saved, has_kernel, norm_backward, norm_forward, norm_gradients
 from fedtail.simulate.graph.pixels import halved_inputs, has_halved, same_size, same_tile
-from fedtail.simulate.graph.recorder import Aside
+from fedtail.simulate.graph.recorder import SideStreams
 
 Conv = nn.Conv1d | nn.Conv2d
 SAME, HALF = "same", "half"
@@ -25,9 +25,15 @@ class GroupedConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layer: Conv, aside: Aside, places: list[Tensor], sizes: tuple[int, ...], *weights: Tensor
+        ctx: Any,
+        x: Tensor,
+        layer: Conv,
+        side: SideStreams,
+        places: list[Tensor],
+        sizes: tuple[int, ...],
+        *weights: Tensor,
     ) -> Tensor:
-        ctx.layer, ctx.aside, ctx.places, ctx.sizes, h = layer, aside, places, sizes, len(sizes)
+        ctx.layer, ctx.side, ctx.places, ctx.sizes, h = layer, side, places, sizes, len(sizes)
         w, bias = weights[0], weights[h] if layer.bias is not None else None
         ctx.flat = x.ndim == 3
         if ctx.flat:
@@ -36,8 +42,8 @@ class GroupedConv(torch.autograd.Function):
         if x.is_cuda and x.dtype == torch.bfloat16 and layer.groups == 1 and x.shape[1] % 8:
             x, w = _whole_eights(x), _whole_eights(w)
         ctx.save_for_backward(x, w)
-        ctx.plain = aside.kernels and _is_product(layer, x)
-        same = same_tile("forward", layer, x) if aside.kernels and any(ctx.needs_input_grad) else None
+        ctx.plain = side.kernels and _is_product(layer, x)
+        same = same_tile("forward", layer, x) if side.kernels and any(ctx.needs_input_grad) else None
         if ctx.plain:
             y = F.linear(x.movedim(1, -1), w[:, :, 0, 0], bias).movedim(-1, 1)
         elif same is not None:
@@ -70,16 +76,16 @@ class GroupedConv(torch.autograd.Function):
                 dw = dw.squeeze(2)
             return [dw] if layer.bias is None else [dw, dy.sum((0, 2, 3))]
 
-        shape = kernel_shape(layer, x, dy) if ctx.aside.kernels else None
+        shape = kernel_shape(layer, x, dy) if ctx.side.kernels else None
         plan = None if shape is None or not ctx.places else plan_of(shape)
         if shape is not None and plan is not None:
             work = partial(weight_gradients, sizes=ctx.sizes, shape=shape, plan=plan, places=ctx.places)
-            ctx.aside(work, x, dy)
+            ctx.side(work, x, dy)
             grads = [[place] for place in ctx.places]
         else:
             parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
-            grads = [ctx.aside(of_group, d, v) for d, v in parts]
-        same = same_tile("backward", layer, x) if ctx.aside.kernels else None
+            grads = [ctx.side(of_group, d, v) for d, v in parts]
+        same = same_tile("backward", layer, x) if ctx.side.kernels else None
         if not ctx.needs_input_grad[0]:
             dx = None
         elif ctx.plain:
@@ -97,15 +103,15 @@ class GroupedConv(torch.autograd.Function):
 def _geometry(layer: Conv) -> tuple[list[int], list[int], list[int]]:
     """Stride, padding and dilation in two dimensions."""
     assert not isinstance(layer.padding, str)
-    one = isinstance(layer, nn.Conv1d)
+    flat = isinstance(layer, nn.Conv1d)
     values = ((layer.stride, 1), (layer.padding, 0), (layer.dilation, 1))
-    return tuple([*([none] if one else []), *value] for value, none in values)  # type: ignore[return-value]
+    return tuple([*([none] if flat else []), *value] for value, none in values)  # type: ignore[return-value]
 
 
 def _is_product(layer: Conv, x: Tensor) -> bool:
     """Whether a layer on a GPU is a product of matrices: 1x1, channels-last."""
-    one = set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(layer.padding) and layer.groups == 1
-    return one and x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
+    plain = set(layer.kernel_size) == {1} and set(layer.stride) == {1} and not any(layer.padding) and layer.groups == 1
+    return plain and x.is_cuda and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _whole_eights(t: Tensor) -> Tensor:
@@ -117,9 +123,9 @@ def _whole_eights(t: Tensor) -> Tensor:
 class GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layer: nn.Linear, aside: Aside, sizes: tuple[int, ...], *weights: Tensor
+        ctx: Any, x: Tensor, layer: nn.Linear, side: SideStreams, sizes: tuple[int, ...], *weights: Tensor
     ) -> Tensor:
-        ctx.layer, ctx.aside, ctx.sizes, h = layer, aside, sizes, len(sizes)
+        ctx.layer, ctx.side, ctx.sizes, h = layer, side, sizes, len(sizes)
         ctx.save_for_backward(x, weights[0])
         return F.linear(x, weights[0], weights[h] if layer.bias is not None else None)
 
@@ -133,7 +139,7 @@ class GroupedLinear(torch.autograd.Function):
             return [dw] if ctx.layer.bias is None else [dw, dy.sum(0)]
 
         parts = zip(dy.split(list(ctx.sizes)), x.split(list(ctx.sizes)), strict=True)
-        grads = [ctx.aside(of_group, d, v) for d, v in parts]
+        grads = [ctx.side(of_group, d, v) for d, v in parts]
         dx = dy @ w if ctx.needs_input_grad[0] else None
         return dx, None, None, None, *(g for kind in zip(*grads, strict=True) for g in kind)
 
@@ -150,12 +156,12 @@ class GroupedNorm(torch.autograd.Function):
         layer: nn.GroupNorm,
         relu: bool,
         again: str | None,
-        aside: Aside,
+        side: SideStreams,
         sizes: tuple[int, ...],
         *weights: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
         w, b = weights[0], weights[len(sizes)]
-        kernel = aside.kernels and x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
+        kernel = side.kernels and x.ndim == 4 and has_kernel(layer.num_channels, layer.num_groups, x.device)
         if kernel:
             x = x.contiguous(memory_format=torch.channels_last)
             residual = None if residual is None else residual.contiguous(memory_format=torch.channels_last)
@@ -163,7 +169,7 @@ class GroupedNorm(torch.autograd.Function):
             x, residual, w, b, layer.num_groups, layer.eps, relu=relu, kernel=kernel, halved=again == HALF
         )
         ctx.save_for_backward(*saved)
-        ctx.relu, ctx.aside, ctx.sizes, ctx.kernel = relu, aside, sizes, kernel
+        ctx.relu, ctx.side, ctx.sizes, ctx.kernel = relu, side, sizes, kernel
         ctx.residual = residual is not None
         if again is None:
             return saved.y
@@ -177,5 +183,5 @@ class GroupedNorm(torch.autograd.Function):
         dy, more = upstream[0], upstream[1] if len(upstream) > 1 else None
         dx, dz, sums = norm_backward(dy, saved, relu=ctx.relu, residual=ctx.residual, kernel=ctx.kernel, more=more)
         work = partial(norm_gradients, sizes=ctx.sizes, dtype=saved.w.dtype, kernel=ctx.kernel)
-        both = ctx.aside(work, sums)
+        both = ctx.side(work, sums)
         return dx, dz, None, None, None, None, None, *both[:, 0].unbind(), *both[:, 1].unbind()

@@ -223,7 +223,7 @@ def _blocks(direction: str, channels: int, groups: int, space: int) -> dict[str,
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs of the forward pass."""
+    """Tensors of the forward pass that the backward pass needs."""
 
     x: Tensor
     """(N, C, ...)."""

@@ -57,7 +57,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all lanes have in common."""
+    """The common parts of all lanes."""
 
     resident: Resident
     layout: Layout
@@ -164,9 +164,9 @@ class Lane:
         if local.shadow is not None:
             local.shadow.copy_(local.params)
         local.groups.copy_(slot.groups)
-        for mine, given in ((local.const, slot.const), (local.state, slot.state)):
+        for place, given in ((local.const, slot.const), (local.state, slot.state)):
             for name, value in given.items():
-                mine[name].copy_(value)
+                place[name].copy_(value)
         for name, number in slot.run.hyper.items():
             local.hyper[name].fill_(number)
         for name, value in slot.plan.items():

@@ -18,7 +18,7 @@ from fedtail.data.federation import Transform
 from fedtail.data.images.augment import BASIC, PAD, apply_strong
 from fedtail.errors import FedtailError, one_of
 from fedtail.simulate.graph.fused import Unsupported, fused_network
-from fedtail.simulate.graph.recorder import Aside
+from fedtail.simulate.graph.recorder import SideStreams
 
 Weights = dict[str, Tensor]
 """Parameters by name."""
@@ -33,7 +33,7 @@ class DeviceModel:
 
     def __init__(self, module: nn.Module, transform: Transform, numerics: Numerics) -> None:
         self.module, self.transform, self.numerics = copy.deepcopy(module), transform, numerics
-        self.layout, self.aside = Layout(module, numerics), Aside(numerics.device)
+        self.layout, self.side = Layout(module, numerics), SideStreams(numerics.device)
 
     def stored(self, x: Tensor) -> Tensor:
         """Samples as they stay on the device: as the model reads them, images (N, H, W, C) with the border of zeros
@@ -68,7 +68,7 @@ class DeviceModel:
         return self._fused(skeleton) if self.numerics.fused else self._plain(skeleton)
 
     def _fused(self, skeleton: nn.Module) -> Network:
-        run, shaped = fused_network(skeleton, self.aside), self._shaped(skeleton)
+        run, shaped = fused_network(skeleton, self.side), self._shaped(skeleton)
         return lambda weights, rest, x, sizes: run(list(weights), shaped(x), sizes).float()
 
     def _plain(self, skeleton: nn.Module) -> Network:
@@ -87,7 +87,7 @@ class DeviceModel:
         return plain
 
     def _shaped(self, skeleton: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What lays out images, and filters, on a GPU: channels last."""
+        """Return the function that lays out images, and filters, on a GPU: channels last."""
         images = self.numerics.device.type == "cuda" and any(isinstance(m, nn.Conv2d) for m in skeleton.modules())
         last = torch.channels_last
         return lambda t: t.contiguous(memory_format=last) if images and t.ndim == 4 else t

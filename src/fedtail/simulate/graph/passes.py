@@ -32,7 +32,7 @@ class Schedule:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """What goes to the device."""
+        """The arrays that go to the device."""
         drawn = {} if self.draws is None else {"draws": self.draws}
         return {"rows": self.rows, "scales": self.scales, **drawn}
 
@@ -60,15 +60,15 @@ def build_schedule(
         counts = np.bincount(member, minlength=n_groups if apart else 1)
         parts = np.split(np.argsort(member, kind="stable"), np.cumsum(counts)[:-1])
         sizes = []
-        for mine in parts:
-            size = padded(len(mine), grain)
+        for part in parts:
+            size = padded(len(part), grain)
             sizes.append(size)
             if size:
-                fill = np.full(size - len(mine), mine[0])
-                order += [batch[mine], ~batch[fill]]
-                scales += [np.full(len(mine), 1.0 / len(batch)), np.zeros(len(fill))]
+                fill = np.full(size - len(part), part[0])
+                order += [batch[part], ~batch[fill]]
+                scales += [np.full(len(part), 1.0 / len(batch)), np.zeros(len(fill))]
                 if plan.draws is not None:
-                    draws.append(plan.draws[i][np.concatenate([mine, fill])])
+                    draws.append(plan.draws[i][np.concatenate([part, fill])])
         passes.append(tuple(sizes))
     return Schedule(
         passes=tuple(passes),

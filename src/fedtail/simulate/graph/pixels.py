@@ -92,7 +92,7 @@ if triton is not None:
 
 
 class Tile(NamedTuple):
-    """What a program takes at a time of outputs or input gradients."""
+    """A program's share of outputs or input gradients."""
 
     pixels: int
     channels: int

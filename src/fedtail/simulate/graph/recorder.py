@@ -29,21 +29,21 @@ class Recorder:
         it under each other's feet."""
 
     def on(self) -> Any:
-        """What is launched inside goes to the stream."""
+        """Send work launched inside to the stream."""
         return torch.cuda.stream(self.stream)
 
     def follow(self) -> None:
-        """What the stream does from here on comes after what the caller has launched."""
+        """Have the stream's further work wait for what the caller has launched."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def lead(self) -> None:
-        """What the caller launches from here on comes after what the stream does."""
+        """Have the caller's further work wait for the stream's."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def seed(self, seed: int) -> None:
-        """What is drawn from here on follows from the seed, whatever was drawn or recorded before."""
+        """Make further draws follow from the seed, whatever was drawn or recorded before."""
         if self._generator is None:
             torch.manual_seed(seed)
         else:
@@ -55,7 +55,7 @@ class Recorder:
 
     @contextmanager
     def _own_draws(self) -> Iterator[None]:
-        """What is called or recorded inside draws from this recorder's generator."""
+        """Have calls and recordings inside draw from this recorder's generator."""
         if self._generator is None:
             yield
             return
@@ -90,7 +90,7 @@ STREAMS = 2
 T = TypeVar("T")
 
 
-class Aside:
+class SideStreams:
     """Calls work on a side stream after what has been launched so far, in turn on each of several; without a GPU,
     plainly."""
 
@@ -117,7 +117,7 @@ class Aside:
             return work(*reads)
 
     def join(self) -> None:
-        """What is launched from here on comes after all work aside."""
+        """Have further work wait for all work on side streams."""
         for side in self._begun:
             torch.cuda.current_stream(side.device).wait_stream(side)
         self._begun.clear()

@@ -90,19 +90,20 @@ class GraphSimulator(Simulator):
             start=self.model.vector.clone(),
         )
         self._test_rows = np.arange(len(federation.pool), len(self.resident.y))
-        self.network.aside.kernels = (
+        self.network.side.kernels = (
             kernels and self.numerics.fused and self.device.type == "cuda" and agree(self._trial_step)
         )
         self._gradients = gradient_function(self.network, method, self.n_groups)
-        self._update = update_function(method, self.numerics.compile, self.network.aside.kernels)
+        self._update = update_function(method, self.numerics.compile, self.network.side.kernels)
         self.evaluator = Evaluator(self.network, self.resident, federation.n_classes)
         self._lanes: dict[Any, list[Lane]] = {}
         self._shared: Shared | None = None
         self.recorded, self.recording_seconds = 0, 0.0
 
     def _trial_step(self, kernels: bool) -> Tensor:
-        """What a step of FedCGNM on the first samples comes to: gradients and momentum of each group, and the move."""
-        self.network.aside.kernels = kernels
+        """Return the outcome of a step of FedCGNM on the first samples: gradients and momentum of each group, and the
+        move."""
+        self.network.side.kernels = kernels
         method = self.method if normalizes_momentum(self.method) else METHODS.build("fedcgnm")
         device, d = self.device, self.layout.n_params
         params = self.layout.inward(self.resident.start[:d])
@@ -173,10 +174,10 @@ class GraphSimulator(Simulator):
         keep = self.method.traits.own_finish
         launches, used = [], list[Lane]()
         for kind in dict.fromkeys(s.signature for s in slots):
-            mine = [s for s in slots if s.signature == kind]
-            lanes = self._ready(kind, mine)
-            for lane, share in zip(lanes, assign([s.run.local.steps for s in mine], len(lanes)), strict=True):
-                todo = [mine[i] for i in share]
+            alike = [s for s in slots if s.signature == kind]
+            lanes = self._ready(kind, alike)
+            for lane, share in zip(lanes, assign([s.run.local.steps for s in alike], len(lanes)), strict=True):
+                todo = [alike[i] for i in share]
                 self._record(lane, todo)
                 used.append(lane)
                 launches.append(lane.run(todo, out, keep))
@@ -256,7 +257,7 @@ class GraphSimulator(Simulator):
             "device": str(self.device),
             "precision": self.numerics.precision,
             "fused": self.numerics.fused,
-            "kernels": self.network.aside.kernels,
+            "kernels": self.network.side.kernels,
             "groups apart": self.apart,
             "lanes": max((len(v) for v in self._lanes.values()), default=0),
             "recorded_passes": self.recorded,

@@ -24,7 +24,7 @@ AGREES = 0.1
 
 
 class Resident(NamedTuple):
-    """What all local runs read."""
+    """The tensors that all local runs read."""
 
     x: Tensor
     """Samples of the pool and, behind them, of the test set, as ``DeviceModel.stored`` makes them."""
@@ -50,7 +50,7 @@ class Local(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """What passes read of ``params``."""
+        """The parameters as passes read them."""
         return self.params if self.shadow is None else self.shadow
 
 
@@ -73,7 +73,7 @@ def gradient_function(model: DeviceModel, method: Method, n_groups: int) -> Grad
     the network keeps groups apart, otherwise one for each."""
     student = model.network(training=True)
     teacher = model.network(training=False) if method.traits.needs_teacher else None
-    named, aside, dtype = model.layout.named, model.aside, model.numerics.weights
+    named, side, dtype = model.layout.named, model.side, model.numerics.weights
     d = model.layout.n_params
 
     def gradients(resident: Resident, local: Local, given: PassInput, sizes: Sizes) -> tuple[Tensor, Tensor, Tensors]:
@@ -84,7 +84,7 @@ def gradient_function(model: DeviceModel, method: Method, n_groups: int) -> Grad
         weights = [{n: w.detach().requires_grad_() for n, w in named(own).items()} for _ in sizes]
         flat = torch.empty(n_groups, own.numel(), dtype=own.dtype, device=own.device)
         places = [named(row) for row in flat]
-        aside.places = places if at_once and len(sizes) <= 2 else []
+        side.places = places if at_once and len(sizes) <= 2 else []
         logits, guide = student(weights, local.rest, x, sizes), None
         if teacher is not None:
             with torch.no_grad():
@@ -99,7 +99,7 @@ def gradient_function(model: DeviceModel, method: Method, n_groups: int) -> Grad
         for h, part in enumerate(signals):
             more = h < len(signals) - 1
             grads = torch.autograd.grad(logits, leaves, part, retain_graph=more, allow_unused=True)
-            aside.join()
+            side.join()
             wanted = [place for group in (places if at_once else [places[h]]) for place in group.values()]
             _settle(wanted, grads)
         return flat, (losses * given.scales).sum(), state
@@ -162,13 +162,13 @@ def agree(step: Callable[[bool], Tensor]) -> bool:
     """Whether our kernels run on this GPU and do what the library does: ``step`` gives what a step comes to, row by
     row, with kernels or without."""
     try:
-        mine = step(True)
-        float(mine[0, 0])  # waits
+        ours = step(True)
+        float(ours[0, 0])  # waits
     except Exception as error:  # too little shared memory, a compiler that does not know the GPU ...
         warnings.warn(f"kernels are left to the libraries: {type(error).__name__}: {error}", stacklevel=2)
         return False
     theirs = step(False)
-    apart = (mine - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-30)
+    apart = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-30)
     if bool((apart <= AGREES).all()):
         return True
     warnings.warn(f"kernels are left to the libraries: steps differ by {apart.tolist()}", stacklevel=2)
