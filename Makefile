@@ -58,7 +58,7 @@ bench: $(VENV)/.dev
 	  $(BIN)/python benchmarks/gpu.py --out results/gpu.json; else echo "no CUDA device: GPU benchmark left out"; fi
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: it would swallow what --strict counts
 	@echo "site/index.html"
 
 clean:

@@ -155,13 +155,36 @@ def test_a_method_tutorial_stays_under_100_lines() -> None:
     assert len(first.splitlines()) < 100
 
 
+(BUILD,) = (
+    line.split("#")[0].split("/")[1].split()
+    for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    if "$(BIN)/mkdocs" in line
+)
+"""What ``make docs`` runs."""
+
+
+@pytest.mark.parametrize("link", ["gone.md", "index.md#gone", "/index.md"])
+def test_a_dead_link_ends_the_build(link: str, tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra fedtail[docs] is not installed")
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: x\nplugins: []\n" + yaml.safe_dump({"validation": yaml.safe_load(text)["validation"]})
+    )
+    (tmp_path / "docs").mkdir()
+    for body, code in ((f"[x]({link})", 1), ("[x](index.md)", 0)):
+        (tmp_path / "docs" / "index.md").write_text(f"# x\n\n{body}\n")
+        done = subprocess.run([sys.executable, "-m", *BUILD], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built with warnings as errors."""
     pytest.importorskip("material", reason="the extra fedtail[docs] is not installed")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        [sys.executable, "-m", *BUILD, "--site-dir", str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -54,6 +54,7 @@ def test_your_data_runs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(pd.read_csv(workplace / "photos.csv")) == 8
     assert (workplace / "crashes.onnx").is_file() and scope["federation"].n_clients == 2
     text = page.read_text(encoding="utf-8")
+    assert len(text.split()) < 900, "a page of five minutes"
     for note in re.findall(r"^note: (.*)$", text, flags=re.M):
         assert f"note: {note}" in outputs[1]
     assert "3,000 rows; 20 features" in capsys.readouterr().out

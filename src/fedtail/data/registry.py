@@ -55,7 +55,7 @@ OWN_TABLES: dict[str, Any] = {
 }
 """And for networks on tables: many small sites get on faster with an optimizer at the server; they agree on the most
 frequent class long before they agree on rare ones, and the rows of a table are enough to find on private validation how
-far answers should lean to rare classes (docs/your-data.md)."""
+far answers should lean to rare classes (docs/evidence.md)."""
 TREES: dict[str, Any] = {
     "method.name": "trees",
     "run.rounds": 200,
@@ -64,7 +64,7 @@ TREES: dict[str, Any] = {
     "run.patience": 20,
     "decision.goal": "macro_f1",
 }
-"""And for tables where nobody has asked for a network: trees are ahead on most tables (docs/your-data.md)."""
+"""And for tables where nobody has asked for a network: trees are ahead on most tables (docs/evidence.md)."""
 SUGGESTED: dict[str, dict[str, Any]] = {
     "table": OWN_TABLES,
     "site_tables": OWN_TABLES,

@@ -11,7 +11,7 @@ with m = 0 and v = tau^2 at the start, and no bias correction, as in the paper's
 (BatchNorm statistics) are not optimized: they take the aggregate's values.
 
 ``auto`` is Adam for many small sites. Each takes a dozen steps in a round, and the mean over fifty of them moves the
-model no farther than one does; a step that does not depend on the length of the mean gets on (docs/your-data.md).
+model no farther than one does; a step that does not depend on the length of the mean gets on (docs/evidence.md).
 """
 
 from __future__ import annotations
