@@ -154,7 +154,7 @@ def distance(folder: Path, settings: Settings, root: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="process", help=f"with commas: {', '.join(ENGINES)}")
-    parser.add_argument("--trust", nargs="+", help="default: all three levels; blind for trees")
+    parser.add_argument("--trust", nargs="+", help="default: all three levels; server and blind for trees")
     parser.add_argument("--method", default="fedcgnm")
     parser.add_argument("--rates", default="uniform")
     parser.add_argument("--sites", type=int, default=5)
@@ -171,7 +171,7 @@ def main() -> None:
     print(" from the simulator | load |\n" + "|---" * 13 + "|")
     for engine in args.engines.split(","):
         first: dict[str, float] = {}
-        for trust in args.trust or (["blind"] if args.method == "trees" else ["server", "blind", "private"]):
+        for trust in args.trust or ["server", "blind", *(["private"] if args.method != "trees" else [])]:
             with tempfile.TemporaryDirectory() as root:
                 settings = config(args, trust, Path(root))
                 names = tuple(f"site-{k}" for k in range(args.sites))

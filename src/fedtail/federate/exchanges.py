@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from fedtail.errors import FedtailError
 from fedtail.federate.protocol.wire import Parts
 from fedtail.federate.site.frames import decode, encode
 from fedtail.files import sync
-
-Kind = Literal["answer", "sum"]
 
 
 def write_durably(file: Path, pieces: Iterable[bytes]) -> None:
@@ -30,25 +27,25 @@ def write_durably(file: Path, pieces: Iterable[bytes]) -> None:
 
 
 class Journal:
-    """Messages by kind and number. In memory without a folder."""
+    """Messages by number. In memory without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._memory: dict[tuple[str, int], Parts] = {}
+        self._memory: dict[int, Parts] = {}
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, kind: Kind, number: int, parts: Parts) -> None:
+    def write(self, number: int, parts: Parts) -> None:
         """Return once the message is on disk."""
         if self.folder is None:
-            self._memory[kind, number] = parts
+            self._memory[number] = parts
         else:
-            write_durably(self._file(kind, number), encode(parts))
+            write_durably(self.folder / f"{number:08d}.bin", encode(parts))
 
-    def read(self, kind: Kind, number: int) -> Parts | None:
+    def read(self, number: int) -> Parts | None:
         if self.folder is None:
-            return self._memory.get((kind, number))
-        file = self._file(kind, number)
+            return self._memory.get(number)
+        file = self.folder / f"{number:08d}.bin"
         if not file.is_file():
             return None
         with file.open("rb") as data:
@@ -60,22 +57,13 @@ class Journal:
                 raise FedtailError(f"{str(file)!r} cannot be read ({error}); restore it, or start a new run") from None
         return parts
 
-    def forget(self, kind: Kind, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            if self.folder is None:
-                self._memory.pop((kind, number), None)
-            else:
-                self._file(kind, number).unlink(missing_ok=True)
-
-    def numbers(self, kind: Kind) -> list[int]:
-        """Those that are there, ascending."""
+    def forget(self, numbers: Container[int]) -> None:
         if self.folder is None:
-            return sorted(n for k, n in self._memory if k == kind)
-        return sorted(int(file.stem.split("-")[1]) for file in self.folder.glob(f"{kind}-*.bin"))
-
-    def _file(self, kind: Kind, number: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{kind}-{number:08d}.bin"
+            self._memory = {n: parts for n, parts in self._memory.items() if n not in numbers}
+            return
+        for file in self.folder.glob("*.bin"):
+            if int(file.stem) in numbers:
+                file.unlink()
 
 
 class Exchanges:
@@ -103,4 +91,8 @@ class Exchanges:
         self, number: int, groups: Sequence[Sequence[int]], size: int, part: Part, limit: int, reach: Reach
     ) -> np.ndarray:
         """(groups, size) int64 of one exchange."""
+        raise NotImplementedError
+
+    def forget(self, since: int, number: int) -> None:
+        """Drop what nobody needs who begins after exchange ``number`` again; what was said up to ``since`` stays."""
         raise NotImplementedError

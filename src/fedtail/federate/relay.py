@@ -123,11 +123,12 @@ class RelayTotals(Exchanges):
     def __init__(self, relay: Relay, agreement: str, groups: Sequence[Sequence[int]], journal: Journal) -> None:
         super().__init__(relay.names, groups, journal)
         self.relay, self.agreement = relay, agreement
+        self._last = (0, Parcel())
 
     def sums(
         self, number: int, groups: Sequence[Sequence[int]], size: int, part: Part, limit: int, reach: Reach
     ) -> np.ndarray:
-        told = self.journal.read("sum", number)
+        told = self._told(number)
         if told is None:
             sums = [Sum(size, limit) for _ in groups]
             of = {k: sums[g] for g, group in enumerate(groups) for k in group}
@@ -136,9 +137,20 @@ class RelayTotals(Exchanges):
                 of[client].add(*read_answer(parcel, number, limit))
 
             self.relay.ask(Phase.STEP, self._questions(number), add, answer_budget(size, limit))
-            told = pack(pack_sums(sums))
-            self.journal.write("sum", number, told)
-        return read_sums(unpack(told), len(groups), size, limit)[0]
+            told = pack_sums(sums)
+            self.journal.write(number, pack(told))
+            self._last = (number, told)
+        return read_sums(told, len(groups), size, limit)[0]
+
+    def _told(self, number: int) -> Parcel | None:
+        """What came of an exchange."""
+        if self._last[0] != number:
+            parts = self.journal.read(number)
+            return None if parts is None else unpack(parts)
+        return self._last[1]
+
+    def forget(self, since: int, number: int) -> None:
+        self.journal.forget(range(since + 1, number))
 
     def finish(self) -> dict[int, str]:
         """Tell the last sum; client -> the digest of the model that each site has come to."""
@@ -152,8 +164,7 @@ class RelayTotals(Exchanges):
 
     def _questions(self, number: int) -> dict[int, Parcel]:
         """One message for all: the number of the exchange, and what came of the one before."""
-        told = self.journal.read("sum", number - 1)
-        before = Parcel() if told is None else unpack(told)
+        before = self._told(number - 1) or Parcel()
         meta = {**before.meta, "agreement": self.agreement, "number": number}
         return dict.fromkeys(range(self.n_clients), Parcel(meta, before.tensors))
 

@@ -21,6 +21,7 @@ from fedtail.federate.protocol.transport import AGREED, Phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
 from fedtail.federate.relay import DOCUMENT
 from fedtail.federate.server import federate
+from fedtail.federate.site.member import ANSWER
 from fedtail.federate.site.site import Site
 from fedtail.settings import Settings
 
@@ -263,10 +264,10 @@ def test_no_answer_leaves_before_it_is_on_disk(tmp_path: Path, monkeypatch: pyte
     wires, write = Wires(sites), Journal.write
     left: list[int] = []
 
-    def watched(self: Journal, kind: Any, number: int, parts: Parts) -> None:
-        if kind == "answer" and number == 4:
+    def watched(self: Journal, number: int, parts: Parts) -> None:
+        if any(name.startswith(ANSWER) for name in parts) and number == 4:
             raise OSError(28, "No space left on device")
-        write(self, kind, number, parts)
+        write(self, number, parts)
 
     def heard(phase: str, client: int, asked: Parts, reply: Parts) -> Parts:
         if phase == Phase.STEP and "tensor/masked" in reply:

@@ -60,18 +60,18 @@ def ring(limit: int) -> np.dtype[Any]:
 
 
 def masked(values: np.ndarray, check: int, me: str, seeds: Mapping[str, bytes]) -> tuple[np.ndarray, int]:
-    """(n,) unsigned values and their check value with the masks of all pairs, of which the first by name adds."""
-    out = values.copy()
+    """(n,) unsigned values, in place, and their check value with the masks of all pairs, of which the first by name
+    adds."""
     for peer, seed in seeds.items():
         mask = stream(derive(seed, "values"), len(values), values.dtype)
         extra = int.from_bytes(derive(seed, "check"), "big")
         if me < peer:
-            out += mask
+            values += mask
             check += extra
         else:
-            out -= mask
+            values -= mask
             check -= extra
-    return out, check % PRIME
+    return values, check % PRIME
 
 
 def inner(values: np.ndarray, seed: bytes) -> int:

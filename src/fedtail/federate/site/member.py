@@ -50,8 +50,12 @@ from fedtail.models.encoders import Encoding
 
 SLACK = 1 + 1e-4
 """More noise than the multiplier asks for: it covers rounding."""
-Ask = Callable[[int, Parts], Parts]
+Ask = Callable[[int, Parts], Parcel]
 """(number, answer) -> what came of an exchange, when the next question has brought it."""
+
+
+ANSWER, BEFORE = "answer/", "before/"
+"""Parts of what a site has on disk of an exchange: its answer, and the sum of the exchange before."""
 
 
 class SumError(CodedError):
@@ -76,23 +80,27 @@ class SiteTotals(Exchanges):
         self.party, self.ask, self.noise, self.charge = party, ask, noise, charge
         self.here = (self.names.index(party.name),)
         self._pairs = party.pairs()
+        self._last: Parcel | None = None
+        """The last sum goes to disk with the next answer: what is lost before has not been used for anything that left,
+        and is told again."""
 
     def sums(
         self, number: int, groups: Sequence[Sequence[int]], size: int, part: Part, limit: int, reach: Reach
     ) -> np.ndarray:
         members = [[self.names[k] for k in sorted(group)] for group in groups]
-        told = self.journal.read("sum", number)
-        if told is not None:
-            return self._verified(number, members, size, limit, told)
-        answer = self.journal.read("answer", number)
-        if answer is None:
+        later = self.journal.read(number + 1)
+        if later is not None and (told := under(BEFORE, later)):
+            return self._verified(number, members, size, limit, unpack(told))
+        answer = under(ANSWER, self.journal.read(number) or {})
+        if not answer:
             answer = self._answer(number, members, size, part, limit, reach)
-            self.journal.write("answer", number, answer)
-        told = self.ask(number, answer)
-        found = self._verified(number, members, size, limit, told)
-        self.journal.write("sum", number, told)
-        self.journal.forget("answer", [number - 1])
-        return found
+            before = {} if self._last is None else prefixed(BEFORE, pack(self._last))
+            self.journal.write(number, prefixed(ANSWER, answer) | before)
+        self._last = self.ask(number, answer)
+        return self._verified(number, members, size, limit, self._last)
+
+    def forget(self, since: int, number: int) -> None:
+        self.journal.forget(range(since + 2, number + 1))
 
     def _answer(self, number: int, members: list[list[str]], size: int, part: Part, limit: int, reach: Reach) -> Parts:
         values = np.asarray(part(self.here[0]), dtype=np.int64)
@@ -109,14 +117,23 @@ class SiteTotals(Exchanges):
             values = values + share_of_noise(size, deviation, os.urandom(SEED), "share")
         return pack(hide(values, self.party.name, self._pairs, self.party.common, number, own, limit))
 
-    def _verified(self, number: int, members: list[list[str]], size: int, limit: int, told: Parts) -> np.ndarray:
+    def _verified(self, number: int, members: list[list[str]], size: int, limit: int, told: Parcel) -> np.ndarray:
         try:
-            found, checks = read_sums(unpack(told), len(members), size, limit)
+            found, checks = read_sums(told, len(members), size, limit)
             if not self.party.plain:
                 check_sums(found, checks, self.party.common, number, members)
         except (FedtailError, MaskError) as error:
             raise SumError("check", f"exchange {number}: {error}; this site goes no further with it") from None
         return found
+
+
+def prefixed(prefix: str, parts: Parts) -> Parts:
+    return {f"{prefix}{name}": data for name, data in parts.items()}
+
+
+def under(prefix: str, parts: Parts) -> Parts:
+    """Inverse of ``prefixed``, among other parts."""
+    return {name.removeprefix(prefix): data for name, data in parts.items() if name.startswith(prefix)}
 
 
 class Conversation:
@@ -125,7 +142,7 @@ class Conversation:
     def __init__(self, start: Callable[[Ask], str]) -> None:
         """``start(ask)`` runs the program."""
         self._out: queue.Queue[tuple[int, Parts | str | BaseException]] = queue.Queue()
-        self._in: queue.Queue[Parts | None] = queue.Queue()
+        self._in: queue.Queue[Parcel | None] = queue.Queue()
         self._now: tuple[int, Parts | str] | None = None
         threading.Thread(target=self._run, args=(start,), daemon=True).start()
 
@@ -135,7 +152,7 @@ class Conversation:
         except BaseException as error:  # handed to whoever waits for the next answer
             self._out.put((-1, error))
 
-    def _ask(self, number: int, answer: Parts) -> Parts:
+    def _ask(self, number: int, answer: Parts) -> Parcel:
         self._out.put((number, answer))
         told = self._in.get()
         if told is None:
@@ -146,7 +163,7 @@ class Conversation:
         """End the program where it waits."""
         self._in.put(None)
 
-    def step(self, number: int, told: Parts | None) -> Parts | str:
+    def step(self, number: int, told: Parcel | None) -> Parts | str:
         """The answer to exchange ``number``, or the program's result; ``told``: what came of the exchange before it."""
         at, value = self._now = self._now or self._next()
         if at == number - 1 and told is not None and at > 0:
@@ -312,7 +329,7 @@ class Member:
             if self._running is not None:
                 self._running[1].close()
             self._running = (agreement, Conversation(lambda ask: self.run(party, ask)))
-        told = pack(Parcel({"checks": parcel.meta.get("checks")}, parcel.tensors)) if parcel.tensors else None
+        told = Parcel({"checks": parcel.meta.get("checks")}, parcel.tensors) if parcel.tensors else None
         try:
             return self._running[1].step(number, told)
         except BaseException as error:
