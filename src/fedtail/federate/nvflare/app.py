@@ -31,7 +31,7 @@ from fedtail.federate.status import Status
 from fedtail.rounds.acceptance import least
 from fedtail.runs.config import load_config
 
-ASK_SECONDS = 0.5
+ASK_SECONDS = 0.2
 """Between two of a site's questions for work; by itself NVFlare has sites ask every 2 seconds, twice a round."""
 
 

@@ -19,7 +19,7 @@ from fedtail.federate.flower import client_app, content, server_app
 from fedtail.federate.flower.guard import app_hash
 from fedtail.federate.operate.create import filled
 from fedtail.federate.site import frames, worker_client
-from fedtail.federate.site.identity import read_identity
+from fedtail.federate.site.config import load_site
 from fedtail.version import VERSION
 
 PACKAGE = "fedtail_app"
@@ -65,7 +65,7 @@ def own_hash() -> str:
 def site_apps(folder: Path) -> str:
     """The hashes of the apps that a site runs, as its SuperNode is told them: fedtail's own and those that its file
     lists. A ``site.toml`` that the worker would refuse is refused here."""
-    return ",".join([own_hash(), *read_identity(folder / "site.toml").apps])
+    return ",".join([own_hash(), *load_site(folder / "site.toml").identity.apps])
 
 
 def name_in_bundle(module: ModuleType) -> str:
