@@ -37,7 +37,7 @@ def test_what_is_found_and_missed_of_the_rarest_class_is_said_in_counts(run_fold
     hit, support, said = int(run.confusion[5, 5]), int(run.confusion[5].sum()), int(run.confusion[:, 5].sum())
     (one,) = found_and_missed(run)
     assert (one.name, one.support, one.found, one.false_alarms) == ("class 5", support, hit, said - hit)
-    assert str(one).startswith(f"of {support} test samples of class 5 it finds {hit} and misses {support - hit}, with ")
+    assert str(one).startswith(f"Of {support} test cases of class 5 it finds {hit}, with ")
     text = in_short(comparisons([run])[0])
     assert f"Of {support} cases of class 5, the rarest of 6 classes, it finds {hit}" in text
     assert f"is right in {hit} of them" in text

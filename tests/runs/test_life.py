@@ -67,8 +67,19 @@ def test_the_promise_is_kept_on_new_rows_and_evaluated_with_intervals(model: Sav
     for entry in found["metrics"].values():
         if "interval" in entry:
             assert entry["interval"][0] <= entry["value"] <= entry["interval"][1]
+    assert {"accuracy", "macro_f1", "pr_auc", "rare_pr_auc"} <= {
+        k for k, v in found["metrics"].items() if "interval" in v
+    }
     assert set(found["sites"]) == set(SITES) and sum(s["rows"] for s in found["sites"].values()) == 4000
     assert found["rows"] == 4000 and np.sum(found["confusion"]) == 4000
+
+
+def test_a_model_without_a_mistake_on_few_rows_is_not_certain_to_make_none() -> None:
+    y = np.repeat([0, 1], [12, 48])
+    p = np.where(y[:, None] == [0, 1], 0.9, 0.1)
+    metrics = evaluate(Judged(("rare", "usual"), p, Decision(), y))["metrics"]
+    for name in ("accuracy", "macro_f1", "balanced_accuracy"):
+        assert metrics[name]["value"] == 1.0 and 0.85 < metrics[name]["interval"][0] < 0.98, name
 
 
 def test_evaluation_agrees_with_scikit_learn(model: SavedModel) -> None:

@@ -49,14 +49,15 @@ def evaluate(
 
     Example: `fedtail evaluate new.csv --run runs/x`.
     """
+    if why and not Path(model).is_dir():
+        raise FedtailError(f"--importance needs a run folder, and {model!r} is none")
     judged = judge(model, data, label=label, site=site, allow_code=allow_code)
+    shuffled = importance(load_model(model, allow_code=allow_code), judged) if why else None
     evaluation = evaluation_of(judged)
     print_notes(judged.notes)
     print_evaluation(evaluation)
-    if why:
-        if not Path(model).is_dir():
-            raise FedtailError(f"--importance needs a run folder, and {model!r} is none")
-        names, lost = importance(load_model(model, allow_code=allow_code), judged)
+    if shuffled is not None:
+        names, lost = shuffled
         rows = (dict(zip(judged.classes, row, strict=True)) for row in lost.tolist())
         evaluation["importance"] = dict(zip(names, rows, strict=True))
         print_importance(names, lost, judged.classes, [row["class"] for row in evaluation["classes"]])

@@ -20,6 +20,7 @@ from fedtail.errors import FedtailError, one_of, writing
 from fedtail.runs.explain import reasons, sentence
 from fedtail.runs.judged import judge
 from fedtail.runs.saved import SavedModel, load_model, read_decision
+from fedtail.words import listing, percent
 
 
 def predict(
@@ -75,6 +76,10 @@ def predict(
     if quiet:
         return
     print_notes(rows.notes)
+    if sets and (always := model.in_every_set(coverage or 0.95)):
+        print_notes(
+            [f"too few validation rows of {listing(always)} for sets of {percent(coverage or 0.95)}: in every set"]
+        )
     counts = np.bincount(guess, minlength=len(model.classes))
     share = ", ".join(f"{name} {n}" for name, n in zip(model.classes, counts, strict=True) if n)
     console.print(f"{len(guess)} predictions: {share}" + (f" -> {out}" if out else ""), soft_wrap=True)

@@ -34,8 +34,8 @@ class Found:
 
     def __str__(self) -> str:
         return (
-            f"of {self.support:,} test samples of {self.name} it finds {self.found:,} and misses "
-            f"{self.support - self.found:,}, with {plural(self.false_alarms, 'false alarm')}"
+            f"Of {self.support:,} test cases of {self.name} it finds {self.found:,}, with "
+            f"{plural(self.false_alarms, 'false alarm')}."
         )
 
 

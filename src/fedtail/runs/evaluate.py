@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedtail.core.evidence import per_class, wilson
+from fedtail.core.evidence import area_interval, evidence_of, per_class, rarest_class, wilson
 from fedtail.core.metrics import METRICS, majority_floor, summarize
 from fedtail.core.random import generator
 from fedtail.core.scores import Scores, average_precision
@@ -100,11 +100,13 @@ def _share(hits: int, n: int) -> dict[str, Any]:
 
 def _intervals(scores: Scores) -> dict[str, list[float]]:
     """Bootstrap intervals of what the confusion matrix and the counts of probabilities tell: resampling rows is
-    drawing these counts anew."""
-    rng, n = generator(0, "evaluation"), scores.n
+    drawing these counts anew. Half a mistake is added per class, since a model without one is not known to make none."""
+    rng, n, c = generator(0, "evaluation"), scores.n, len(scores.confusion)
     if not n:
         return {}
-    cells = scores.confusion.ravel() / n
+    support = scores.confusion.sum(1)
+    cells = (scores.confusion + 0.5 * (support[:, None] > 0) * (1 - np.eye(c)) / max(c - 1, 1)).ravel()
+    cells /= cells.sum()
     drawn: dict[str, list[float]] = {}
     for _ in range(RESAMPLES):
         confusion = rng.multinomial(n, cells).reshape(scores.confusion.shape)
@@ -115,11 +117,14 @@ def _intervals(scores: Scores) -> dict[str, list[float]]:
         [_resampled_areas(bins, rng) for bins in scores.bins if bins[1].any()], axis=0
     ).tolist()
     rest = 50 * (1 - LEVEL)
-    return {
+    intervals = {
         name: np.nanpercentile(values, [rest, 100 - rest]).tolist()
         for name, values in drawn.items()
         if np.isfinite(values).any()
     }
+    rare = rarest_class(evidence_of(scores.confusion))
+    areas = area_interval(average_precision(scores.bins[rare]), int(support[rare]))
+    return {**intervals, "accuracy": list(wilson(np.trace(scores.confusion) / n, n)), "rare_pr_auc": list(areas)}
 
 
 def _resampled_areas(bins: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -25,7 +25,7 @@ from fedtail.data.tables.labels import class_places, name_codes, need_column
 from fedtail.data.tables.read import Table, from_frame, is_table, read_table
 from fedtail.errors import FedtailError
 from fedtail.registry import in_user_code, load_object
-from fedtail.runs.saved import SavedModel, load_model
+from fedtail.runs.saved import SavedModel, load_model, site_numbers
 from fedtail.words import listing, plural
 
 
@@ -235,6 +235,9 @@ def _onnx(path: Path, read: Read) -> Judged:
         raise FedtailError(f"{str(path)!r} is not an ONNX file that can be run: {first}") from None
     rows = read(about["preprocessing"], classes)
     x = prepare_inputs(rows.input, about["preprocessing"], shape, rows.notes)
+    if known := about.get("sites"):  # trees that split by the site take its number behind the row
+        sites = torch.from_numpy(site_numbers(rows.input, about["preprocessing"], known, len(x)))
+        x = torch.cat([x.float(), sites[:, None]], dim=1)
     name = session.get_inputs()[0].name
 
     def probabilities(x: Tensor) -> np.ndarray:

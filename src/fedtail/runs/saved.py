@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -151,12 +152,19 @@ class SavedModel:
 
         probabilities: (N, C) of ``predict_proba``. The sets were found on private validation rows.
         """
+        members = prediction_sets(probabilities, self._limits(coverage))
+        return [tuple(name for name, inside in zip(self.classes, row, strict=True) if inside) for row in members]
+
+    def in_every_set(self, coverage: float = 0.95) -> list[str]:
+        """Return the classes that had too few validation rows for a limit of their own."""
+        return [name for name, least in zip(self.classes, self._limits(coverage), strict=True) if not least]
+
+    def _limits(self, coverage: float) -> tuple[float, ...]:
         if coverage not in COVERAGES:
             raise one_of("coverage", coverage, map(str, COVERAGES))
         if not self.decision.sets:
             raise FedtailError("this model has no sets: it was trained without validation rows; raise data.validation")
-        members = prediction_sets(probabilities, self.decision.sets[COVERAGES.index(coverage)])
-        return [tuple(name for name, inside in zip(self.classes, row, strict=True) if inside) for row in members]
+        return self.decision.sets[COVERAGES.index(coverage)]
 
     def predict_proba(self, data: Any, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 class probabilities, in the order of ``classes``."""
@@ -175,9 +183,8 @@ class SavedModel:
         x = prepare_inputs(data, self.preprocessing, self.input_shape, notes).contiguous()
         if not known or not isinstance(self.module, TreesModule):
             return x
-        named = site_names(data, str(self.preprocessing.get("site")), len(x)) if self.site is None else [self.site]
-        numbers = {name: k for k, name in enumerate(known)}
-        return with_site(x, self.module.shape.columns, np.array([numbers.get(str(name), -1) for name in named]))
+        sites = np.array(known.index(self.site)) if self.site else site_numbers(data, self.preprocessing, known, len(x))
+        return with_site(x, self.module.shape.columns, sites)
 
     def probabilities(self, x: Tensor, batch_size: int = 1024) -> np.ndarray:
         """(N, C) float32 from stored samples. Batches change at most the last bits."""
@@ -193,12 +200,13 @@ class SavedModel:
         return self.decision.probabilities(torch.cat(parts).numpy()).astype(np.float32)
 
 
-def site_names(data: Any, column: str, n: int) -> list[str]:
-    """The site of each of ``n`` rows, where the data have the column that names it; empty names otherwise."""
+def site_numbers(data: Any, preprocessing: dict[str, Any], known: Sequence[str], n: int) -> np.ndarray:
+    """(n,) the place among the known sites of each row's, -1 for others and where the data have no such column."""
     frame = data.frame if isinstance(data, Table) else pd.DataFrame(data) if _is_records(data) else data
+    column, numbers = preprocessing.get("site"), {name: k for k, name in enumerate(known)}
     if not isinstance(frame, pd.DataFrame) or column not in frame.columns:
-        return [""] * n
-    return ["" if value is None else str(value) for value in frame[column]]
+        return np.full(n, -1)
+    return np.array([numbers.get(str(value), -1) for value in frame[column]])
 
 
 def _is_records(data: Any) -> bool:
