@@ -67,9 +67,8 @@ def test_the_promise_is_kept_on_new_rows_and_evaluated_with_intervals(model: Sav
     for entry in found["metrics"].values():
         if "interval" in entry:
             assert entry["interval"][0] <= entry["value"] <= entry["interval"][1]
-    assert {"accuracy", "macro_f1", "pr_auc", "rare_pr_auc"} <= {
-        k for k, v in found["metrics"].items() if "interval" in v
-    }
+    with_interval = {name for name, entry in found["metrics"].items() if "interval" in entry}
+    assert {"accuracy", "macro_f1", "pr_auc", "rare_pr_auc"} <= with_interval
     assert set(found["sites"]) == set(SITES) and sum(s["rows"] for s in found["sites"].values()) == 4000
     assert found["rows"] == 4000 and np.sum(found["confusion"]) == 4000
 

@@ -100,7 +100,7 @@ def _share(hits: int, n: int) -> dict[str, Any]:
 
 def _intervals(scores: Scores) -> dict[str, list[float]]:
     """Bootstrap intervals of what the confusion matrix and the counts of probabilities tell: resampling rows is
-    drawing these counts anew. Half a mistake is added per class, since a model without one is not known to make none."""
+    drawing these counts anew. Half a mistake is added per class: a model without one is not known to make none."""
     rng, n, c = generator(0, "evaluation"), scores.n, len(scores.confusion)
     if not n:
         return {}
