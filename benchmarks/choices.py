@@ -19,9 +19,10 @@ Written down before the first run, in this order:
   goes into the product if it is at least .005 ahead of trees with p < .05 there, and again on ``judge``.
 - Decisions: answers lean to rare classes by the power that is best on validation, less k standard errors of its gain
   there (``gain_error``). Of k in ``ERRORS``, the one with the best mean of macro F1 and of the worst site's over trees
-  and FedCGNM with 600 and with 1,500 rows, and of those within .001 of it the largest, is the default; ``judge`` says
-  what it is worth. (Before ``judge`` was looked at, "less k errors" took the place of "if its gain exceeds k errors",
-  which was as good on ``choose``.)
+  and FedCGNM with 600 and with 1,500 rows, and of those within .002 of it the largest, is the default; ``judge`` says
+  what it is worth. (Changed after ``choose`` and before ``judge`` was looked at: "less k errors" for "if its gain
+  exceeds k errors", which is as good; and .002 for .001, since a default must first of all not cost one site dearly,
+  which one error halves.)
 """
 
 from __future__ import annotations
