@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -37,6 +40,19 @@ X, Y, SITES = rows()
 @parametrize_with_checks([ft.FederatedClassifier(rounds=20, lr=0.3)])
 def test_it_passes_scikit_learns_own_checks(estimator, check) -> None:
     check(estimator)
+
+
+@pytest.mark.slow
+def test_it_passes_the_check_that_scipy_must_be_told_of_before_it_is_imported() -> None:
+    check = (
+        "import fedtail as ft\n"
+        "from sklearn.utils.estimator_checks import check_array_api_input as check\n"
+        "name = 'FederatedClassifier'\n"
+        "check(name, ft.FederatedClassifier(rounds=20, lr=0.3), 'numpy', expect_only_array_outputs=False)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", check], env={**os.environ, "SCIPY_ARRAY_API": "1"}, check=True
+    )
 
 
 @pytest.mark.parametrize("of", [int, float, bool, lambda y: np.where(y, "ill", "well"), lambda y: y + 0.5])
