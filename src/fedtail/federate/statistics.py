@@ -94,9 +94,12 @@ def common_preprocessing(
 
     def sketch(scaled: TableSchema) -> np.ndarray:
         width = len(scaled.numeric)
-        counts = totals.total(
-            width * BINS, lambda k: sketches(columns[k], scaled).ravel(), limit=COUNTS, reach=math.sqrt(2 * width)
-        )
+
+        def part(client: int) -> np.ndarray:
+            """A bin says where at least so many rows of the site are; under noise, one row is hidden as it is."""
+            return sketches(columns[client], scaled, 1 if noise else data[client].min_count).ravel()
+
+        counts = totals.total(width * BINS, part, limit=COUNTS, reach=math.sqrt(2 * width))
         return np.maximum(counts, 0).astype(np.int64).reshape(width, BINS)
 
     return preprocess(schema, lambda width: column_moments(totals, columns, width, noise), sketch)

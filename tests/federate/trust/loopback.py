@@ -111,9 +111,9 @@ def table_sites(root: Path, n: int = 3, rows: int = 90, **policy: Any) -> tuple[
         )
         frame.loc[3, "age"] = np.nan
         if not k:
+            frame.loc[0, "ward"] = RARE
             schema, _ = propose_schema(write(frame, root / "0.csv"), "severe")
             (root / "schema.toml").write_text(schema_text(schema))
-            frame.loc[0, "ward"] = RARE
         data[k] = TableSite(write(frame, root / f"{k}.csv"), root / "schema.toml")
     config = settings(root, n)
     config = check_config(

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtail.core.totals import LocalTotals
+from fedtail.data.tables.sketch import BINS
 from fedtail.errors import FedtailError
 from fedtail.federate import agreed
 from fedtail.federate.exchanges import Journal
@@ -23,6 +25,8 @@ from fedtail.federate.relay import DOCUMENT
 from fedtail.federate.server import federate
 from fedtail.federate.site.member import ANSWER
 from fedtail.federate.site.site import Site
+from fedtail.federate.statistics import common_preprocessing
+from fedtail.runs.config import check_config
 from fedtail.settings import Settings
 
 from .loopback import RARE, Wires, make_folders, open_sites, settings, table_sites
@@ -76,12 +80,41 @@ def test_a_site_that_trusts_no_server_answers_no_question_of_its_own(phase: str)
     assert reply.meta["error"] in ("policy-trust", "malformed") and not reply.tensors
 
 
-def test_a_value_that_occurs_once_does_not_leave(own: Any) -> None:
-    config, names, sites = own
-    words = [sites[0].handle(Phase.HELLO, pack(Parcel()))]
-    words.append(sites[0].handle(Phase.OFFER, pack(Parcel({"document": document_for(config, names)}))))
-    everything = b"".join(b"".join(parts.values()) for parts in words)
-    assert RARE.encode() not in everything and b"ward" not in everything
+@pytest.mark.parametrize("trust", ["server", "blind", "private"])
+@pytest.mark.parametrize("method", ["fedcgnm", "trees"])
+def test_a_value_that_occurs_once_does_not_leave(tmp_path: Path, trust: str, method: str) -> None:
+    """Neither in the proposal of a schema, which people share, nor in any message of a run, at every level."""
+    config, names, sites = table_sites(tmp_path, trust=trust)
+    assert RARE in (tmp_path / "0.csv").read_text()
+    assert RARE not in (tmp_path / "schema.toml").read_text()
+    privacy = {"mode": "shares", "noise": 0.01} if trust == "private" else {}
+    network: dict[str, Any] = {} if method == "fedcgnm" else {"model": {}, "local": {}}
+    raw = {**config.model_dump(exclude={"method", "deploy", "privacy", *network}), "method": {"name": method}}
+    wires = Wires(sites)
+    running = check_config({**raw, "deploy": {"trust": trust, "timeout": 30.0}, "privacy": privacy})
+    if (trust, method) != ("private", "trees"):  # which is refused
+        federate(running, wires, names)
+        assert len(wires.said) > 12
+    wires.exchange(Phase.HELLO, {0: pack(Parcel())}, 1.0, lambda k, parts: None)
+    everything = b"".join(part for _, _, _, reply in wires.said for part in reply.values())
+    assert RARE.encode() not in everything
+    assert trust == "server" or b"ward" not in everything, "and no name of a column, but to a server that is trusted"
+
+
+def test_a_bin_of_a_sketch_is_of_several_rows(own: Any) -> None:
+    """What a site adds to a sum of sketches, before its masks: bins of at least ``min_count`` rows."""
+    _, _, sites = own
+    data, schema = sites[0].data, sites[0].data.schema()
+    told: list[np.ndarray] = []
+
+    class Listening(LocalTotals):
+        def total(self, size: int, part: Any, **more: Any) -> np.ndarray:
+            told.append(np.asarray(part(0)))
+            return super().total(size, part, **more)
+
+    common_preprocessing(Listening(1), schema, {0: data}, 0)
+    assert data.min_count == 5 and told[-1].size == 2 * BINS
+    assert set(told[-1][told[-1] > 0]) & set(range(5)) == set() and told[-1].sum() > 100
 
 
 # -- the document -------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_columns_are_scaled_and_cut_as_in_the_simulator(tmp_path: Path) -> None:
     result = federate(config, Wires(sites), names)
     data = {
         "name": "site_tables", "path": str(tmp_path / "?.csv"), "schema": str(tmp_path / "schema.toml"),
-        "min_count": 1, "test_fraction": 0.2,
+        "test_fraction": 0.2,
     }  # fmt: skip
     raw = {**config.model_dump(exclude={"data", "run"}), "data": data}
     raw |= {"run": {"rounds": 3, "seed": result.settings.run.seed, "folder": str(tmp_path / "s")}}

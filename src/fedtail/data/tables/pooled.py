@@ -214,15 +214,16 @@ def infer_schema(
     max_levels: int,
     hash_buckets: int,
     where: str,
+    min_count: int = 1,
 ) -> TableSchema:
-    """Columns with the levels that training rows have; numbers are not yet fitted."""
+    """Columns with the levels that ``min_count`` training rows or more have; numbers are not yet fitted."""
     left_out = {name: kind.name for name, kind in kinds.items() if not kind.used}
     columns = []
     for name, kind in kinds.items():
-        if kind.used and (column := make_column(name, kind.data, train, max_levels, hash_buckets)):
+        if kind.used and (column := make_column(name, kind.data, train, max_levels, hash_buckets, min_count)):
             columns.append(column)
         elif kind.used:
-            left_out[name] = "empty"  # but for held-out rows
+            left_out[name] = "empty"  # but for held-out rows, or levels that are too rare to be named
     if not columns:
         raise FedtailError(
             f"{where} has no usable input column besides {label!r} (left out: {left_out_words(left_out) or 'nothing'})"
@@ -231,17 +232,17 @@ def infer_schema(
 
 
 def make_column(
-    name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int
+    name: str, data: Numbers | Levels, train: np.ndarray, max_levels: int, hash_buckets: int, min_count: int = 1
 ) -> Column | None:
-    """The column as training rows show it; None for a category of which they have no level."""
+    """The column as training rows show it; None for a category of which they have no level often enough."""
     if isinstance(data, Numbers):
         return Column(name, "numeric", comma=data.comma, marks=data.marks)
     codes = data.codes[train]
     missing = bool((codes < 0).any())
     counts = np.bincount(codes[codes >= 0], minlength=len(data.levels))
-    levels = natural_order({data.levels[i] for i in np.flatnonzero(counts)})
-    if len(levels) > max_levels:
+    if np.count_nonzero(counts) > max_levels:
         return Column(name, "hashed", buckets=hash_buckets, missing=missing)
+    levels = natural_order({data.levels[i] for i in np.flatnonzero(counts >= min_count)})
     return Column(name, "category", tuple(levels), missing=missing) if levels else None
 
 

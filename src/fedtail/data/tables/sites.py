@@ -56,10 +56,12 @@ def propose_schema(
     numbers: Sequence[str] | str = (),
     max_levels: int = 64,
     hash_buckets: int = 64,
+    min_count: int = MIN_COUNT,
     **reading: Any,
 ) -> tuple[TableSchema, list[str]]:
     """(schema without scaling, notes) inferred from one file: a proposal for people to complete, since other sites
-    may have levels and classes that this one lacks. Every category gets a place for missing values."""
+    may have levels and classes that this one lacks. A level of fewer than ``min_count`` rows is not named, since the
+    proposal leaves the site. Every category gets a place for missing values."""
     label, site = label.strip(), site and site.strip()
     plain = {label} | ({site} if site else set())
     given = {"exclude": exclude, "categories": categories, "numbers": numbers}
@@ -71,10 +73,17 @@ def propose_schema(
     y, classes = label_codes(source.frame[label], label, where)
     inputs = source.frame.drop(columns=[name for name in (label, site) if name])
     kinds = kinds_of(inputs, categories, numbers, max_levels)
-    schema = infer_schema(kinds, np.flatnonzero(y >= 0), label, classes, site, max_levels, hash_buckets, where)
+    rows, sizes = np.flatnonzero(y >= 0), (max_levels, hash_buckets)
+    schema = infer_schema(kinds, rows, label, classes, site, *sizes, where, min_count)
+    whole = infer_schema(kinds, rows, label, classes, site, *sizes, where)
+    kept = {c.name: len(c.levels) for c in schema.columns}
+    rare = {c.name: n for c in whole.columns if (n := len(c.levels) - kept.get(c.name, 0))}
+    words = [f"{name!r}: {n} of fewer than {min_count} rows" for name, n in rare.items()]
     columns = tuple(c if c.kind == "numeric" else replace(c, missing=True) for c in schema.columns)
     schema = replace(schema, columns=columns)
-    return schema, [*source.notes, *(k.note for k in kinds.values() if k.note), *describe(schema, len(y), kinds)]
+    notes = [f"levels that are too rare to be named outside the site: {listing(words)}"] if words else []
+    notes += [*source.notes, *(k.note for k in kinds.values() if k.note)]
+    return schema, [*notes, *describe(schema, len(y), kinds)]
 
 
 def site_files(path: str | Path | Sequence[str | Path]) -> dict[str, Path]:
@@ -132,7 +141,9 @@ def site_tables(
         if not label:
             raise FedtailError(f"table {first!r} {NEEDS_LABEL}")
         how: dict[str, Any] = {"exclude": exclude, "categories": categories, "numbers": numbers, **reading}
-        agreed, words = propose_schema(file, label, max_levels=max_levels, hash_buckets=hash_buckets, **how)
+        agreed, words = propose_schema(
+            file, label, max_levels=max_levels, hash_buckets=hash_buckets, min_count=1, **how
+        )
         kept = ("left out", "hashed", "numbers", "categories", "codes")
         notes = [f"columns, levels and classes come from the first site, {first!r}; declare them with data.schema"]
         notes += [note for note in words if note.startswith(kept)]
