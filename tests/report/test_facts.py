@@ -134,7 +134,7 @@ def test_a_model_card_has_every_class_in_counts_and_names_what_is_uncertain(run_
     ]
     hits = int(run.confusion[5, 5])
     assert f"| {hits} | {int(run.confusion[5].sum()) - hits} |" in rows[0]
-    assert "their numbers are uncertain" in card and "fedtail predict a FILE" in card
+    assert "their numbers are uncertain" in card and "fedtail predict FILE --run" in card
 
 
 def test_a_loss_axis_does_not_reach_below_zero_and_the_headline_fits_the_screen(

@@ -108,7 +108,7 @@ def _facts(compared: Sequence[Comparison]) -> list[str]:
     runs = [r for c in compared for r in c.runs]
     rounds = sorted({r.rounds for r in runs})
     facts = [compared[0].title] if len(compared) == 1 else [plural(len(compared), "problem")]
-    models = sorted({str(m) for r in runs if (m := r.setting("model", "name")) not in (None, "auto")})
+    models = sorted({r.model for r in runs if r.model not in ("auto", "trees") and not r.encoder})
     facts += [", ".join(models)] if models else []
     facts += [", ".join(encoders)] if (encoders := sorted({r.encoder for r in runs if r.encoder})) else []
     facts.append(plural(rounds[0], "round") if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds")
@@ -141,7 +141,7 @@ def model_card(run: RunRecord) -> str:
         sites=site_table(run),
         thin=[name for name, n in tested if 0 < n < SMALL],
         untested=[name for name, n in tested if not n],
-        decision=run.result.get("decision") or {},
+        decision=decisions.decided(run),
         privacy=privacy(comparison),
         verdict=(run.result.get("verdict") or {}).get("said", ""),
         notes=[str(note) for note in run.clients.get("notes") or []],

@@ -76,6 +76,17 @@ class RunRecord:
         return f"encoder {used['name']} ({frozen}), {head} head"
 
     @property
+    def model(self) -> str:
+        """The name of the network: as asked for, or as the data suggested."""
+        name = str(self.setting("model", "name", "auto"))
+        return str(self.result.get("model") or name) if name == "auto" else name
+
+    @property
+    def is_trees(self) -> bool:
+        """Whether the model is trees, which have neither a network nor resampling rates."""
+        return self.method == "trees"
+
+    @property
     def seed(self) -> int:
         return int(self.setting("run", "seed", 0))
 

@@ -133,6 +133,7 @@ class Result:
         """The contents of ``result.json``."""
         return {
             "titles": self.titles,
+            **({"model": name} if (name := self.architecture.get("name")) else {}),
             "test": self.test,
             "confusion": self.confusion,
             "validation": self.validation,

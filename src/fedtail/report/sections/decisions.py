@@ -28,7 +28,7 @@ def decisions(comparison: Comparison, metric: str) -> list[Block]:
     trades, changed = thresholds(comparison, best), _before_and_after(comparison)
     if not (plots or trades or changed):
         return []
-    words = [_decided(one, comparison.several) for one in comparison.contenders]
+    words = [_paragraph(one, comparison.several) for one in comparison.contenders]
     few = _too_few(best.runs[0])
     if not comparison.several:
         return [*words, changed, Charts([*plots, *trades], "packed"), few]
@@ -49,14 +49,17 @@ def _too_few(run: RunRecord) -> Text:
     )
 
 
-def _decided(contender: Contender, several: bool) -> Text:
-    """What was decided after training, in words."""
-    run = contender.runs[0]
+def _paragraph(contender: Contender, several: bool) -> Text:
+    text = decided(contender.runs[0])
+    return Text(Markup("<b>{}</b>: {}").format(contender.label, text) if several and text else text)
+
+
+def decided(run: RunRecord) -> str:
+    """Return what was decided after training, in words; empty where answers are the likeliest class."""
     decision = dict.fromkeys(("temperature", "bias", "find", "threshold", "weights", "costs"))
     decision |= run.result.get("decision") or {}
     own = sum(bool(site.get("decision")) for site in run.result.get("sites") or [])
-    text = say("decided", decision=decision, own=own, promises=promises(run))
-    return Text(Markup("<b>{}</b>: {}").format(contender.label, text) if several and text else text)
+    return say("decided", decision=decision, own=own, promises=promises(run))
 
 
 def _before_and_after(comparison: Comparison) -> Table:

@@ -18,9 +18,8 @@ MOST_PANELS = 8
 
 def rates(comparison: Comparison, metric: str) -> list[Block]:
     """Rate trajectories, path variation V_T and what the search did."""
-    # trees have no rates
-    known = [one for one in comparison.contenders
-             if one.runs[0].rate_path().size and not one.runs[0].result.get("importance")]  # fmt: skip
+    runs = [one.runs[0] for one in comparison.contenders]
+    known = [c for c, run in zip(comparison.contenders, runs, strict=True) if run.rate_path().size and not run.is_trees]
     if not known:
         return []
     searched = any(r.search_rounds() for r in comparison.runs)
