@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -75,7 +76,8 @@ class FedCGNM(Method):
 
     def groups(self, resampled: np.ndarray) -> np.ndarray:
         if self.threshold is None:
-            return group_classes(resampled, self.group_count(len(resampled)), dispersion=self.dispersion)
+            counts = np.asarray(resampled, dtype=np.float64).tobytes()
+            return _grouped(counts, self.group_count(len(resampled)), self.dispersion)
         order = np.lexsort((np.arange(len(resampled)), -np.asarray(resampled)))
         out = np.zeros(len(resampled), dtype=np.int64)
         out[order[max(len(order) - self.threshold, 0) :]] = 1
@@ -98,6 +100,12 @@ class FedCGNM(Method):
         if self.weight_decay or self.natural:  # as long as gradients are, which has no bound
             return None
         return lr * steps * self.group_count(n_classes)
+
+
+@lru_cache(maxsize=4096)
+def _grouped(counts: bytes, n_groups: int, dispersion: str) -> np.ndarray:
+    """Return the groups of classes with so many samples. Clients ask every round."""
+    return group_classes(np.frombuffer(counts), n_groups, dispersion=dispersion)
 
 
 @METHODS.add("fedcgn")

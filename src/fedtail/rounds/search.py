@@ -64,7 +64,7 @@ def begin_search(problem: Problem, settings: Settings, round: int) -> None:
 
 def _check_metric(problem: Problem, metric: Metric) -> None:
     """Refuse a metric that the engine cannot tell, or by which the rate strategy could not compare."""
-    nobody = Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64))
+    nobody = Scores.of(np.empty((0, problem.n_classes)), np.empty(0, dtype=np.int64), tempered=False)
     evidence = Evidence(
         counts=np.zeros((3, problem.n_classes)),
         background=problem.background,
