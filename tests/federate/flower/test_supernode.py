@@ -109,6 +109,14 @@ def test_an_app_that_would_fill_the_memory_is_refused_before_any_of_it_is_unpack
         guard.app_hash(content)
 
 
+def test_an_app_runs_if_it_is_pinned_and_only_then(capfd: pytest.CaptureFixture[str], untouched: None) -> None:
+    ours, other = packed(10), packed(11)
+    assert guard.pin_apps([guard.app_hash(ours)])
+    verified = [loop._verify_fab(SimpleNamespace(content=each), {}) for each in (ours, other, b"no zip")]  # type: ignore[arg-type]
+    assert verified == [True, False, False]
+    assert f"not pinned here: {guard.app_hash(other)}" in capfd.readouterr().err
+
+
 class State:
     """A SuperNode's state: messages to take, answers that apps have put there."""
 
