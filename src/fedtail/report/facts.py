@@ -17,6 +17,7 @@ from fedtail.runs.record import RunRecord
 from fedtail.words import plural
 
 METRIC = "macro_f1"
+SPLITS = {"test": "Test set", "validation": "Private validation splits"}
 SMALL = 30
 """Samples below which a site's number says little."""
 

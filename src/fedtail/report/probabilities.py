@@ -11,7 +11,7 @@ import numpy as np
 from fedtail.core.evidence import wilson
 from fedtail.plots import SHARES, Dot, Line, Lines
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import number_in
+from fedtail.report.facts import SPLITS, number_in
 from fedtail.report.pictures import class_order, over_seeds, per_class
 from fedtail.runs.record import RunRecord
 from fedtail.words import fixed, number, percent
@@ -111,7 +111,6 @@ def reliability(comparison: Comparison, contender: Contender) -> Lines:
             lines.append(Line(name, c, p, a, samples=n, low=ends[:, 0], high=ends[:, 1]))
     errors = [number_in(run.result.get("before"), "calibration_error")] if before else []
     change = " → ".join(fixed(e) for e in [*errors, run.metric("calibration_error")] if math.isfinite(e))
-    where = "the test set" if split == "test" else "the private validation splits"
     look: dict[str, Any] = {"floor": 0.0, "ceiling": 1.0, "full": True, "x_ticks": SHARES, "x_name": "{:.3f}".format}
     return Lines(
         f"Reliability{f' of {contender.label}' if comparison.several else ''}",
@@ -119,7 +118,7 @@ def reliability(comparison: Comparison, contender: Contender) -> Lines:
         "fraction correct",
         "mean predicted probability",
         diagonal=True,
-        caption=f"Seed {run.seed}, {where}; larger dots have more samples."
+        caption=f"{SPLITS[split]}, seed {run.seed}; larger dots have more samples."
         + (f" Calibration error {change}." if change else "")
         + " On the diagonal, probabilities mean what they say; below it, the model is overconfident.",
         run=comparison.own_colour(contender),

@@ -12,7 +12,7 @@ from fedtail.core.metrics import METRICS, metrics
 from fedtail.plots import Lines, Rows, Series
 from fedtail.report.blocks import Block, Cell, Charts, Fold, Heading, Table, Text, say
 from fedtail.report.comparison import Comparison, Contender
-from fedtail.report.facts import METRIC, SMALL, AtSite, at_sites, number_in, telling
+from fedtail.report.facts import METRIC, SMALL, SPLITS, AtSite, at_sites, number_in, telling
 from fedtail.report.pictures import class_order, curve
 from fedtail.runs.record import RunRecord
 from fedtail.words import fixed
@@ -122,7 +122,7 @@ def sites_chart(comparison: Comparison, results: Sequence[Found], metric: str = 
         sides=[f"{site.samples:,}" for site in shown],
         side_label="samples",
         mark=mean,
-        caption=f"Seed {first.runs[0].seed}, {split}.{' Dashed: mean.' if mean is not None else ''}{part}",
+        caption=f"{SPLITS[split]}, seed {first.runs[0].seed}.{' Dashed: mean.' if mean is not None else ''}{part}",
         runs=len(results) > 1,
     )
 
