@@ -2,7 +2,7 @@
 
 python benchmarks/encoders.py photos OUT            1,260 photos of ELPV, six sites, classes 900 to 30
 python benchmarks/encoders.py defaults              `fedtail run --images` on them, with and without the encoder
-python benchmarks/encoders.py heads --seeds 0,1,2,3   heads at the usual learning rate, and raced, on four image sets
+python benchmarks/encoders.py heads --sets elpv,chips,things --seeds 0,1,2 --before ../old   heads, now and before
 python benchmarks/encoders.py elpv --rounds 50      `fedtail run --dataset elpv`, encoded and from scratch
 python benchmarks/encoders.py chips --rounds 50     the same on 8,000 synthetic chips, 5 % defects
 
@@ -67,7 +67,7 @@ JUDGE = ("elpv", "photos", "chips", "things")
 
 
 def image_sets(out: Path, names: Sequence[str] = (*CHOOSE, *JUDGE)) -> dict[str, list[str]]:
-    """Image sets as overrides of a run; folders are written below ``out``. CIFAR images have 32 pixels."""
+    """Image sets as overrides of a run; folders are written below ``out``. ELPV's two sites are kinds of cells."""
     from sklearn.datasets import load_digits
 
     def cifar(files: str, head: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,12 +83,27 @@ def image_sets(out: Path, names: Sequence[str] = (*CHOOSE, *JUDGE)) -> dict[str,
         "digits": lambda to: sorted_folder(grey, digits.target, tail(range(10), 170, 6), to),
         "objects": lambda to: sorted_folder(*cifar(hundred, 2), tail(range(6), 400, 40), to),
         "photos": lambda to: photo_folder(root / "elpv", to),
+        "chips": chip_folder,
         "things": lambda to: sorted_folder(*cifar(hundred, 2), tail(range(20, 27), 270, 25), to, sites=4),
     }
     for name in sets.keys() & set(names):
         sets[name](out / name)
-    folders = {name: ["data.name=images", f"data.path={out / name}"] for name in sets}
-    return {name: folders.get(name, [f"data.name={name}", *(CHIPS if name == "chips" else [])]) for name in names}
+    folders = {name: out / name for name in sets} | {"elpv": root / "elpv"}
+    return {name: ["data.name=images", f"data.path={folders[name]}"] for name in names}
+
+
+def chip_folder(out: Path) -> None:
+    """``out/<fab>/<class>/*.png``: 3,600 sound chips and 400 with defects of seven kinds."""
+    from fedtail.runs.build import load_pooled
+    from fedtail.runs.config import load_config
+
+    chips = load_pooled(load_config(None, ["data.name=chips", "data.n=4000", "data.defect_rate=0.1"]))
+    assert chips.sites is not None and chips.test_sites is not None
+    for samples, sites in ((chips.train, chips.sites), (chips.test, chips.test_sites)):
+        for i, (x, y, site) in enumerate(zip(samples.x.numpy(), samples.y.tolist(), sites, strict=True)):
+            folder = out / str(site) / chips.classes[y]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x.transpose(1, 2, 0)).save(folder / f"{len(sites)}-{i}.png")
 
 
 def tail(labels: Sequence[int], most: int, least: int) -> dict[int, int]:
@@ -96,27 +111,87 @@ def tail(labels: Sequence[int], most: int, least: int) -> dict[int, int]:
     return {c: int(most * (least / most) ** (i / (len(labels) - 1))) for i, c in enumerate(labels)}
 
 
-def heads(seeds: list[int]) -> None:
-    """Macro F1 and tail recall of a head on the frozen encoder, mean over seeds."""
+def heads(names: Sequence[str], seeds: Sequence[int], before: Path | None) -> None:
+    """What heads on frozen features are worth, means over seeds: as ``fedtail run --images`` trains them now and as an
+    earlier checkout does, FedCGNM, a larger encoder, and logistic regression of the pooled features."""
+    from fedtail.models.encoders import efficientnet_lite
+
+    ways: dict[str, list[str]] = {"default": [], "fedcgnm": ["method.name=fedcgnm"]}
+    if efficientnet_lite.installed("lite2"):
+        ways["lite2"] = ["model.encoder=efficientnet_lite2"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in image_sets(Path(folder) / "data", names).items():
+            found: dict[str, list[dict[str, float]]] = {}
+            for seed in seeds:
+                own = [*data, f"run.seed={seed}", f"run.folder={folder}/runs"]
+                for way, more in ways.items():
+                    found.setdefault(way, []).append(trained([*own, *more], f"{name}{seed}{way}"))
+                found.setdefault("pooled", []).append(pooled_head(own))
+                if before is not None:
+                    found.setdefault("before", []).append(trained_by(before, own))
+            for way, tests in found.items():
+                means = {key: round(float(np.mean([t[key] for t in tests])), 3) for key in SHOWN}
+                print(f"{name:8} {way:8}", means, [round(t["macro_f1"], 3) for t in tests], flush=True)
+
+
+SHOWN = ("macro_f1", "tail", "worst_site", "seconds")
+
+
+def trained(overrides: list[str], name: str) -> dict[str, float]:
+    """The test figures of a run in this process, and its processor seconds, once features are there."""
     from fedtail.runs.config import load_config
     from fedtail.runs.execution import run
 
-    raced = ["local.lr=auto", "run.metric=macro_f1", "run.select=best", "run.patience=15"]
-    ways = {"usual": [], "raced": raced, "mlp": ["model.name=mlp"], "rate-1": ["rates.rate=1"]}
+    config = load_config(None, [*overrides, f"run.name={name}"], suggest=True)
+    run(config.model_copy(update={"run": config.run.model_copy(update={"rounds": 1, "name": f"{name}-first"})}))
+    began = time.process_time()
+    return {**run(config).test, "seconds": time.process_time() - began}
+
+
+def trained_by(root: Path, overrides: list[str]) -> dict[str, float]:
+    """The same by the command line of another checkout."""
+    paths = os.pathsep.join([str(root / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
-        for name, data in image_sets(Path(folder) / "data").items():
-            for way, more in ways.items():
-                each = [
-                    (f"run.seed={seed}", f"run.folder={folder}/runs", f"run.name={name}{way}{seed}") for seed in seeds
-                ]
-                tests = [run(load_config(None, [*data, *more, *own])).test for own in each]
-                shown = {key: [round(t[key], 3) for t in tests] for key in ("macro_f1", "tail")}
-                print(
-                    f"{name:7} {way:7}",
-                    {key: round(float(np.mean(v)), 3) for key, v in shown.items()},
-                    shown,
-                    flush=True,
-                )
+        command = [sys.executable, "-m", "fedtail", "run", *overrides, f"run.folder={folder}", "--json", "-q"]
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {**{key: found[key] for key in SHOWN if key != "seconds"}, "seconds": seconds}
+
+
+def pooled_head(overrides: list[str]) -> dict[str, float]:
+    """scikit-learn's logistic regression of the features of all sites, balanced, C by the log loss on validation."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import confusion_matrix, log_loss
+
+    from fedtail.core.metrics import summarize
+    from fedtail.runs.build import build_federation, prepare
+    from fedtail.runs.config import load_config
+
+    config = load_config(None, overrides, suggest=True)
+    federation = prepare(build_federation(config), config).federation
+    x, y = federation.pool.x.numpy(), federation.pool.y.numpy()
+    train, held = np.concatenate(federation.train), np.concatenate(federation.validation)
+    classes = range(federation.n_classes)
+    mean, std = x[train].mean(0), x[train].std(0) + 1e-6
+    began, best = time.process_time(), (np.inf, None)
+    for c in 10.0 ** np.arange(-4, 1.5, 0.5):
+        model = LogisticRegression(C=c, class_weight="balanced", max_iter=2000).fit((x[train] - mean) / std, y[train])
+        loss = log_loss(y[held], model.predict_proba((x[held] - mean) / std), labels=list(classes))
+        best = min(best, (loss, model), key=lambda pair: pair[0])
+    seconds = time.process_time() - began
+    answers, labels = best[1].predict((federation.test.x.numpy() - mean) / std), federation.test.y.numpy()
+    owner = federation.test_clients
+
+    def confusion(rows: np.ndarray) -> np.ndarray:
+        return confusion_matrix(labels[rows], answers[rows], labels=list(classes))
+
+    each = [summarize(confusion(owner == k))["macro_f1"] for k in range(federation.n_clients) if (owner == k).any()]
+    found = summarize(confusion(owner >= -1), federation.label_map().sum(0), sites=each)
+    return {**found, "seconds": seconds}
 
 
 def measure(data: list[str], rounds: int, *more: str) -> dict[str, float]:
@@ -155,9 +230,11 @@ def main() -> None:
     parser.add_argument("--scratch-model", default="", help="overrides of the run from scratch, with commas")
     parser.add_argument("--data", default="", help="overrides of both runs, with commas")
     parser.add_argument("--seeds", default="0,1,2,3")
+    parser.add_argument("--sets", default=",".join(JUDGE), help=f"of {', '.join((*CHOOSE, *JUDGE))}, with commas")
+    parser.add_argument("--before", type=Path, help="an earlier checkout, measured too")
     args = parser.parse_args()
     if args.what == "heads":
-        heads([int(seed) for seed in args.seeds.split(",")])
+        heads(args.sets.split(","), [int(seed) for seed in args.seeds.split(",")], args.before)
         return
     if args.what == "photos":
         if args.out is None:
