@@ -70,6 +70,11 @@ def check_range(
         raise FedtailError(f"{name} = {value!r} {outside(bounds)}")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, for a line of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def outside(bounds: str) -> str:
     """Return what is wrong with a number outside ``[1, inf)``, in words: ``must be at least 1``."""
     low, high = bounds[1:-1].split(", ")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, first_line
 from fedtail.registry import in_user_code, load_object
 
 
@@ -49,8 +49,7 @@ def check_output(module: nn.Module, input_shape: tuple[int, ...], n_classes: int
             device = next((p.device for p in module.parameters()), None)
             out = module(torch.zeros(2, *input_shape, device=device))
     except Exception as error:  # whatever the user's code raises
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedtailError(f"{what} does not accept samples of shape {input_shape}: {first}") from error
+        raise FedtailError(f"{what} does not accept samples of shape {input_shape}: {first_line(error)}") from error
     finally:
         module.train(training)
     if not isinstance(out, torch.Tensor) or tuple(out.shape) != (2, n_classes):

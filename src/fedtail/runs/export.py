@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedtail.boosting.model import TreesModule
 from fedtail.boosting.onnx import forest_graph
 from fedtail.core.decisions import Decision
-from fedtail.errors import FedtailError, writing
+from fedtail.errors import FedtailError, first_line, writing
 from fedtail.models.encoders import use_encoder
 from fedtail.models.encoders.base import Pixels, Pool
 from fedtail.runs.saved import SavedModel
@@ -181,8 +181,9 @@ def _around(model: SavedModel) -> Any:
         whole = compose.merge_models(before, given, [("pixels", given.graph.input[0].name)])
         return compose.merge_models(whole, behind, [(given.graph.output[0].name, "features")])
     except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise FedtailError(f"encoder {model.encoding.name!r} cannot be merged with the head: {first}") from None
+        raise FedtailError(
+            f"encoder {model.encoding.name!r} cannot be merged with the head: {first_line(error)}"
+        ) from None
 
 
 class _Behind(nn.Module):

@@ -23,7 +23,7 @@ from fedtail.core.scores import Scores
 from fedtail.data.inputs import image_files, prepare_inputs, read_for
 from fedtail.data.tables.labels import class_places, name_codes, need_column
 from fedtail.data.tables.read import Table, from_frame, is_table, read_table
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, first_line
 from fedtail.registry import in_user_code, load_object
 from fedtail.runs.saved import SavedModel, load_model, site_numbers
 from fedtail.words import listing, plural
@@ -231,8 +231,7 @@ def _onnx(path: Path, read: Read) -> Judged:
     except (KeyError, ValueError, TypeError):
         raise FedtailError(f"{str(path)!r} was not written by `fedtail export`: it does not name its classes") from None
     except Exception as error:  # onnxruntime has an exception of its own for each way to be no ONNX file
-        first = str(error).strip().splitlines()[0]
-        raise FedtailError(f"{str(path)!r} is not an ONNX file that can be run: {first}") from None
+        raise FedtailError(f"{str(path)!r} is not an ONNX file that can be run: {first_line(error)}") from None
     rows = read(about["preprocessing"], classes)
     x = prepare_inputs(rows.input, about["preprocessing"], shape, rows.notes)
     if known := about.get("sites"):  # trees that split by the site take its number behind the row

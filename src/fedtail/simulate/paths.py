@@ -84,7 +84,9 @@ def fast_paths(
     known, reason = choose_cpu_kernel(FlatModel(copy_module(module)), federation, method)
     if known is None:
         return [], reason
-    operations = min(batch_of(settings.local), int(federation.sizes.max())) * forward_flops(module, federation.input_shape)
+    operations = min(batch_of(settings.local), int(federation.sizes.max())) * forward_flops(
+        module, federation.input_shape
+    )
     if engine.path == "auto" and operations > operations_that_pay(known):
         return [], f"a batch of the model takes {operations:.2g} operations, enough to fill a core"
     reason = f"{reason}, {operations:.2g} operations per batch"

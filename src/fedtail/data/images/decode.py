@@ -85,7 +85,7 @@ def survey(root: Path, files: Sequence[Path], *, cache: bool = True) -> list[tup
         found = list(pool.map(look, files))
     good = [f for f in found if not isinstance(f, str)]
     if cache and len(good) == len(found):
-        _store(entry, torch.tensor(good, dtype=torch.int32))
+        write_cache(entry, x=torch.tensor(good, dtype=torch.int32))
     return found
 
 
@@ -131,7 +131,7 @@ def decode(root: Path, files: Sequence[Path], size: tuple[int, int], channels: i
         list(pool.map(work, range(len(files))))
     tensor = torch.from_numpy(x)
     if cache and not bad:
-        _store(entry, tensor)
+        write_cache(entry, x=tensor)
     return Decoded(tensor, dict(sorted(bad.items())))
 
 
@@ -143,13 +143,13 @@ def _cached(entry: Path) -> Tensor | None:
         return None
 
 
-def _store(entry: Path, x: Tensor) -> None:
+def write_cache(entry: Path, **tensors: Tensor) -> None:
     """Write atomically; a cache that cannot be written is no error."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=entry.parent) as scratch:
             part = Path(scratch) / "x"
-            save_file({"x": x}, part)
+            save_file(tensors, part)
             part.replace(entry)
     except OSError:
         return

@@ -7,7 +7,6 @@ simulation, at a site, or when a trained model predicts.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedtail.core.random import generator
 from fedtail.cores import usable_cores
+from fedtail.data.images.decode import write_cache
 from fedtail.data.sources import cache_root
 
 Progress = Callable[[int, int], None]
@@ -122,17 +121,10 @@ def _read(folder: Path, ids: Sequence[bytes], out: Tensor) -> np.ndarray:
 
 
 def _write(folder: Path, ids: Sequence[bytes], x: Tensor) -> None:
-    """A file of its own for every part, written atomically; a cache that cannot be written is no error."""
+    """A file of its own for every part."""
     name = hashlib.sha256(b"".join(ids)).hexdigest()[:32]
     table = torch.from_numpy(np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), 16).copy())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            part = Path(scratch) / "x"
-            save_file({"ids": table, "x": x.contiguous()}, part)
-            part.replace(folder / f"{name}.safetensors")
-    except OSError:
-        return
+    write_cache(folder / f"{name}.safetensors", ids=table, x=x.contiguous())
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.errors import FedtailError
+from fedtail.errors import FedtailError, first_line
 from fedtail.models.norm import fix_batchnorm
 from fedtail.registry import Registry
 
@@ -145,8 +145,7 @@ def probe(front: nn.Module, name: str) -> Tensor:
         with torch.no_grad():
             out = front(pixels)
     except Exception as error:  # whatever the user's code raises
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedtailError(f"encoder {name!r} does not accept an image: {first}") from error
+        raise FedtailError(f"encoder {name!r} does not accept an image: {first_line(error)}") from error
     if not isinstance(out, Tensor) or out.ndim < 2 or not torch.isfinite(out).all():
         raise FedtailError(f"encoder {name!r} must return finite features (N, d) or maps (N, d, height, width)")
     return out

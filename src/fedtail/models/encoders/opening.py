@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError, first_line, one_of
 from fedtail.models.encoders import efficientnet_lite
-from fedtail.models.encoders.base import ENCODERS, Encoder, Encoding
-from fedtail.models.encoders.onnx_file import open_onnx
+from fedtail.models.encoders.base import ENCODERS, SIZE, Encoder, Encoding
 from fedtail.registry import in_user_code, is_own, load_object
 
 DEFAULT = "efficientnet_lite0"
@@ -27,14 +29,14 @@ def default_encoder() -> str | None:
     return DEFAULT if efficientnet_lite.installed() else None
 
 
-def is_registered(name: str) -> bool:
-    """Whether a name stands for weights that come with an installed package, rather than for a file or a download."""
-    return not name.startswith(TIMM) and not is_own(name) and not name.endswith(".onnx")
-
-
 def is_code(name: str) -> bool:
     """Whether opening it imports code of the user's."""
     return is_own(name) and not name.startswith(TIMM) and not name.endswith(".onnx")
+
+
+def is_registered(name: str) -> bool:
+    """Whether a name stands for weights that come with an installed package, rather than for a file or a download."""
+    return not is_own(name) and not name.endswith(".onnx")
 
 
 def named(encoder: str) -> tuple[str, str | None]:
@@ -121,6 +123,50 @@ def _open_timm(name: str) -> Encoder:
         network: Any = timm.create_model(name.removeprefix(TIMM), pretrained=True, num_classes=0)
         data = timm.data.resolve_model_data_config(network)
     except Exception as error:  # an unknown name, or weights that cannot be fetched
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FedtailError(f"encoder {name!r}: {first}") from error
+        raise FedtailError(f"encoder {name!r}: {first_line(error)}") from error
     return Encoder.of(name, network, size=data["input_size"][-1], mean=data["mean"], std=data["std"])
+
+
+class OnnxNetwork(nn.Module):
+    """A graph as a module; torch can neither train nor trace it."""
+
+    def __init__(self, path: Path, session: Any) -> None:
+        super().__init__()
+        self.path, self.session, self.input = path, session, session.get_inputs()[0].name
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [self.session.run(None, {self.input: row.contiguous().numpy()})[0] for row in x.cpu().split(1)]
+        return torch.cat([torch.from_numpy(row) for row in rows])
+
+
+def open_onnx(name: str) -> Encoder:
+    """The encoder in an ONNX file: (N, 3, size, size) scaled pixels -> features or maps.
+
+    Its metadata may hold ``image_size``, ``mean`` and ``std`` as JSON; otherwise the size is that of the graph's input
+    and the scaling ImageNet's.
+    """
+    path = Path(name)
+    if not path.is_file():
+        raise FedtailError(f"encoder {name!r}: there is no such file")
+    try:
+        import onnxruntime
+    except ImportError:
+        raise FedtailError(f"encoder {name!r} needs onnxruntime: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # more change the bits of sums
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        why = first_line(error)
+        raise FedtailError(f"encoder {name!r} is not an ONNX file that onnxruntime can run: {why}") from None
+    more: dict[str, Any] = {}
+    metadata = session.get_modelmeta().custom_metadata_map
+    try:
+        more = {key: json.loads(metadata[key]) for key in ("mean", "std") if key in metadata}
+        shape = session.get_inputs()[0].shape
+        side = shape[-1] if isinstance(shape[-1], int) else SIZE
+        more["size"] = json.loads(metadata["image_size"]) if "image_size" in metadata else side
+    except (ValueError, IndexError) as error:
+        raise FedtailError(f"encoder {name!r}: its metadata cannot be read: {error}") from None
+    digest = hashlib.sha256(path.read_bytes() + json.dumps(more, sort_keys=True).encode()).hexdigest()
+    return Encoder.of(name, OnnxNetwork(path, session), digest=digest, **more)
