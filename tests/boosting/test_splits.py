@@ -54,7 +54,7 @@ def test_the_split_of_a_number_is_the_best_of_all_cuts_with_missing_values_on_ei
     fields = Fields.of(n, 2.0 * n)
     rows = rows_of(bins, n, seed)
     sums = packed_sums(rows, bins, fields)
-    best = Finder(bins, fields, least_rows=3).best(sums)[0]
+    best = Finder(bins, fields, 3, range(len(bins.columns))).best(sums)[0]
     g, h = fields.sums(rows.packed[0])
 
     def gain(left: np.ndarray) -> float:
@@ -65,7 +65,9 @@ def test_the_split_of_a_number_is_the_best_of_all_cuts_with_missing_values_on_ei
     tried = [(rows.bins[0] <= b) & (rows.bins[0] < 5) for b in range(5)]
     tried += [(rows.bins[0] <= b) | (rows.bins[0] == 5) for b in range(4)]
     allowed = [gain(left) for left in tried if min(left.sum(), (~left).sum()) >= 3]
-    assert best is not None
+    if best is None:
+        assert max(allowed, default=0.0) <= 1e-7
+        return
     assert best.gain == pytest.approx(max(allowed), rel=1e-9)
     left = best.left[rows.bins[0]]
     assert best.gain == pytest.approx(gain(left), rel=1e-9)
@@ -78,7 +80,7 @@ def test_levels_go_left_by_their_gradients_wherever_they_stand() -> None:
     kind = rng.integers(0, 6, 600)
     rows = Rows(np.stack([np.zeros(600), kind]).astype(np.uint8), (kind % 2).astype(np.int64), np.zeros(1))
     fields = Fields.of(600, 1200.0)
-    best = Finder(bins, fields, least_rows=5).best(packed_sums(rows, bins, fields))[0]
+    best = Finder(bins, fields, 5, range(len(bins.columns))).best(packed_sums(rows, bins, fields))[0]
     assert best is not None and best.column == 1
     assert set(np.flatnonzero(best.left)) in ({0, 2, 4}, {1, 3, 5})
 
@@ -87,7 +89,7 @@ def test_a_node_without_anything_to_gain_is_a_leaf() -> None:
     bins = some_bins()
     rows = Rows(np.zeros((2, 50), dtype=np.uint8), np.arange(50) % 2, np.zeros(1))
     fields = Fields.of(50, 100.0)
-    assert Finder(bins, fields, least_rows=1).best(packed_sums(rows, bins, fields)) == [None]
+    assert Finder(bins, fields, 1, range(len(bins.columns))).best(packed_sums(rows, bins, fields)) == [None]
 
 
 @pytest.mark.parametrize("n", [1, 100, 65_534, 65_535, 70_000, 1_000_000, 8_000_000])

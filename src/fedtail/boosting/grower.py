@@ -8,7 +8,7 @@ the same trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -151,23 +151,23 @@ def best_round(forest: Forest) -> int:
 def grow(plan: Plan, forest: Forest, t: int, ask: Ask) -> None:
     """Add the trees of round t."""
     start, seen = forest.start, plan.seen(t)
-    bins, trees = start.bins.take(seen), [_Tree() for _ in range(plan.trees)]
-    finder, roots = Finder(bins, start.fields, plan.least_rows), tuple(range(plan.trees))
+    finder, trees = Finder(start.bins, start.fields, plan.least_rows, seen), [_Tree() for _ in range(plan.trees)]
+    bins, roots = finder.bins, tuple(range(plan.trees))
     forest.add_round()
     sums = ask(Level(start, t, seen, roots, roots)).reshape(-1, bins.total)
     nodes = [_Node(k, 0, int(row[: bins.sizes[0]].sum()), row) for k, row in enumerate(sums)]
     for depth in range(plan.depth):
         open_ = [n for n in nodes if n.sums is not None]
         for node, found in zip(open_, finder.best(np.array([n.sums for n in open_])), strict=True):
-            node.split = None if found is None else replace(found, column=seen[found.column])
+            node.split = found
         _limit(nodes, trees, plan.leaves)
         parents = [n for n in nodes if n.split is not None]
         split, children = _children(nodes, trees, forest, finder, t, plan.lr)
         built: list[tuple[int, np.ndarray]] = []
         for j, parent in enumerate(parents if depth < plan.depth - 1 else []):
             pair = children[2 * j : 2 * j + 2]
-            rows = start.fields.rows(np.array([n.total for n in pair]))
-            if trees[parent.tree].leaves < plan.leaves and rows.max() >= 2 * plan.least_rows:
+            rows = [start.fields.rows(n.total) for n in pair]
+            if trees[parent.tree].leaves < plan.leaves and max(rows) >= 2 * plan.least_rows:
                 assert parent.sums is not None
                 built.append((2 * j + int(rows[1] < rows[0]), parent.sums))  # that of fewer rows; the other is the rest
         asked = tuple(i for i, _ in built)

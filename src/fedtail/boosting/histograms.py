@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,15 +61,15 @@ class Fields:
         n = ((high.astype(np.int64) & ((1 << -self.count) - 1)) == 0).astype(np.int64)
         return (g << (self.hessian_bits + self.count_bits)) + (h << self.count_bits) + n
 
-    def sums(self, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Gradients and Hessians as float64."""
+    def sums(self, packed: Any) -> tuple[Any, Any]:
+        """Gradients and Hessians as float64, of an array or of one integer."""
         g = (packed >> (self.hessian_bits + self.count_bits)) * 2.0**-self.gradient
         h = ((packed >> self.count_bits) & ((1 << self.hessian_bits) - 1)) * 2.0**-self.hessian
         return g, h
 
-    def rows(self, packed: np.ndarray) -> np.ndarray:
-        """Rows as float64."""
-        return np.asarray((packed & ((1 << self.count_bits) - 1)) * 2.0**-self.count)
+    def rows(self, packed: Any) -> Any:
+        """Rows as float64, of an array or of one integer."""
+        return (packed & ((1 << self.count_bits) - 1)) * 2.0**-self.count
 
 
 class Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,17 +43,20 @@ class Split:
 
 
 class Finder:
-    """Finds best splits; knows the layout of a histogram."""
+    """Finds best splits by some of the columns; knows the layout of a histogram of these."""
 
-    def __init__(self, bins: Bins, fields: Fields, least_rows: int) -> None:
-        self.bins, self.fields, self.least_rows = bins, fields, float(least_rows)
+    def __init__(self, bins: Bins, fields: Fields, least_rows: int, columns: Sequence[int]) -> None:
+        self.columns, self.fields, self.least_rows = columns, fields, float(least_rows)
+        self.bins = bins = bins.take(columns)
         self.sizes, self.offsets = bins.sizes, bins.offsets
         self.owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         last = self.offsets + self.sizes - 1
         self.missing = last[self.owner]
         # A category of two levels is a number: its levels have one order.
         unordered = [bool(c.levels) and n > 3 for c, n in zip(bins.columns, self.sizes, strict=True)]
-        self.numbers = np.flatnonzero(~np.isin(np.arange(bins.total), last) & ~np.array(unordered)[self.owner])
+        ordered = ~np.array(unordered)[self.owner]
+        ordered[last] = False
+        self.numbers = np.flatnonzero(ordered)
         groups: dict[int, list[int]] = {}
         for f in np.flatnonzero(unordered):  # of similar width, to be judged together
             groups.setdefault(int(self.sizes[f] - 1).bit_length(), []).append(int(f))
@@ -69,8 +72,8 @@ class Finder:
 
     def value(self, total: int) -> float:
         """A leaf's value before the learning rate, from its packed sum."""
-        g, h = self.fields.sums(np.array([total]))
-        return float(np.clip(-g[0] / (h[0] + L2), -MOST_STEP, MOST_STEP))
+        g, h = self.fields.sums(total)
+        return float(min(max(-g / (h + L2), -MOST_STEP), MOST_STEP))
 
     def _best(self, sums: np.ndarray) -> list[Split | None]:
         total = sums[:, : self.sizes[0]].sum(1)
@@ -86,7 +89,7 @@ class Finder:
                 out.append(None)
                 continue
             column, left, own = parts[which][1](i)
-            out.append(Split(gain, column, left, np.array([own, total[i] - own])))
+            out.append(Split(gain, self.columns[column], left, np.array([own, total[i] - own])))
         return out
 
     def _score(self, sums: np.ndarray) -> np.ndarray:
