@@ -259,6 +259,9 @@ class DeploySettings(Section):
     """Who need not be trusted: ``server`` trusts the server with the data; under ``blind`` it relays sums that it
     can neither look into nor alter, of a job that the sites have signed; ``private`` adds noise to all that is
     learned."""
+    after: str = ""
+    """Under ``blind`` and ``private``: the name of an earlier run that this one goes on from, with its model and
+    preprocessing; sites may have come or gone since."""
 
 
 class DecisionSettings(Section):

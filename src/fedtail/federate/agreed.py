@@ -7,12 +7,15 @@ all sites, and everything of the data from totals.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedtail.boosting.model import TreesModel
 from fedtail.core.privacy import DELTA, gaussian_epsilon
@@ -21,7 +24,7 @@ from fedtail.data.inspection import About
 from fedtail.data.tables.schema import load_schema
 from fedtail.errors import FedtailError
 from fedtail.federate.exchanges import Exchanges
-from fedtail.federate.protocol.agreement import LEAST, AgreementError
+from fedtail.federate.protocol.agreement import LEAST, AgreementError, canonical
 from fedtail.federate.protocol.job import Job, job_of, method_of
 from fedtail.federate.site.own import image_schema, table_schema
 from fedtail.federate.site.prepared import FederationSlice, SiteData, prepare
@@ -42,6 +45,7 @@ from fedtail.runs.encoding import choose_encoding, encoder_notes
 from fedtail.runs.execution import play
 from fedtail.runs.record import read_history
 from fedtail.runs.result import Result
+from fedtail.runs.saved import SavedModel, load_model, read_description
 from fedtail.runs.trees import check_settings, forest_of
 from fedtail.settings import Settings
 from fedtail.version import VERSION
@@ -49,6 +53,8 @@ from fedtail.version import VERSION
 FORMAT = 1
 HEAD = {"format", "fedtail", "run", "trust", "sites"}
 RUN = HEAD | {"schema", "settings"}
+AFTER = {"agreement", "model", "sites"}
+"""Of a run that goes on from an earlier one: that one's name, model and sites."""
 QUESTION = HEAD | {"what", "model", "reference"}
 """The keys of a document that asks for a run, and of one that asks for counts of a model (``federate.counted``)."""
 What = Literal["evaluate", "reference", "look"]
@@ -57,6 +63,11 @@ SECTIONS = ("model", "method", "rates", "local", "run", "server", "privacy", "de
 """Of the settings, what sites sign; the rest is the server's own business."""
 OWN_BUSINESS = ("name", "folder", "checkpoint_every", "seed")
 """Of ``[run]``, what they do not sign; the seed is theirs to draw."""
+
+
+FILES = ("model.safetensors", "model.json")
+DOCUMENT = "agreement.json"
+"""In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
 
 
 # -- the document --------------------------------------------------------------------------------------------------
@@ -79,12 +90,35 @@ def write_document(config: Settings, schema: Mapping[str, Any], names: Sequence[
     whole = config.model_dump(mode="json")
     sections = {name: whole[name] for name in SECTIONS}
     sections["run"] = {key: value for key, value in sections["run"].items() if key not in OWN_BUSINESS}
-    return {**head_of(trust, names, run), "schema": dict(schema), "settings": sections}
+    after = {} if not config.deploy.after else {"after": predecessor(config)}
+    return {**head_of(trust, names, run), "schema": dict(schema), "settings": sections, **after}
 
 
 def head_of(trust: str, names: Sequence[str], run: str) -> dict[str, Any]:
     """What every document says."""
     return {"format": FORMAT, "fedtail": VERSION, "run": run, "trust": trust, "sites": list(names)}
+
+
+def predecessor(config: Settings) -> dict[str, Any]:
+    """What a document says of the run that it goes on from."""
+    folder = Path(config.run.folder) / config.deploy.after
+    if config.deploy.trust == "server" or config.method.name == "trees":
+        raise FedtailError(
+            "deploy.after goes on from a network that sites have agreed on; leave it out with deploy.trust = 'server' "
+            "or method 'trees'"
+        )
+    if not all((folder / name).is_file() for name in (*FILES, DOCUMENT)):
+        raise FedtailError(f"deploy.after: {str(folder)!r} is no run that sites have agreed on and that has ended")
+    before = json.loads((folder / DOCUMENT).read_text())
+    return {"agreement": before["agreement"], "model": digest_of(folder), "sites": before["document"]["sites"]}
+
+
+def digest_of(folder: Path) -> str:
+    """Return the hash of a model: its weights and all that leads from rows to answers, but no site's own decision."""
+    _, about = read_description(folder)
+    told = {name: value for name, value in about.items() if name not in ("sites", "data")}
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256(canonical({**told, "weights": weights})).hexdigest()
 
 
 def declared_schema(config: Settings) -> dict[str, Any]:
@@ -117,7 +151,7 @@ def settings_of(document: Mapping[str, Any], seed: int = 0) -> Settings:
 
 def check_document(told: Any) -> None:
     """``AgreementError`` unless a document has the form of one, and is of this version."""
-    if not isinstance(told, dict) or set(told) not in (RUN, QUESTION) or told["format"] != FORMAT:
+    if not isinstance(told, dict) or set(told) not in (RUN, RUN | {"after"}, QUESTION) or told["format"] != FORMAT:
         raise AgreementError("a document of another form; install the same fedtail everywhere")
     if told["fedtail"] != VERSION:
         raise AgreementError(f"a document of fedtail {told['fedtail']}, this site has {VERSION}; install the same one")
@@ -126,6 +160,8 @@ def check_document(told: Any) -> None:
     if set(told) == QUESTION:
         if told["what"] not in WHATS or not all(isinstance(told[name], str) for name in ("model", "reference")):
             raise AgreementError("a question of another form; install the same fedtail everywhere")
+    elif not isinstance(told.get("after", {}), dict) or set(told.get("after", AFTER)) != AFTER:
+        raise AgreementError("a document that goes on from a run of another form")
     elif not isinstance(told["settings"], dict) or set(told["settings"]) != set(SECTIONS):
         raise AgreementError("a document with other sections of settings")
     elif not all(isinstance(section, dict) for section in (told["schema"], *told["settings"].values())):
@@ -164,25 +200,33 @@ def run_document(
     folder: Path,
     *,
     settings: Settings | None = None,
+    begun: Path | None = None,
     device: str = "cpu",
     engine: str = "",
     amend: Callable[[dict[str, Any]], None] | None = None,
     **hooks: Unpack[Hooks],
 ) -> tuple[Result, str]:
     """(the result, the digest of the model). ``data``: what this process has of the sites, by client; ``settings``: the
-    document's with the process's own folder."""
+    document's with the process's own folder; ``begun``: the run folder whose model the run goes on from."""
     torch.set_num_threads(1)  # the number of threads changes floating-point sums
     names = list(document["sites"])
     asked = settings_of(document, seed) if settings is None else settings
     noise = asked.privacy.noise if asked.privacy.mode == "shares" else 0.0
-    schema = common_preprocessing(totals, document["schema"], data, seed, noise)
+    start = None if begun is None else load_model(begun)
+    if start is None:
+        schema = common_preprocessing(totals, document["schema"], data, seed, noise)
+    else:
+        schema = inherited(document["schema"], start)
     first = job_of(asked, schema, document["run"], engine)
     owned = {k: prepare(one, first, k, folder.parent, torch.device(device)) for k, one in data.items()}
     sizes = group_sizes(totals, {k: len(here.client.train) for k, here in owned.items()}, noise)
     mean = np.full(len(names), sizes.sum() / len(names))
     settings = settled(asked, mean)
     job = job_of(settings, schema, document["run"], engine)
-    method, model = job.build_method(), FlatModel(job.build_model(seed))
+    method, module = job.build_method(), job.build_model(seed)
+    if start is not None:
+        take_weights(module, start)
+    model = FlatModel(module)
     architecture: dict[str, Any] = {"name": job.model, "options": job.model_options}
     rates: RateStrategy = RATES.build(settings.rates.name, len(names), **settings.rates.options)
     if isinstance(method, Trees):
@@ -227,9 +271,23 @@ def run_document(
     sums_only = "sites have told sums only; the sizes shown are means over sites"
     about = about_of(schema, job, names, mean.astype(np.int64), (sums_only, *notes))
     folder.mkdir(parents=True, exist_ok=True)
-    made, begun = Run(problem, asked, about, architecture), (folder / "config.toml").is_file()
-    result = play(made, folder, resume=begun, on_round=after, on_start=begin, amend=amended)
+    made, resume = Run(problem, asked, about, architecture), (folder / "config.toml").is_file()
+    result = play(made, folder, resume=resume, on_round=after, on_start=begin, amend=amended)
     return result, hashlib.sha256(result.x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def inherited(schema: Mapping[str, Any], model: SavedModel) -> dict[str, Any]:
+    """The schema with the preprocessing that a model was trained with."""
+    known = {"preprocessing": model.preprocessing, "input_shape": list(model.input_shape)}
+    return {"augment": None, "model_options": {}, **schema, **known, "transform": asdict(model.transform)}
+
+
+def take_weights(module: nn.Module, model: SavedModel) -> None:
+    """Begin with the weights of a model; ``FedtailError`` if it is another network."""
+    try:
+        module.load_state_dict(model.module.state_dict())
+    except RuntimeError:
+        raise FedtailError("deploy.after: that run's model is another network; leave [model] as it was") from None
 
 
 def group_sizes(totals: Totals, own: Mapping[int, int], noise: float) -> np.ndarray:

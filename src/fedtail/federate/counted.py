@@ -22,18 +22,16 @@ from fedtail.core.records import Tensors
 from fedtail.core.scores import Scores
 from fedtail.core.totals import Totals
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import OnWait, What, head_of
+from fedtail.federate.agreed import FILES, OnWait, What, digest_of, head_of
 from fedtail.federate.exchanges import Exchanges, Journal
-from fedtail.federate.protocol.agreement import LEAST, AgreementError, canonical
+from fedtail.federate.protocol.agreement import LEAST, AgreementError
 from fedtail.federate.protocol.transport import Transport
 from fedtail.federate.relay import Relay, RelayTotals
 from fedtail.federate.site.prepared import SiteData
 from fedtail.files import write_atomically
 from fedtail.runs.judged import Judged
 from fedtail.runs.monitor import MOST_INPUTS, Seen, count
-from fedtail.runs.saved import SavedModel, load_model, read_description
-
-FILES = ("model.safetensors", "model.json")
+from fedtail.runs.saved import SavedModel, load_model
 
 
 def write_question(
@@ -46,14 +44,6 @@ def write_question(
         raise FedtailError(f"deploy.trust = 'blind' needs at least {LEAST} sites, but there are {len(names)}")
     known = "" if reference is None else digest_of_counts(reference.flat())
     return {**head_of(trust, names, folder.name), "what": what, "model": digest_of(folder), "reference": known}
-
-
-def digest_of(folder: Path) -> str:
-    """Return the hash of a model: its weights and all that leads from rows to answers, but no site's own decision."""
-    _, about = read_description(folder)
-    told = {name: value for name, value in about.items() if name not in ("sites", "data")}
-    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    return hashlib.sha256(canonical({**told, "weights": weights})).hexdigest()
 
 
 def digest_of_counts(counts: np.ndarray) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from fedtail.core.records import Tensors
 from fedtail.core.totals import Part, Reach
 from fedtail.errors import FedtailError
-from fedtail.federate.agreed import Hooks, OnWait, declared_schema, run_document, write_document
+from fedtail.federate.agreed import DOCUMENT, Hooks, OnWait, declared_schema, run_document, write_document
 from fedtail.federate.exchanges import Exchanges, Journal
 from fedtail.federate.protocol.agreement import Offer, canonical, id_of, plain_id, seed_of
 from fedtail.federate.protocol.faults import log
@@ -169,10 +169,6 @@ class RelayTotals(Exchanges):
         return dict.fromkeys(range(self.n_clients), Parcel(meta, before.tensors))
 
 
-DOCUMENT = "agreement.json"
-"""In the run folder: the document that the sites have signed, the agreement's name, and the seed they have drawn."""
-
-
 def follow(
     config: Settings, transport: Transport, names: Sequence[str], *, resume: bool = False, **hooks: Unpack[Hooks]
 ) -> Result:
@@ -203,8 +199,9 @@ def follow(
         journal = Journal(folder / "exchanges")
         totals = RelayTotals(relay, before["agreement"], groups_of(config, len(names)), journal)
         seed, name = before["seed"], transport.name
+        begun = folder.parent / config.deploy.after if config.deploy.after else None
         result, digest = run_document(
-            document, seed, totals, {}, folder, settings=config, engine=name, amend=amend, **hooks
+            document, seed, totals, {}, folder, settings=config, begun=begun, engine=name, amend=amend, **hooks
         )
         for client, found in totals.finish().items():
             if found != digest:

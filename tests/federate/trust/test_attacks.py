@@ -16,12 +16,12 @@ from fedtail.core.totals import LocalTotals
 from fedtail.data.tables.sketch import BINS
 from fedtail.errors import FedtailError
 from fedtail.federate import agreed
+from fedtail.federate.agreed import DOCUMENT
 from fedtail.federate.exchanges import Journal
 from fedtail.federate.protocol.faults import CODES
 from fedtail.federate.protocol.policy import Policy
 from fedtail.federate.protocol.transport import AGREED, Phase
 from fedtail.federate.protocol.wire import Parcel, Parts, pack, unpack
-from fedtail.federate.relay import DOCUMENT
 from fedtail.federate.server import federate
 from fedtail.federate.site.member import ANSWER
 from fedtail.federate.site.site import Site

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedtail.core.totals import Part, Reach
 from fedtail.errors import FedtailError
 from fedtail.federate import counted
-from fedtail.federate.agreed import check_document, check_sites, run_document, settings_of
+from fedtail.federate.agreed import FILES, check_document, check_sites, digest_of, run_document, settings_of
 from fedtail.federate.exchanges import Exchanges, Journal, write_durably
 from fedtail.federate.protocol.agreement import (
     AgreementError,
@@ -248,8 +248,26 @@ class Member:
             schema |= {"encoder": encoding_here(Encoding.from_dict(wanted), self.policy).to_dict()}
         if canonical(schema) != canonical(document["schema"]):
             raise AgreementError("the document describes other data than this site has: columns, classes or encoder")
+        self._predecessor(document)
         settings = settings_of(document)
         check_sums_only(settings, method_of(settings))
+
+    def _predecessor(self, document: Mapping[str, Any]) -> Path | None:
+        """The run folder whose model a document goes on from. A site that took part in that run knows it; others take
+        the word of those, whose signatures are awaited, and have the model from their operator."""
+        after = document.get("after")
+        if after is None:
+            return None
+        if self.name not in after["sites"]:
+            if not set(map(str, after["sites"])) & set(document["sites"]):
+                raise AgreementError("the document goes on from a run of which none of its sites was part")
+            return counted.find_model(self.home, str(after["model"]))
+        party = self.party(str(after["agreement"]))
+        before, folder = party.document, self.folder / party.id[:24] / "run"
+        same = [before["sites"], before.get("schema"), digest_of(folder) if (folder / FILES[1]).is_file() else ""]
+        if party.id != after["agreement"] or same != [after["sites"], document["schema"], after["model"]]:
+            raise AgreementError("the document goes on from another run than this site knows, or with other data")
+        return folder
 
     def _check_clusters(self, groups: list[list[int]], names: list[str]) -> None:
         """Clusters go with the list of sites: sums over other clusters of the same sites would tell, by difference, of
@@ -357,7 +375,9 @@ class Member:
 
         totals = SiteTotals(party, groups_of(settings, len(document["sites"])), journal, ask, noise, charge)
         data, device = {totals.here[0]: self.data}, str(self.device)
-        return run_document(document, party.seed, totals, data, home / "run", device=device, engine="site")[1]
+        begun = self._predecessor(document)
+        folder, seed = home / "run", party.seed
+        return run_document(document, seed, totals, data, folder, begun=begun, device=device, engine="site")[1]
 
 
 def _mapping(told: object) -> dict[str, Any]:
