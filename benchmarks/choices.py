@@ -211,6 +211,21 @@ def compared(found: dict[str, dict[str, list[dict[str, float]]]], first: str) ->
     return "\n".join(lines)
 
 
+def harm(found: dict[str, dict[str, list[dict[str, float]]]], first: str) -> str:
+    """A line per contender: in how many cases (table and seed) the worst site lost more than .05 against ``first``."""
+    lines = []
+    for title, tables in found.items():
+        gaps = [
+            a["worst_site"] - b["worst_site"] for n in tables for a, b in zip(tables[n], found[first][n], strict=True)
+        ]
+        lost = np.array([gap for gap in gaps if np.isfinite(gap)])
+        if title != first:
+            lines.append(
+                f"{title}: worst site lost more than .05 in {(lost < -0.05).mean():.1%}, most {lost.min():+.3f}"
+            )
+    return "\n".join(lines)
+
+
 def finite(values: dict[str, float]) -> dict[str, float]:
     return {k: v for k, v in values.items() if np.isfinite(v)}
 
@@ -254,7 +269,8 @@ def main() -> None:
                         add(f"{c}, {k:g} errors", name, kept, k)
     if given.what == "decisions":
         for c in contenders:
-            print(compared({t: rows for t, rows in found.items() if t.startswith(f"{c},")}, f"{c}, argmax") + "\n")
+            own = {t: rows for t, rows in found.items() if t.startswith(f"{c},")}
+            print(compared(own, f"{c}, argmax"), harm(own, f"{c}, argmax"), sep="\n\n", end="\n\n")
     else:
         print(compared(found, "fedcgnm" if given.what == "methods" else "trees"))
 

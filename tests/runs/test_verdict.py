@@ -115,7 +115,8 @@ def test_what_was_tried_already_is_not_proposed_again() -> None:
         return found.change
 
     assert change() == "local.lr=auto"
-    assert change(lr="auto", rounds=10) == "run.rounds=50"
+    assert change(lr="auto", rounds=6) == "run.rounds=50"
+    assert change(lr="auto", rounds=10) == "", "patience ended it: more rounds would end it there again"
     assert change(lr="auto") == ""
     assert (found := judge(0.3, lr="auto")) is not None
     assert found.command(Path("runs/x")) == "fedtail tune runs/x --budget 5m"

@@ -125,7 +125,7 @@ def test_rows_are_marked_and_the_report_opens_with_what_federating_gains(
     table = headline(comparison)
     assert [row.label for row in table.yardsticks] == list(TITLES.values())
     said = verdict_of_federating(comparison)
-    assert said.startswith("On their own rows, ") and "Not pooling the data" in said
+    assert said.startswith("On their own rows, ") and "the same method on all data pooled" in said
     html = write_report([load_run(base / "a")], base / "r.html", "t").read_text()
     lead = html.partition('class="lead"')[2]
     assert lead.startswith(">On their own rows") and "all data pooled" in html and "Alone vs. federated" in html

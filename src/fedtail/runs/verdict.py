@@ -75,7 +75,7 @@ def verdict(
     confusion: (C, C) of the chosen model on the test set; less where sites reveal totals only, and then only what the
     history tells is judged. ``n_validation`` are the samples of all validation splits.
     """
-    change, losses = next_change(settings), [float(r["train_loss"]) for r in history]
+    change, losses = next_change(settings, len(history)), [float(r["train_loss"]) for r in history]
     if exploded := _diverged(history, losses):
         low = "" if settings.local.lr == "auto" else f"local.lr={float(settings.local.lr) / 10:g}"
         return Verdict("diverged", f"training diverged: {exploded}; the learning rate is probably too high", low)
@@ -121,11 +121,12 @@ def _keyword(change: str) -> str:
     return f"{section if name == 'name' else name}={parse_value(text)!r}"
 
 
-def next_change(settings: Settings) -> str:
-    """The override most likely to help, among what the settings have not tried yet."""
+def next_change(settings: Settings, rounds: int) -> str:
+    """The override most likely to help, among what the settings have not tried yet; more rounds only where all of them
+    were run, rather than ended by ``run.patience``."""
     if settings.local.lr != "auto" and settings.privacy.mode == "none" and settings.method.name != "trees":
         return "local.lr=auto"
-    if settings.run.rounds < 30:
+    if rounds >= settings.run.rounds < 30:
         return f"run.rounds={max(50, 2 * settings.run.rounds)}"
     if settings.method.name == "fedavg":
         return "method.name=fedcgnm"
@@ -137,7 +138,7 @@ def _why(settings: Settings, rounds: int) -> str:
         return "the learning rate is probably wrong for this data"
     return (
         f"{rounds} rounds are probably too few"
-        if settings.run.rounds < 30
+        if rounds >= settings.run.rounds < 30
         else "the model is probably wrong for this data"
     )
 
