@@ -81,6 +81,16 @@ def test_a_model_without_a_mistake_on_few_rows_is_not_certain_to_make_none() -> 
         assert metrics[name]["value"] == 1.0 and 0.85 < metrics[name]["interval"][0] < 0.98, name
 
 
+def test_a_site_with_one_class_alone_cannot_tell_how_good_the_model_is() -> None:
+    y = np.array([0, 1, 1, 1, 1, 1])
+    p = np.where(y[:, None] == [0, 1], 0.9, 0.1)
+    p[1] = 0.9, 0.1
+    sites = np.array(["a", "a", "a", "b", "b", "b"])
+    found = evaluate(Judged(("rare", "usual"), p, Decision(), y, sites))
+    assert found["sites"]["b"]["macro_f1"] is None and found["sites"]["b"]["classes"]["rare"]["cases"] == 0
+    assert found["metrics"]["worst_site"]["value"] == pytest.approx(found["sites"]["a"]["macro_f1"])
+
+
 def test_evaluation_agrees_with_scikit_learn(model: SavedModel) -> None:
     from sklearn.metrics import average_precision_score, f1_score
 

@@ -91,10 +91,16 @@ def print_evaluation(evaluation: dict[str, Any]) -> None:
     head = ["Class, rarest first", "Cases", "Found", "Missed", "False alarms", "Recall", "Precision", "PR-AUC"]
     print_block(Table(classes, head), of="classes")
     if len(evaluation["sites"]) > 1:
-        ranked = sorted(evaluation["sites"].items(), key=lambda item: item[1]["macro_f1"] or 0.0)
-        shares = ("accuracy", "macro_f1", "pr_auc")
-        rows = [[name, f"{row['rows']:,}", *(fixed(row[key]) for key in shares)] for name, row in ranked]
-        print_block(Table(rows, ["Site, worst first", "Rows", *(METRICS[key].title for key in shares)]), of="sites")
+        ranked = sorted(
+            evaluation["sites"].items(), key=lambda item: (item[1]["macro_f1"] is None, item[1]["macro_f1"])
+        )
+        shares, rare = ("accuracy", "macro_f1", "pr_auc"), evaluation["classes"][0]["class"]
+        rows = [
+            [name, f"{row['rows']:,}", f"{row['classes'][rare]['cases']:,}", *(fixed(row[key]) for key in shares)]
+            for name, row in ranked
+        ]
+        head = ["Site, worst first", "Rows", f"of {rare}", *(METRICS[key].title for key in shares)]
+        print_block(Table(rows, head), of="sites")
 
 
 def print_importance(names: list[str], lost: np.ndarray, classes: Sequence[str], order: Sequence[str]) -> None:

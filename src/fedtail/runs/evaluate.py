@@ -41,7 +41,7 @@ def evaluate(judged: Judged) -> Evaluation:
 def evaluation(scores: Scores, classes: Sequence[str], sites: Mapping[str, Scores] | None = None) -> Evaluation:
     """Compute everything from counts: those of all rows, and of each site where sites tell theirs."""
     sites = sites or {}
-    each = [float(summarize(s.confusion)["macro_f1"]) for s in sites.values()]
+    each = [float(summarize(s.confusion)["macro_f1"]) for s in sites.values() if _comparable(s)]
     metrics = summarize(scores.confusion, scores=scores, sites=each or None)
     intervals = _intervals(scores)
     return Evaluation(
@@ -83,6 +83,8 @@ def _classes(scores: Scores, classes: Sequence[str]) -> list[dict[str, Any]]:
 
 def _site(scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
     metrics = summarize(scores.confusion, scores=scores)
+    if not _comparable(scores):
+        metrics["macro_f1"] = metrics["pr_auc"] = float("nan")
     return {
         "rows": scores.n,
         **{name: _plain(metrics[name]) for name in ("accuracy", "macro_f1", "pr_auc", "calibration_error")},
@@ -91,6 +93,11 @@ def _site(scores: Scores, classes: Sequence[str]) -> dict[str, Any]:
             for c, (name, row) in enumerate(zip(classes, scores.confusion, strict=True))
         },
     }
+
+
+def _comparable(scores: Scores) -> bool:
+    """Whether there are rows of several classes: with one, always answering it would be perfect."""
+    return bool(np.count_nonzero(scores.confusion.sum(1)) > 1)
 
 
 def _share(hits: int, n: int) -> dict[str, Any]:
