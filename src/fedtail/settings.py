@@ -183,14 +183,13 @@ class EngineSettings(Section):
     """How the simulator runs clients."""
 
     path: Literal["auto", "reference", "batched", "graph"] = "auto"
-    """``reference``, ``batched`` (all clients in one step: small models and the CNN-LSTM, on CPU or GPU) or ``graph``
-    (other convolutional and recurrent models on a GPU); ``auto`` picks the fastest one that supports the run, and that
-    does on a few samples what ``reference`` does."""
+    """``reference``, ``batched`` (all clients in one step, on a CPU) or ``graph`` (recorded graphs, on a GPU); ``auto``
+    picks the fastest one that supports the run, and that does on a few samples what ``reference`` does."""
     device: str = "cpu"
     """Device: cpu, cuda or cuda:1."""
     precision: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, tf32 for a
-    batched CNN-LSTM, otherwise fp32."""
+    """Arithmetic on a GPU; weights are float32 in every mode. ``auto``: bf16 on the graph path on CUDA, otherwise
+    fp32."""
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", json_schema_extra=FREE)
     """Cores that train and evaluate clients in parallel, each with one torch thread; results are bit-identical for any
     number. ``auto``: the cores available to this process (affinity, container limit), shared with concurrent runs, at

@@ -94,6 +94,13 @@ def test_noise_of_real_sites_is_cryptographic_and_keyed_by_what_it_covers() -> N
     assert torch.equal(*seeded), "a simulation can be repeated"
 
 
+def test_seeded_noise_repeats_itself_and_differs_by_client_and_round() -> None:
+    first = draw_noise(4, 1.0, 0, "privacy", 0, 0)
+    assert torch.equal(first, draw_noise(4, 1.0, 0, "privacy", 0, 0))
+    for client, round in ((1, 0), (0, 1)):
+        assert not torch.equal(first, draw_noise(4, 1.0, 0, "privacy", client, round))
+
+
 def test_sensitivity_is_the_most_one_site_can_move_the_aggregate() -> None:
     assert sensitivity([0.5, 0.3, 0.2], [1.0, 3.0, 2.0]) == pytest.approx(0.3 * limit(3.0))
 

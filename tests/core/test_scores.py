@@ -87,6 +87,11 @@ def test_a_wanted_recall_is_met_with_the_precision_that_it_costs() -> None:
     assert (called & (y == 3)).sum() / called.sum() >= 0.8 - 1e-9 and 0 < found < 1
 
 
+def test_samples_that_the_model_cannot_tell_apart_count_half() -> None:
+    p, y = np.tile([0.3, 0.7], (10, 1)), np.array([0, 1] * 5)
+    assert roc_auc(Scores.of(p, y).bins[1]) == 0.5
+
+
 def test_a_class_without_samples_has_no_area_and_no_threshold() -> None:
     p, y = draw(100, 3, 1.0, 0)
     scores = Scores.of(p[y != 2], y[y != 2])

@@ -11,6 +11,7 @@ import torch
 from fedtail.core.records import Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg, FedCGNM
+from fedtail.methods.base import run_bound
 from fedtail.rounds.acceptance import accept
 from fedtail.settings import Settings
 
@@ -38,3 +39,32 @@ def test_an_update_longer_than_the_method_allows_is_refused(length: float, refus
     taken, bad = accept(updates, [], problem, task, Settings.of(quorum=0.5))
     assert [r.client for r in bad] == refused and len(taken) == 2 - len(refused)
     assert all("exceeds the method's bound" in r.reason for r in bad)
+
+
+@pytest.mark.parametrize(
+    ("extras", "delta", "reason"),
+    [
+        ({"c": torch.zeros(1, 3)}, 0.0, "differ in form from most clients'"),
+        ({}, 0.0, "differ in form from most clients'"),
+        ({"c": torch.full((1, 2), float("nan"))}, 0.0, "update is not finite"),
+        ({"c": torch.zeros(1, 2)}, float("inf"), "update is not finite"),
+    ],
+)
+def test_an_update_unlike_the_others_or_not_finite_is_refused(
+    extras: dict[str, torch.Tensor], delta: float, reason: str
+) -> None:
+    task = Task(0, torch.zeros(2), (0, 1, 2), {"rate": np.zeros((3, 1))}, 0.1)
+    usual = [Update(k, torch.zeros(1, 2), 1, (1,), (0.0,), extras={"c": torch.zeros(1, 2)}) for k in (0, 1)]
+    other = Update(2, torch.full((1, 2), delta), 1, (1,), (0.0,), extras=extras)
+    problem = SimpleNamespace(method=FedAvg(), n_classes=2, model=SimpleNamespace(n_params=2))
+    taken, bad = accept([*usual, other], [], problem, task, Settings.of(quorum=0.5))
+    assert [u.client for u in taken] == [0, 1] and [(r.client, r.code) for r in bad] == [(2, "update")]
+    assert reason in bad[0].reason
+
+
+def test_a_weight_decay_that_is_searched_leaves_no_bound() -> None:
+    tried = {"rate": np.zeros((1, 1)), "lr": np.array([[0.2]])}
+    task = Task(0, torch.zeros(2), (0,), tried, 0.1)
+    assert run_bound(FedCGNM(), task, 0, 0, 5, 3) == 0.2 * 5 * 2
+    searched = Task(0, torch.zeros(2), (0,), {**tried, "weight_decay": np.zeros((1, 1))}, 0.1)
+    assert run_bound(FedCGNM(), searched, 0, 0, 5, 3) is None

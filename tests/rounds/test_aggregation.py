@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedtail.core.records import Update
-from fedtail.core.robust import centre
+from fedtail.core.robust import bounded, capped, centre, distances
 from fedtail.errors import FedtailError
 from fedtail.rounds import aggregation
 from fedtail.rounds.aggregation import Gathered, check_aggregate, combine, limited
@@ -77,6 +77,27 @@ def test_the_centre_is_the_geometric_median() -> None:
     for _ in range(200):
         other = found + rng.normal(scale=0.05, size=5)
         assert np.linalg.norm(rows - other, axis=1).sum() >= best - 1e-6
+
+
+def test_an_update_that_is_far_is_drawn_to_so_many_median_distances_with_what_goes_beside_it() -> None:
+    rows = np.array([*HONEST, [-50.0, 0.0, 0.0]])
+    gram = rows @ rows.T
+    factors, middle = bounded(gram, 1.5)
+    apart = distances(gram, middle)
+    assert factors[:4].tolist() == [1.0] * 4 and 0 < factors[4] < 1
+    assert factors[4] * apart[4] == pytest.approx(1.5 * np.median(apart))
+    sent = updates(*rows.tolist())
+    for u in sent:
+        u.extras = {"control": torch.ones(1, 2)}
+    taken = Gathered(PROBLEM, Settings(), sent, np.full(5, 0.2)).updates
+    assert torch.equal(taken[0].extras["control"], torch.ones(1, 2))
+    torch.testing.assert_close(taken[4].extras["control"], torch.full((1, 2), float(factors[4])))
+    moved = np.linalg.norm(taken[4].delta[0].numpy() - middle @ rows)
+    assert moved == pytest.approx(1.5 * np.median(apart), rel=1e-5)
+
+
+def test_no_cap_is_below_an_equal_share() -> None:
+    np.testing.assert_allclose(capped(np.array([0.6, 0.3, 0.1]), 0.1), [1 / 3, 1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize(("claims", "most"), [([1e9, 10, 20, 30], 0.375), ([1e9] + [10] * 9, 0.25), ([1e9, 1], 1.0)])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
 from fedtail.errors import FedtailError
 from fedtail.rounds.state import Best, State
-from fedtail.rounds.validation import better, exhausted
+from fedtail.rounds.validation import better, exhausted, kept_model
 from fedtail.settings import RunSettings, Settings
 
 
@@ -31,6 +35,23 @@ def test_what_validation_cannot_tell_apart_is_decided_by_training_for_longer() -
     assert best([0.5, 0.8, 0.79, 0.77]).round == 3  # half a standard error of 0.8 on 100 samples is 0.02
     assert best([0.5, 0.8, 0.79, 0.77], samples=10_000).round == 2
     assert best([0.5, 0.8, 0.77, 0.9]).round == 4
+
+
+@pytest.mark.parametrize(("select", "kept"), [("best", 2.0), ("last", 4.0)])
+def test_a_run_ends_with_the_model_that_it_was_asked_to_keep(select: str, kept: float) -> None:
+    view = SimpleNamespace(x=torch.tensor([4.0]))
+    problem = SimpleNamespace(
+        engine=SimpleNamespace(sizes=np.ones(2)),
+        method=SimpleNamespace(serve=lambda server, state: server.x, conclude=lambda server, state: server.x),
+        view=lambda *given: replace(Seen(), x=view.x),
+    )
+    state = played([0.5, 0.8, 0.6, 0.5])
+    assert kept_model(problem, Settings.of(select=select), state).item() == kept
+
+
+@dataclass(frozen=True)
+class Seen:
+    x: torch.Tensor | None = None
 
 
 def test_patience_counts_rounds_without_a_new_best_value() -> None:

@@ -103,9 +103,7 @@ class Gradients:
         if not given:
             return
         rows = torch.cat([self._sums[i] for i in given], 1)
-        if self.masks is None and rows.is_cuda:
-            sums = rows.sum(-1).unsqueeze(1)
-        elif self.masks is None:
+        if self.masks is None:
             sums = torch.bmm(_constant(n, 1, rows.shape[-1], 1.0), rows.transpose(1, 2))
         else:
             sums = torch.bmm(self.masks, rows.transpose(1, 2))
@@ -233,8 +231,6 @@ def _column(p: Tensor, like: Tensor) -> Tensor:
 def _mean(z: Tensor, plus: float = 0.0) -> Tensor:
     """(m, 1, B) mean over features of (m, features, B), and a constant. As a product it takes half the time of
     ``Tensor.mean``."""
-    if z.is_cuda:  # a recorded graph must not read memory that a cache may drop
-        return z.mean(1, keepdim=True) + plus
     average = _constant(z.shape[0], 1, z.shape[1], 1.0 / z.shape[1])
     return torch.baddbmm(_constant(1, 1, 1, plus), average, z) if plus else torch.bmm(average, z)
 
