@@ -87,7 +87,8 @@ class Result:
             if of:
                 values = (of.get(m.name, np.nan) for m in known)
                 rows.append([title, *("–" if not np.isfinite(v) else f"{v:.3f}" for v in values)])
-        run = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']} + {self.titles['rates']}"
+        rates = "" if isinstance(self.module, TreesModule) else f" + {self.titles['rates']}"
+        run = f"{self.about.name} · {len(self.about.sites)} sites · {self.titles['method']}{rates}"
         warning = [] if self.verdict is None else [f"warning: {self.verdict.line(self.folder)}"]
         return f"{run} · {self.summary['rounds']} rounds · {sum(self.seconds):.1f} s", rows, warning
 
