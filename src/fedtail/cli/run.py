@@ -109,5 +109,8 @@ def print_outcome(run: RunRecord) -> None:
     if len(sites.rows) > 1 and terminal().width >= NARROW:
         print_block(sites, of="sites, worst first")
         terminal().print(worst_in_words(comparison.reference), soft_wrap=True)
-    for sentence in (*map(str, found_and_missed(run)), *promises(run)):
+    wanted = (run.result.get("decision") or {}).get("find")
+    counts = enumerate(found_and_missed(run, len(run.classes)))
+    sentences = [str(count) for i, count in counts if not i or run.classes[count.place] == wanted]
+    for sentence in (*sentences, *promises(run)):
         terminal().print(sentence, soft_wrap=True)
