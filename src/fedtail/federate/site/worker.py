@@ -27,6 +27,8 @@ from fedtail.federate.site.config import SiteConfig, load_site
 from fedtail.federate.site.site import Site
 
 MEGABYTE = 1 << 20
+FIRST = (Phase.HELLO, Phase.OFFER, Phase.BEGIN)
+"""With which a run begins, so that it finds the data, rules and list of sites as they are now."""
 
 
 class _Stop(BaseException):
@@ -66,7 +68,7 @@ def serve(config: SiteConfig) -> str:
             with connection:
                 parts = receive(connection)
                 phase, parts = split_phase(parts)
-                if phase == Phase.HELLO and config.stamp() != stamp:
+                if phase in FIRST and config.stamp() != stamp:
                     listener.close()  # before the peer hears of it: its next try must find nobody, and start anew
                     address.unlink(missing_ok=True)
                     return "configuration or data changed"
