@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedtail.version import VERSION
+
 ROOT = Path(__file__).parents[1]
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
@@ -27,6 +29,7 @@ def test_the_workflow_runs_the_whole_suite_on_every_python_that_the_package_name
 def test_the_citation_names_the_licence_and_the_paper() -> None:
     about = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert about["license"] == project()["license"] == "MIT" and "MIT License" in (ROOT / "LICENSE").read_text()
+    assert about["version"] == VERSION, "of the version that is cited"
     assert about["title"] == project()["name"] and len(about["preferred-citation"]["authors"]) == 5
 
 
