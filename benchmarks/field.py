@@ -38,7 +38,9 @@ from other_simulators import run_peer
 from peers.clock import now
 from peers.networks import cnn
 
-BATCH, WARM = 10, 3
+BATCH = 10
+WARM = {"cpu": 1, "cuda": 3}
+"""Rounds before the clock starts: graphs are recorded in the first on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -150,32 +152,35 @@ def peer(name: str, shape: Shape, rounds: int, device: str) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", choices=WARM, default="cpu")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--peers", nargs="*", default=["loop"])
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    shape, rounds = SHAPES[given.shape], given.rounds + WARM + 2
+    shape, warm = SHAPES[given.shape], WARM[given.device]
+    rounds = given.rounds + warm + 2
     if given.device == "cpu":
         torch.set_num_threads(1)
     os.environ["BENCHMARK_CLOCK"] = given.clock
     workers = 1 if given.clock == "cpu" else "auto"
     first, seconds = ours(shape, rounds, given.device, workers), {}
+    print(f"{given.shape}: fedtail {min(first[warm:]):.4f} s a round", flush=True)
     for name in given.peers:
         try:
             run = loop if name == "loop" else lambda *a, name=name: peer(name, *a)
             seconds[name] = run(shape, rounds, given.device)
+            print(f"{given.shape}: {name} {min(seconds[name][warm:]):.4f} s a round", flush=True)
         except (RuntimeError, subprocess.SubprocessError, OSError) as error:
             print(f"{name}: {error}", flush=True)
-    again = ours(shape, rounds, given.device, workers)
+    again = ours(shape, rounds, given.device, workers) if given.clock == "wall" else first
     told: dict[str, Any] = {
-        "fedtail": min(first[WARM:] + again[WARM:]),
-        "fedtail, median": float(np.median(again[WARM:])),
+        "fedtail": min(first[warm:] + again[warm:]),
+        "fedtail, median": float(np.median(again[warm:])),
     }
     print(f"{given.shape}: fedtail {told['fedtail']:.4f} s a round (median {told['fedtail, median']:.4f})")
     for name, each in seconds.items():
-        told[name] = min(each[WARM:])
+        told[name] = min(each[warm:])
         print(f"{given.shape}: {name} {told[name]:.4f} s a round, {told[name] / told['fedtail']:.2f} times as long")
     if given.out is not None:
         given.out.write_text(json.dumps({"shape": given.shape, "device": given.device, "seconds": told}, indent=1))
