@@ -92,13 +92,11 @@ def group_gradients(
     coupled = method.traits.stateful_loss or method.traits.whole_batch
     if n_groups == 1 or split is False or coupled or model.couples(x.shape[1:]):
         losses, state = method.loss(model.module(x), batch, const, state)
-        grads = torch.stack(
-            [
-                model.gradient(torch.where(member == h, losses, 0.0).sum() / size, retain_graph=h < n_groups - 1)
-                for h in range(n_groups)
-            ]
-        )
-        return grads, float(losses.detach().mean()), state
+        each = [
+            model.gradient(torch.where(member == h, losses, 0.0).sum() / size, retain_graph=h < n_groups - 1)
+            for h in range(n_groups)
+        ]
+        return each[0][None] if n_groups == 1 else torch.stack(each), float(losses.detach().mean()), state
 
     grads = torch.zeros(n_groups, model.n_params, device=x.device)
     total = 0.0
@@ -170,7 +168,8 @@ def train_probe(
                 break
             with torch.no_grad():
                 step, state = method.direction(LocalStep(grads, params, start, const, state, hyper))
-                params.sub_(lr * (step + decay * params))
+                move = decay * params  # in place from here: fresh memory for a whole model costs as much as the sum
+                params.sub_(move.add_(step).mul_(lr))
             if on_step is not None:
                 on_step(i, params, state)
             task.advance(1.0 / (task.n_probes * len(plan.batches)))
