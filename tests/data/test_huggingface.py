@@ -124,7 +124,7 @@ def test_partitions_of_a_federation_are_its_sites() -> None:
     found = ft.Federation.from_huggingface(FederatedDataset(data))
     assert found.sites == ("mill", "yard") and found.sizes.sum() < 120
     found = ft.Federation.from_huggingface(FederatedDataset(data, data.rows(range(30))))
-    assert len(found.test) == 30 and len(found.pool) == 120
+    assert len(found.test) == 30 and len(found.pool) == len(np.unique(found.pool.x[:, 0])) == 120
     with pytest.raises(ft.FedtailError, match="leave out site"):
         ft.Federation.from_huggingface(FederatedDataset(data), site="town")
 
