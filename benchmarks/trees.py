@@ -38,6 +38,7 @@ import numpy as np
 import torch
 from sklearn.metrics import average_precision_score, f1_score
 
+from choices import MORE
 from fedtail.boosting import splits
 from fedtail.boosting.bins import Column, columns_of, read_columns
 from fedtail.boosting.grower import Site, asking, best_round, boost
@@ -56,6 +57,8 @@ from table_models import ASIDE, CHOOSE, as_table
 POWERS = np.array(sorted(np.arange(-10, 11, 2) / 10, key=abs))
 OPTIONS: dict[str, Any] = {"rounds": 200, "patience": 20, "column_share": 0.7}
 CONSTANTS = {name: value for name, value in vars(splits).items() if name.isupper()}
+LARGEST = ("chemistry", "degrees", "origins")
+"""Tables that take too long to judge by."""
 SCIKIT = (0.0, 0.5, 1.0)
 """Powers of inverse class share that scikit-learn's rows are weighted by."""
 
@@ -405,8 +408,8 @@ def main() -> None:
     elif given.what == "peers":
         peers(given.tables.split(","), given.flower, given.rounds)
     else:
-        judges = [name for name in ASIDE if name not in CHOOSE]
-        names = {"choose": list(CHOOSE), "judge": judges}.get(given.tables, given.tables.split(","))
+        judges = [name for name in ASIDE if name not in (*CHOOSE, *MORE, *LARGEST)]
+        names = {"choose": [*CHOOSE, *MORE], "judge": judges}.get(given.tables, given.tables.split(","))
         seeds = [int(s) for s in given.seeds.split(",")]
         compare(
             names, seeds, json.loads(given.grid), json.loads(given.fit), not given.no_pooled, given.jobs, given.keep
