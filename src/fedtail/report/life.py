@@ -104,7 +104,7 @@ def _now(watch: Watch) -> list[Block]:
         ),
         (
             str(len(changed)),
-            "looks with a change",
+            "look with a change" if len(changed) == 1 else "looks with a change",
             f"first: {changed[0].name}" if changed else f"of {len(watch.looks)}",
         ),
     ]
