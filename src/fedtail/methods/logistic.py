@@ -1,15 +1,15 @@
 """Logistic regression as on pooled samples, by L-BFGS from sums of gradients: a head on frozen features at its best.
 
     g(x) = (1/n) sum_i w_{y_i} grad CE_i(x)     the sum over all samples of all sites; w_c = (n / (C n_c))^power
-    x   <- x - H (g(x) + ridge_t x)             H from the last ten pairs (x' - x, g' - g), whose g' - g gets ridge_t s
+    x   <- x - H (g(x) + ridge_t x)             H from the last pairs (x' - x, g' - g), whose g' - g gets ridge_t s
 
 In a round every site takes one plain step of length 1 with all its samples, so that the mean of the updates is -g(x),
 whatever the partition; the server, or each site for itself, moves on (Liu and Nocedal, Mathematical Programming 45,
 1989). The first round, from a head of zeros, has no weights: its gradient in the biases, 1/C - n_c / n, tells them.
 Steps need no line search: the loss is convex, so a step too long leaves a pair that shortens the next.
 
-The ridge falls from round to round, from ``strongest`` to ``weakest``, and validation keeps the round with the lowest
-log loss. A pair holds for every ridge, so that no gradient is lost on the way. Sums of products are rounded once, after
+The ridge is ``strongest`` for a quarter of the rounds, which noisy labels want, and falls by a constant factor to
+``weakest``; validation keeps the round with the lowest log loss. A pair holds for every ridge. Sums of products are rounded once, after
 the last term, which makes them the same bits on every machine.
 """
 
@@ -29,8 +29,10 @@ from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy,
 from fedtail.methods.registry import METHODS
 from fedtail.methods.weighted_ce import inverse_frequency
 
-PAIRS = 10
+PAIRS = 20
 """Pairs that are kept."""
+HOLD = 0.25
+"""Share of the rounds at the strongest ridge."""
 NOBODY = 1e-6
 """A class with a smaller share has no samples: updates may be rounded to fixed point."""
 
@@ -106,12 +108,17 @@ class Logistic(Method):
             pairs = pairs[-PAIRS:]
         else:
             pairs = pairs[:0]
-        done = (server.round - 1) / max(server.rounds - 2, 1)
-        ridge = self.strongest * (self.weakest / self.strongest) ** done
+        ridge = self.ridge(server.round, server.rounds)
         width = x.numel() / server.n_classes
         step = lbfgs_step(gradient + ridge * x, [(s, y + ridge * s) for s, y in pairs], 1 / (width / 2 + ridge))
         kept = {"last": torch.stack([x, gradient]), "pairs": pairs}
         return (x - step).to(server.x.dtype), {"class_weight": state["class_weight"], **kept}
+
+    def ridge(self, t: int, rounds: int) -> float:
+        """The ridge of round t, from 1 on."""
+        held = int(HOLD * rounds)
+        done = max(t - 1 - held, 0) / max(rounds - 2 - held, 1)
+        return self.strongest * (self.weakest / self.strongest) ** done
 
     def _class_weights(self, server: Server, aggregate: Tensor) -> Tensor:
         """(C,) from the first round's gradient in the biases."""
