@@ -89,7 +89,7 @@ def test_any_partition_gives_the_same_model() -> None:
     shuffled = np.random.default_rng(3).permutation(120)
     first = head(rows(1, np.arange(120)), rounds=12).x
     for n_sites, order in ((3, np.arange(120)), (7, shuffled)):
-        assert torch.allclose(head(rows(n_sites, order), rounds=12).x, first, atol=2e-5)
+        assert torch.allclose(head(rows(n_sites, order), rounds=12).x, first, atol=1e-4)
 
 
 def test_golden_values() -> None:

@@ -9,8 +9,8 @@ whatever the partition; the server, or each site for itself, moves on (Liu and N
 Steps need no line search: the loss is convex, so a step too long leaves a pair that shortens the next.
 
 The ridge is ``strongest`` for a quarter of the rounds, which noisy labels want, and falls by a constant factor to
-``weakest``; validation keeps the round with the lowest log loss. A pair holds for every ridge. Sums of products are rounded once, after
-the last term, which makes them the same bits on every machine.
+``weakest``; validation keeps the round with the lowest log loss. A pair holds for every ridge. Sums of products are
+rounded once, after the last term, which makes them the same bits on every machine.
 """
 
 from __future__ import annotations
