@@ -229,6 +229,25 @@ def test_the_site_works_and_searches_without_a_server(site: Path, tmp_path: Path
         driver.quit()
 
 
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.xdist_group("browser")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_page_is_wider_than_its_window(site: Path, width: int, tmp_path: Path) -> None:
+    driver = start(tmp_path)
+    window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    try:
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+        wide = []
+        for page in sorted(site.glob("*.html")):
+            driver.get(page.as_uri())
+            if driver.execute_script("return document.documentElement.scrollWidth") > width:
+                wide.append(page.name)
+        assert wide == []
+    finally:
+        driver.quit()
+
+
 def test_pages_made_from_the_code_are_up_to_date() -> None:
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
     assert spec is not None and spec.loader is not None
