@@ -12,7 +12,7 @@ from fedtail.data import DATASETS
 from fedtail.data.partitions import partition
 from fedtail.errors import FedtailError
 from fedtail.rates import ClusteredFedHOO, Setting
-from fedtail.rates.clusters import k_means, sketch
+from fedtail.rates.clusters import k_means, merge_small, sketch
 from fedtail.runs.execution import fit
 from tests.rates.test_fedhoo import candidate_rates
 
@@ -62,6 +62,13 @@ def test_clusters_by_size_separate_small_from_large() -> None:
     strategy.begin(Setting(10, 0.5, np.array([10, 1000, 12, 900, 9, 1100])))
     np.testing.assert_array_equal(strategy.axes, [0, 1, 0, 1, 0, 1])
     assert strategy.ask().shape == (6, 2) and len(strategy.axes) == 6
+
+
+def test_a_cluster_with_too_few_clients_joins_the_nearest() -> None:
+    points = np.array([[0.0], [0.1], [1.0], [5.0], [5.2]])
+    labels = np.array([0, 0, 1, 2, 2])
+    assert merge_small(labels, points, 2).tolist() == [0, 0, 0, 1, 1]
+    assert merge_small(labels, points, 1).tolist() == labels.tolist()
 
 
 def test_equal_sizes_make_one_cluster() -> None:

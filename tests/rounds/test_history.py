@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.errors import FedtailError
+from fedtail.rounds.checkpoint import load_checkpoint, save_checkpoint
 from fedtail.rounds.history import history_line, history_text, influence_of, parse_history, parse_timings
+from fedtail.rounds.state import State
 
 values = st.lists(st.sampled_from([0.4, 0.6, 0.8]), min_size=2, max_size=2)
 
@@ -90,3 +94,11 @@ def test_an_outlier_was_flagged_in_half_of_its_rounds_and_three_times_at_least()
 def test_an_outlier_was_refused_in_a_third_of_all_rounds_and_three_times_at_least() -> None:
     assert outliers(9, malformed=3) == [1] and outliers(10, malformed=3) == []
     assert outliers(2, malformed=2) == [] and outliers(3, malformed=3) == [1]
+
+
+def test_a_checkpoint_of_another_config_is_refused_and_the_difference_named(tmp_path: Path) -> None:
+    state = State(0, torch.zeros(2))
+    save_checkpoint(tmp_path, state, {"local.lr": 0.1, "run.seed": 0})
+    assert load_checkpoint(tmp_path, state.x, [], {"local.lr": 0.1, "engine.new": 1}) is not None
+    with pytest.raises(FedtailError, match=r"local.lr \(0.1 before, 0.2 now\)"):
+        load_checkpoint(tmp_path, state.x, [], {"local.lr": 0.2, "run.seed": 0})

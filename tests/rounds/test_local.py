@@ -1,15 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedtail import fit
-from fedtail.core.records import Task
+from fedtail.core.records import DIVERGED, Task
 from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.errors import FedtailError
 from fedtail.methods import Batch, FedAvg, FedCGN, FedCGNM, Method
 from fedtail.models import FlatModel, build_model
-from fedtail.rounds.local import group_gradients, load_batch, train_client, train_probe
+from fedtail.rounds.local import DivergedError, group_gradients, load_batch, train_client, train_probe
 from fedtail.rounds.plan import plan_local_run
 from fedtail.settings import Settings
 from fedtail_experiments.methods.pcn import PCN
@@ -154,6 +156,19 @@ def test_both_probes_of_a_round_start_from_the_same_model_and_equal_rates_agree(
         model, federation.client(2), FedCGNM(), task_for(model.vector.clone(), 2, probes=2), 0, {}, Settings.of()
     )
     assert update.delta.shape[0] == 2 and torch.equal(update.delta[0], update.delta[1])
+
+
+def test_a_run_that_diverged_counts_as_one_that_did_not_move_where_that_is_asked_for(federation, module) -> None:
+    model = FlatModel(module)
+    tried = {"rate": np.zeros((1, 2)), "lr": np.array([[0.1, 1e30]])}
+    task = Task(0, model.vector.clone(), (0,), tried, 0.1, reports=frozenset({DIVERGED}))
+    settings = Settings.of(batch_size=8)
+    update, _ = train_client(model, federation.client(0), FedAvg(), task, 0, {}, settings)
+    assert update.reports[DIVERGED].tolist() == [0.0, 1.0]
+    assert update.delta[0].abs().max() > 0 and not update.delta[1].any()
+    assert update.steps[0] > 0 and update.steps[1] == 0 and np.isfinite(update.loss).all()
+    with pytest.raises(DivergedError, match="loss became"):
+        train_client(model, federation.client(0), FedAvg(), replace(task, reports=frozenset()), 0, {}, settings)
 
 
 def test_dropout_draws_are_keyed_by_client_and_round(federation) -> None:

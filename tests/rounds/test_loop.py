@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedtail.rates import RATES, FedHOO
 from fedtail.rates.base import RateStrategy
 from fedtail.rounds.evaluation import Split, confusion_on
 from fedtail.rounds.loop import train_rounds
+from fedtail.rounds.search import RatesInForce
 from fedtail.rounds.state import Problem
 from fedtail.rounds.validation import over_sites, site_values
 from fedtail.runs.build import assemble
@@ -73,6 +75,14 @@ def test_history_holds_the_path_variation_of_every_round() -> None:
         [r["path_variation_per_root_round"] for r in records], expected / np.sqrt(np.arange(1, 8)), atol=1e-12
     )
     assert expected[-1] > 0
+
+
+def test_path_variation_weighs_clients_by_their_share() -> None:
+    now: Any = SimpleNamespace(searches="rate", rates=np.array([0.5, 0.5]))
+    path, shares = RatesInForce([]), np.array([0.25, 0.75])
+    assert path.record(now, shares, 0)["path_variation"] == 0.0
+    now.rates = np.array([0.7, 0.5])
+    assert path.record(now, shares, 1)["path_variation"] == pytest.approx(0.25 * 0.2)
 
 
 @pytest.mark.parametrize(("searches", "low", "high"), [("lr", 0.01, 0.2), ("beta", 0.1, 0.9)])

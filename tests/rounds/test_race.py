@@ -90,6 +90,18 @@ def test_rivals_are_compared_by_where_they_are_and_not_by_how_they_started() -> 
     assert not it.racing and it.lr == 1.0
 
 
+def test_probes_from_a_common_model_are_compared_by_what_they_gained_in_all_rounds() -> None:
+    it, length = race(rivals=False), sum(rounds for _, rounds in rungs(50))
+    for t in range(length):
+        played(it, lambda lr, t=t: float(lr == 0.1) if t < length - 1 else 0.1 * (lr == 0.3))
+    assert not it.racing and it.lr == 0.1
+
+
+def test_a_short_run_races_fewer_learning_rates() -> None:
+    assert [rungs(rounds) for rounds in (3, 8, 10)] == [[(2, 1)], [(3, 1), (2, 1)], [(4, 1), (2, 1)]]
+    assert rungs(50) == [(5, 2), (2, 10)]
+
+
 @pytest.mark.parametrize("rivals", [True, False])
 def test_a_learning_rate_at_which_a_client_diverges_is_out(rivals: bool) -> None:
     it = race(rivals=rivals)
