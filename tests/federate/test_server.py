@@ -20,7 +20,7 @@ from fedtail.federate.protocol.transport import InProcess
 from fedtail.federate.protocol.wire import Parts, pack, unpack
 from fedtail.federate.server import federate, roster
 from fedtail.federate.site.config import load_site
-from fedtail.runs.config import check_config
+from fedtail.runs.config import changed, check_config
 from fedtail.runs.execution import run
 from fedtail.version import VERSION
 
@@ -239,6 +239,14 @@ def test_a_run_goes_on_with_the_sites_it_began_with_whatever_the_list_says_now(t
     federate(settings, sites(tables, table_data(tables)), NAMES)
     assert roster(settings, ["west", "south"], resume=True) == list(NAMES)
     assert roster(config(tables), ["west", "south"]) == ["west", "south"]
+
+
+def test_the_sites_of_a_resumed_run_are_known_whatever_seed_they_drew(tmp_path: Path) -> None:
+    """Under ``blind`` a run's seed is the sites', and not that of the config which resumes it."""
+    begun = check_config({"run": {"name": "x", "folder": str(tmp_path), "seed": 3}, "deploy": {"trust": "blind"}})
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "config.toml").write_text(changed(begun, {"run.seed": 188185546641896}).to_toml())
+    assert roster(begun, NAMES, resume=True) == list(NAMES)
 
 
 def test_sites_with_image_folders_train_and_share_one_scaling(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from fedtail.rounds.state import Problem
 from fedtail.runs.build import Run, load_pooled
 from fedtail.runs.encoding import encode_samples
 from fedtail.runs.execution import play
-from fedtail.runs.folder import choose_folder, claimed
+from fedtail.runs.folder import choose_folder, claimed, run_name
 from fedtail.runs.result import Result
 from fedtail.settings import Settings
 
@@ -42,7 +42,7 @@ TERMS = "federation.json"
 def roster(config: Settings, sites: Sequence[str], *, resume: bool = False) -> list[str]:
     """The site behind each client's number. A run goes on with the sites that it began with: one that has left is
     missing, and one that is new takes part in the next run."""
-    file = choose_folder(config, resume) / TERMS
+    file = Path(config.run.folder) / run_name(config) / TERMS
     return list(json.loads(file.read_text())["sites"]) if resume and file.is_file() else list(sites)
 
 
