@@ -30,6 +30,7 @@ from fedtail.simulate import simulator
 from fedtail.simulate.batched import shards
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.workers import Workers, by_caller, forward_flops
+from fedtail_experiments.methods.measurements import TRAIN_LOSS
 from tests.simulate.batched.test_simulator import make_module
 
 SIZES = (210, 120, 64, 40, 22, 9, 5)
@@ -114,7 +115,7 @@ def test_evaluation_does_not_depend_on_workers(uneven: Federation, monkeypatch: 
                 engine.validate(candidates, range(7)).tolist(),
                 repr(dict(engine.scores(x, "validation"))),
                 engine.site_decisions(x, goal),
-                {k: v.tolist() for k, v in engine.measure(x, "train_loss").items()},
+                {k: v.tolist() for k, v in engine.measure(x, TRAIN_LOSS).items()},
             )
         )
         assert engine.info()["workers"] == n
@@ -220,6 +221,7 @@ def test_a_run_loads_no_compiler(tmp_path: Path) -> None:
 import sys
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
+from fedtail_experiments.methods.measurements import TRAIN_LOSS
 run(load_config(None, ["data.name=blobs", "data.n_max=60", "run.rounds=2", "run.folder=FOLDER"]))
 assert "torch._dynamo" not in sys.modules
 """

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedtail.core.features import class_gradients
 from fedtail.data.federation import Federation, Samples, Transform
 from fedtail.methods.base import cross_entropy
 from fedtail.models.flat import FlatModel
+from fedtail_experiments.methods.measurements import class_gradients
 
 CHUNK = 256
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtail.core.features import Moments, merged_moments
 from fedtail.core.random import torch_seed
 from fedtail.core.records import Tensors
 from fedtail.errors import check_range
 from fedtail.methods.base import Method, Server
+from fedtail_experiments.methods.measurements import CLASS_MOMENTS, Moments, merged_moments
 from fedtail_experiments.methods.retraining import fit_linear
 
 
@@ -55,7 +55,7 @@ class CCVR(Method):
         if not self.steps:
             return server.x
         weight, bias = (t.detach().double().cpu() for t in server.classifier(server.x))
-        sent = server.measure("class_moments", server.x)
+        sent = server.measure(CLASS_MOMENTS, server.x)
         moments = merged_moments([Moments.unpacked(sent[k].double().cpu()) for k in sorted(sent)])
         rng = torch.Generator().manual_seed(torch_seed(server.seed, "ccvr"))
         features, labels = virtual_features(moments, self.virtual, rng)

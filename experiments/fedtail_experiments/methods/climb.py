@@ -26,6 +26,7 @@ from torch import Tensor
 from fedtail.core.records import Tensors, Update
 from fedtail.errors import check_range
 from fedtail.methods.base import LocalStep, Method, Server
+from fedtail_experiments.methods.measurements import TRAIN_LOSS
 
 LAMBDA_MAX = 100.0
 
@@ -75,7 +76,7 @@ class CLIMB(Method):
         dual = state["lambda"]
         if server.round > 0:
             dual = self.dual_step(dual, state["loss"])
-        values = {k: float(v) for k, v in server.measure("train_loss").items()}
+        values = {k: float(v) for k, v in server.measure(TRAIN_LOSS).items()}
         typical = sum(values.values()) / max(len(values), 1)  # for clients that did not answer
         losses = [values.get(k, typical) for k in range(server.n_clients)]
         return {"lambda": dual, "loss": torch.tensor(losses, dtype=torch.float64, device=dual.device)}

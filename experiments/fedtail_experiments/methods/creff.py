@@ -32,6 +32,7 @@ from fedtail.core.random import torch_seed
 from fedtail.core.records import Tensors, Update
 from fedtail.errors import FedtailError, check_range
 from fedtail.methods.base import Method, Server
+from fedtail_experiments.methods.measurements import CLASS_GRADIENTS
 from fedtail_experiments.methods.retraining import fit_linear
 
 FARTHEST = 1.0
@@ -91,7 +92,7 @@ class CReFF(Method):
             nothing = torch.full((server.n_classes, self.features, weight.shape[1]), float("nan"))
             state = {"features": nothing, "weight": weight, "bias": bias}
         judged = server.with_classifier(server.x, state["weight"], state["bias"])
-        sent = server.measure("class_gradients", judged)
+        sent = server.measure(CLASS_GRADIENTS, judged)
         goal = mean_gradients([sent[k].double().cpu() for k in sorted(sent)])
         rng = torch.Generator().manual_seed(torch_seed(server.seed, "creff"))
         noise = torch.randn(state["features"].shape, generator=rng)

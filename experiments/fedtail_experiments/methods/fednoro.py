@@ -28,6 +28,7 @@ from fedtail.core.records import Tensors, Update
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server
 from fedtail.methods.logit_adjustment import MASKED, adjusted, adjustment, proportions
+from fedtail_experiments.methods.measurements import CLASS_LOSS
 
 VOTES = 9
 AT_ONCE = 1 << 22
@@ -100,7 +101,7 @@ class FedNoRo(Method):
         noisy = state["noisy"]
         if server.round == self.warmup:
             losses = np.full((server.n_clients, server.n_classes), np.nan)
-            for k, values in server.measure("class_loss").items():
+            for k, values in server.measure(CLASS_LOSS).items():
                 losses[k] = values.double().cpu().numpy()
             noisy = torch.as_tensor(noisy_clients(losses), dtype=torch.float32)
         return {"noisy": noisy, "kd_weight": torch.tensor(self.kd_weight(server.round))}

@@ -25,6 +25,7 @@ from fedtail.core.records import Tensors
 from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy
 from fedtail.methods.logit_adjustment import proportions
+from fedtail_experiments.methods.measurements import EFFECTIVE_NUMBERS
 
 KEEP = 0.9
 """Of the old effective numbers in each round's."""
@@ -99,7 +100,7 @@ class FedYoYo(Method):
         return {"numbers": torch.ones(n_classes, dtype=torch.float64), "rounds": torch.zeros((), dtype=torch.float64)}
 
     def before_round(self, server: Server, state: Tensors) -> Tensors:
-        sent = server.measure("effective_numbers")
+        sent = server.measure(EFFECTIVE_NUMBERS)
         now = 1.0 + torch.stack([sent[k].double().cpu() for k in sorted(sent)]).sum(0)
         numbers = KEEP * state["numbers"] + (1 - KEEP) * now if bool(state["rounds"] > 0) else now
         return {"numbers": numbers, "rounds": state["rounds"] + 1}

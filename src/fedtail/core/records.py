@@ -18,6 +18,17 @@ without the report the client would be refused."""
 
 
 @dataclass(frozen=True)
+class Measurement:
+    """What a method asks of every client's un-resampled training samples, in the simulator alone."""
+
+    name: str
+    function: Callable[..., Tensor]
+    """Of losses (n,), labels (n,) and the number of classes; or of features (n, d), logits (n, C) and the same two."""
+    of_features: bool = False
+    """Whether it is of the features before the output layer instead of the losses, unweighted cross-entropy."""
+
+
+@dataclass(frozen=True)
 class Task:
     """One round's work order, the same for every engine.
 

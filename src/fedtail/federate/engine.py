@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.counts import total
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
-from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Measurement, Refusal, Task, Tensors, Update
 from fedtail.core.robust import capped, fair_share
 from fedtail.core.scores import ONE, Scores
 from fedtail.data.federation import Samples
@@ -284,8 +284,8 @@ class RemoteEngine:
         replies = self._ask(Phase.DECIDE, self._all, Parcel({"goal": goal.to_json()}, {"x": x}), read, {})
         return {k: replace(one, costs=goal.common.costs) for k, one in replies.items()}
 
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        raise Unmeasured(self._method.name, what)
+    def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:
+        raise Unmeasured(self._method.name, what.name)
 
     def info(self) -> dict[str, Any]:
         return {"engine": self.transport.name, "path": "remote", "device": "sites", "trust": "server"}

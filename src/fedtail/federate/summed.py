@@ -21,7 +21,7 @@ from fedtail.boosting.model import TreesModule
 from fedtail.boosting.predictor import Forest
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
-from fedtail.core.records import DIVERGED, Refusal, Task, Tensors, Update
+from fedtail.core.records import DIVERGED, Measurement, Refusal, Task, Tensors, Update
 from fedtail.core.robust import fair_share
 from fedtail.core.scores import ONE, TEMPERATURES, Scores
 from fedtail.core.totals import COUNTS, LIMIT, Reach, Totals
@@ -228,8 +228,8 @@ class SummedEngine:
             self.owned[client].decide(x, goal, self.decision_file)
         return {}
 
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        raise Unmeasured(self.method.name, what)
+    def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:
+        raise Unmeasured(self.method.name, what.name)
 
     def info(self) -> dict[str, Any]:
         return {"engine": self.name, "path": "remote", "device": "sites", "trust": self.settings.deploy.trust}

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtail.core.momentum import Scalar
-from fedtail.core.records import Task, Tensors, Update
+from fedtail.core.records import Measurement, Task, Tensors, Update
 from fedtail.errors import check_range
 
 
@@ -71,7 +71,7 @@ class LocalRun:
 
 
 class Measure(Protocol):
-    def __call__(self, what: str, x: Tensor | None = None) -> dict[int, Tensor]: ...
+    def __call__(self, what: Measurement, x: Tensor | None = None) -> dict[int, Tensor]: ...
 
 
 def _no_comparison(models: Sequence[Tensor]) -> np.ndarray:
@@ -95,10 +95,7 @@ class Server:
     weights: np.ndarray
     """(K,) p_k of all registered clients."""
     measure: Measure
-    """Ask every client for a measurement of the global model, or of another, on its un-resampled training data:
-    ``train_loss`` (scalar, unweighted cross-entropy), ``class_loss`` ((C,) mean per class, NaN if absent), or of the
-    features before the output layer ``class_moments``, ``class_gradients`` or ``effective_numbers``; see
-    ``core.features``."""
+    """Ask every client for a measurement of the global model, or of another, on its un-resampled training data."""
     auxiliary_gradients: Callable[[], Tensor]
     """(C, rows, columns) gradient of the output layer's weight on the auxiliary samples of each class."""
     output_weight: Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import Measurement, Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.models.flat import FlatModel
 
@@ -68,8 +68,8 @@ class Engine(Protocol):
         """(s, counts of the probabilities of candidate s) pooled over the clients' private splits, in any order."""
         ...
 
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        """Every client's measurement of a model: one of ``evaluation.LOSSES`` or ``evaluation.FEATURES``."""
+    def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:
+        """Every client's measurement of a model."""
         ...
 
     def commit(self, choice: dict[int, int]) -> None:

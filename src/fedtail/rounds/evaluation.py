@@ -15,7 +15,6 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision
 from fedtail.core.evidence import class_counts, confusion_matrix
-from fedtail.core.features import class_gradients, class_moments, effective_numbers
 from fedtail.core.metrics import score_of
 from fedtail.core.records import DIVERGED, Task
 from fedtail.core.scores import Scores
@@ -23,10 +22,6 @@ from fedtail.data.federation import Client, Federation, Samples, Transform
 from fedtail.models.flat import FlatModel
 
 EVAL_BATCH = 1024
-LOSSES = ("train_loss", "class_loss")
-FEATURES = ("class_moments", "class_gradients", "effective_numbers")
-"""Measurements of losses, and of the features before the output layer. All but ``train_loss`` tell what classes a
-client has."""
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """Model input and labels, batch by batch."""
@@ -193,36 +188,3 @@ def judged(metric: str, n_classes: int, background: int | None = None) -> Callab
         return score_of(scores, metric, background) if scores.n else float("nan")
 
     return judge
-
-
-def measurement(client: Client, losses: Tensor, what: str) -> Tensor:
-    """Return a measurement of the losses (n_k,) of a client's training samples: ``train_loss``, their mean, or
-    ``class_loss``, (C,) the mean of each class, NaN where the client has none of it."""
-    if what not in LOSSES:
-        raise ValueError(f"unknown measurement {what!r}")
-    losses = losses.double().cpu()
-    if what == "train_loss":
-        return losses.mean()
-    sums = torch.zeros(client.n_classes, dtype=torch.float64)
-    return sums.index_add_(0, torch.as_tensor(client.labels), losses) / torch.as_tensor(client.counts)
-
-
-def measurement_shape(what: str, n_classes: int, model: FlatModel) -> tuple[int, ...]:
-    """Return the shape of a client's measurement."""
-    if what in ("class_moments", "class_gradients"):
-        d = model.output_linear().in_features
-        return (n_classes, 1 + d + d * d) if what == "class_moments" else (n_classes, n_classes, d + 1)
-    return () if what == "train_loss" else (n_classes,)
-
-
-def feature_measurement(model: FlatModel, client: Client, x: Tensor, what: str) -> Tensor:
-    """Return a measurement of the features of a client's training samples, class by class: see ``core.features``."""
-    if what not in FEATURES:
-        raise ValueError(f"unknown measurement {what!r}")
-    split = Split.of(client, client.train)
-    features, logits, y = (t.cpu() for t in model.features(x, split.batches(device=model.vector.device)))
-    if what == "class_moments":
-        return class_moments(features, y, client.n_classes).packed()
-    if what == "class_gradients":
-        return class_gradients(features, logits, y, client.n_classes)
-    return effective_numbers(features, y, client.n_classes)

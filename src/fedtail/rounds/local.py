@@ -23,12 +23,9 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, LocalStep, Method, cross_entropy
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import (
-    FEATURES,
     Logits,
     Split,
-    feature_measurement,
     judged,
-    measurement,
     model_logits,
     run_reports,
 )
@@ -252,10 +249,3 @@ def client_losses(model: FlatModel, client: Client, x: Tensor) -> Tensor:
     batches = split.batches(device=model.vector.device)
     parts = [cross_entropy(z, y) for z, y in model_logits(model, x, batches)]
     return torch.cat(parts) if parts else torch.empty(0)
-
-
-def measure_client(model: FlatModel, client: Client, x: Tensor, what: str) -> Tensor:
-    """``measurement`` or ``feature_measurement`` of the model ``x`` at a client."""
-    if what in FEATURES:
-        return feature_measurement(model, client, x, what)
-    return measurement(client, client_losses(model, client, x), what)

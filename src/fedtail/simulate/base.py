@@ -13,20 +13,17 @@ from torch import Tensor
 from fedtail.core.candidates import Candidates
 from fedtail.core.decisions import Decision, Decisions, SiteGoal
 from fedtail.core.evidence import confusion_matrix
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import Measurement, Refusal, Task, Tensors, Update
 from fedtail.core.scores import Scores
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method, cross_entropy
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.evaluation import (
-    FEATURES,
     Logits,
     Split,
     client_confusions,
     client_splits,
-    feature_measurement,
     federation_split,
-    measurement,
     probabilities_of,
     scores_on,
 )
@@ -159,14 +156,15 @@ class Simulator(Scoring):
         each = [[cross_entropy(z, y) for z, y in logits] for logits in self._logits_each(models, split)]
         return torch.stack([torch.cat(parts) if parts else torch.empty(0) for parts in each])
 
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
+    def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:
         out = {}
         for client in map(self.federation.client, range(self.n_clients)):
-            if what in FEATURES:
-                out[client.index] = feature_measurement(self.model, client, x, what)
+            split = Split.of(client, client.train)
+            if what.of_features:
+                seen = self.model.features(x, split.batches(device=self.model.vector.device))
             else:
-                losses = self._losses(x.unsqueeze(0), Split.of(client, client.train))[0]
-                out[client.index] = measurement(client, losses, what)
+                seen = self._losses(x.unsqueeze(0), split)[0].double(), torch.as_tensor(client.labels)
+            out[client.index] = what.function(*(t.cpu() for t in seen), client.n_classes)
         return out
 
     def _settle(self, outcomes: Sequence[Outcome]) -> tuple[list[Update], list[Refusal]]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.core.features import class_gradients
 from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
 from fedtail.rounds.validation import kept_model
@@ -25,6 +24,7 @@ from fedtail_experiments.methods.creff import (
     told_length,
     told_means,
 )
+from fedtail_experiments.methods.measurements import class_gradients
 from fedtail_experiments.methods.retraining import fit_linear
 from tests.methods.federations import problem, train
 

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedtail as ft
-from fedtail.core.features import Moments, class_moments, effective_numbers, merged_moments
 from fedtail.data.images.augment import PAD, apply_augment, apply_strong, draw_strong, draw_views
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, Server
 from fedtail.models import FlatModel, build_model
 from fedtail.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from fedtail.rates import RATES
-from fedtail.rounds.evaluation import FEATURES, LOSSES, measurement_shape
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.validation import kept_model
 from fedtail.runs.build import assemble
@@ -28,6 +26,13 @@ from fedtail_experiments.methods.fedetf import FedETF
 from fedtail_experiments.methods.fedlc import FedLC
 from fedtail_experiments.methods.fedloge import FedLoGe
 from fedtail_experiments.methods.fedyoyo import FedYoYo
+from fedtail_experiments.methods.measurements import (
+    EFFECTIVE_NUMBERS,
+    Moments,
+    class_moments,
+    effective_numbers,
+    merged_moments,
+)
 from fedtail_experiments.methods.retraining import fit_linear
 from tests.methods.federations import problem, train
 
@@ -211,7 +216,7 @@ def test_fedyoyo_s_server_keeps_nine_tenths_of_what_it_knew() -> None:
         n_clients=2,
         n_classes=2,
         weights=np.array([0.5, 0.5]),
-        measure=lambda what, x=None: {"effective_numbers": sent}[what],
+        measure=lambda what, x=None: {EFFECTIVE_NUMBERS: sent}[what],
         auxiliary_gradients=lambda: torch.zeros(0),
         output_weight=lambda x: x,
     )
@@ -291,13 +296,6 @@ def test_two_views_of_images_agree_on_every_path(path: str) -> None:
         return train_rounds(made, settings, made.begin()).x
 
     assert torch.allclose(trained(path), trained("reference"), atol=1e-5)
-
-
-@pytest.mark.parametrize("what", [*LOSSES, *FEATURES])
-def test_a_measurement_has_the_shape_that_a_server_expects(what: str) -> None:
-    made = problem(CCVR())
-    for found in made.engine.measure(made.begin().x, what).values():
-        assert tuple(found.shape) == measurement_shape(what, made.n_classes, made.model)
 
 
 def test_fedetf_trains_a_head_that_starts_at_zero() -> None:

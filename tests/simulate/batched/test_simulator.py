@@ -26,6 +26,7 @@ from fedtail.simulate.batched import programs, shards
 from fedtail.simulate.batched.capture import CaptureError
 from fedtail.simulate.batched.simulator import BatchedSimulator
 from fedtail.simulate.reference import ReferenceSimulator
+from fedtail_experiments.methods.measurements import CLASS_LOSS, CLASS_MOMENTS, TRAIN_LOSS
 
 TOLERANCE = 5e-5
 """Largest difference of any parameter's update after one round, in units of the largest update."""
@@ -309,7 +310,7 @@ def test_validation_confusion_and_measurements_equal_the_reference(kind: str) ->
         assert np.array_equal(reference.validate(candidates, clients), fast.validate(candidates, clients))
     for split in ("test", "validation"):
         assert np.array_equal(reference.confusion(x, split), fast.confusion(x, split))
-    for what in ("train_loss", "class_loss"):
+    for what in (TRAIN_LOSS, CLASS_LOSS, CLASS_MOMENTS):
         a, b = reference.measure(x, what), fast.measure(x, what)
         assert a.keys() == b.keys()
         for k in a:

@@ -21,6 +21,7 @@ from fedtail.models.classifiers import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator
+from fedtail_experiments.methods.measurements import CLASS_LOSS, CLASS_MOMENTS, TRAIN_LOSS
 
 TOLERANCE = 2e-5
 """Largest difference of any parameter's update after one round, in units of the largest update (at least 0.01)."""
@@ -197,7 +198,7 @@ def test_validation_confusion_and_measurements_equal_the_reference() -> None:
     assert np.array_equal(reference.validate(candidates, [0, 2]), fast.validate(candidates, [0, 2]))
     for split in ("test", "validation"):
         assert np.array_equal(reference.confusion(x, split), fast.confusion(x, split))
-    for what in ("train_loss", "class_loss"):
+    for what in (TRAIN_LOSS, CLASS_LOSS, CLASS_MOMENTS):
         a, b = reference.measure(x, what), fast.measure(x, what)
         for k in a:
             torch.testing.assert_close(a[k], b[k], rtol=1e-5, atol=1e-6, equal_nan=True)

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from fedtail.core.candidates import Candidates
 from fedtail.core.evidence import class_counts
-from fedtail.core.records import Refusal, Task, Tensors, Update
+from fedtail.core.records import Measurement, Refusal, Task, Tensors, Update
 from fedtail.data.federation import Federation, Transform
 from fedtail.data.images.augment import apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method
-from fedtail.rounds.evaluation import LOSSES, Logits, Split, federation_split
+from fedtail.rounds.evaluation import Logits, Split, federation_split
 from fedtail.rounds.local import End
 from fedtail.rounds.plan import PreparedRun, draw_width
 from fedtail.settings import Settings
@@ -185,22 +185,14 @@ class BatchedSimulator(ReferenceSimulator):
             self._splits[split] = federation_split(self.federation, split)
         return self.pooled.confusions(x.unsqueeze(0), self._splits[split])[0]
 
-    def measure(self, x: Tensor, what: str) -> dict[int, Tensor]:
-        f = self.federation
-        if what not in LOSSES:
+    def measure(self, x: Tensor, what: Measurement) -> dict[int, Tensor]:
+        if what.of_features:
             return super().measure(x, what)
+        f, sizes = self.federation, self.sizes.tolist()
         rows = np.concatenate(f.train)
-        each = self._losses(x.unsqueeze(0), Split.of(f, rows))[0].double().numpy()
-        owner = np.repeat(np.arange(self.n_clients), self.sizes)
-        if what == "train_loss":
-            means = np.bincount(owner, each, minlength=self.n_clients) / self.sizes
-            return dict(enumerate(torch.from_numpy(means)))
-        cells = owner * f.n_classes + f.pool.y.numpy()[rows]
-        with np.errstate(invalid="ignore"):
-            table = np.bincount(cells, each, self.n_clients * f.n_classes) / np.bincount(
-                cells, minlength=self.n_clients * f.n_classes
-            )
-        return dict(enumerate(torch.from_numpy(table.reshape(self.n_clients, f.n_classes))))
+        losses = self._losses(x.unsqueeze(0), Split.of(f, rows))[0].double().split(sizes)
+        labels = f.pool.y[torch.as_tensor(rows)].split(sizes)
+        return {k: what.function(*seen, f.n_classes) for k, seen in enumerate(zip(losses, labels, strict=True))}
 
     def info(self) -> dict[str, Any]:
         notes = self.programs.notes()

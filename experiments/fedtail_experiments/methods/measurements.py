@@ -1,14 +1,18 @@
-"""Sums over features, the inputs of a model's output layer, class by class, which a client can send.
+"""What methods ask of each client's training samples: sums over losses, and over features, class by class.
 
-features: (n, d); logits: (n, C); y: (n,) labels. Everything is in float64.
+Features are the inputs of a model's output layer. losses: (n,); features: (n, d); logits: (n, C); y: (n,) labels.
+Everything is in float64.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedtail.core.records import Measurement
 
 PIECE = 64
 """Samples whose features are compared with each other."""
@@ -94,3 +98,22 @@ def class_means(features: Tensor, y: Tensor, n_classes: int) -> Tensor:
     """(C, d), 0 for a class without samples."""
     sums = features.new_zeros(n_classes, features.shape[1]).index_add_(0, y, features)
     return sums / torch.bincount(y, minlength=n_classes).clamp_min(1).to(features).unsqueeze(1)
+
+
+def train_loss(losses: Tensor, y: Tensor, n_classes: int) -> Tensor:
+    """The mean loss."""
+    return torch.tensor(np.bincount(np.zeros(len(losses), dtype=np.int64), losses.numpy())[0] / len(losses))
+
+
+def class_loss(losses: Tensor, y: Tensor, n_classes: int) -> Tensor:
+    """(C,) mean loss of each class, NaN for a class without samples."""
+    with np.errstate(invalid="ignore"):
+        sums = np.bincount(y.numpy(), losses.numpy(), n_classes)
+        return torch.from_numpy(sums / np.bincount(y.numpy(), minlength=n_classes))
+
+
+TRAIN_LOSS = Measurement("train_loss", train_loss)
+CLASS_LOSS = Measurement("class_loss", class_loss)
+CLASS_MOMENTS = Measurement("class_moments", lambda f, _, y, c: class_moments(f, y, c).packed(), of_features=True)
+CLASS_GRADIENTS = Measurement("class_gradients", class_gradients, of_features=True)
+EFFECTIVE_NUMBERS = Measurement("effective_numbers", lambda f, _, y, c: effective_numbers(f, y, c), of_features=True)
