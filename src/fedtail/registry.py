@@ -22,6 +22,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedtail.errors import FedtailError, not_of_kind, one_of
 
 T = TypeVar("T")
+APART = ("method", "data", "rates", "model")
+"""Sections of settings whose names the package fedtail-experiments has more of."""
 
 
 @cache
@@ -87,7 +89,7 @@ class Registry(Generic[T]):
         for point in entry_points(group=self.group, name=name):
             return point.load()
         error = one_of(self.kind, name, [*self, *sorted(self._apart)])
-        if self.section in ("method", "data", "rates") and importlib.util.find_spec("fedtail_experiments") is None:
+        if self.section in APART and importlib.util.find_spec("fedtail_experiments") is None:
             raise FedtailError(f"{error}. The package fedtail-experiments, which is not installed, has more")
         raise error
 

@@ -1,6 +1,6 @@
 """Models, and the flat vector that the rest of the package sees."""
 
-from fedtail.models import cnn_lstm, mlp, resnet, small_cnn
+from fedtail.models import mlp, resnet, small_cnn
 from fedtail.models.auto import choose_model
 from fedtail.models.custom import custom_model
 from fedtail.models.flat import FlatModel
@@ -13,7 +13,6 @@ __all__ = [
     "batchnorm_note",
     "build_model",
     "choose_model",
-    "cnn_lstm",
     "custom_model",
     "has_batchnorm",
     "mlp",

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtail.models.classifiers import ROW_NORM, SimplexETF, TwoHeads
-from fedtail.models.cnn_lstm import CnnLstm
 from fedtail.models.mlp import Residual
 from fedtail.simulate.batched.layers import Branch, Gradients, GroupNorm, Layer, Linear, ReLU, Reshape, Shape, Window
-from fedtail.simulate.batched.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Network:
     @property
     def along_sequences(self) -> bool:
         """Whether it convolves or is recurrent."""
-        return any(isinstance(layer, Conv1d | Lstm) for layer in self.layers)
+        return any(getattr(layer, "along_sequence", False) for layer in self.layers)
 
     def parameters(self, flat: Tensor) -> list[list[Tensor]]:
         """Views of (n, d) parameters, layer by layer."""
@@ -68,7 +66,7 @@ class Network:
     def _samples_last(self, inputs: Tensor) -> Tensor:
         """(n, B, ...) -> (n, ..., B); a view where the first layer takes flat samples, whose products read either
         order."""
-        if isinstance(self.layers[0], Linear | Reshape | Fold):
+        if isinstance(self.layers[0], Linear | Reshape) or getattr(self.layers[0], "takes_flat", False):
             return inputs.flatten(2).transpose(1, 2)
         return inputs.movedim(1, -1).contiguous()
 
@@ -136,22 +134,18 @@ def _layers(leaves: Sequence[nn.Module], shape: Shape) -> list[Layer] | None:
         if type(leaf) is nn.ReLU:
             layers.append(ReLU(shape, inplace=bool(layers) and _fresh(layers[-1])))
             continue
-        make = _LAYERS.get(type(leaf))
-        layer = make(leaf, shape) if make else None
-        if layer is None:
+        make = LAYERS.get(type(leaf))
+        made = make(leaf, shape) if make else None
+        if made is None:
             return None
-        layers.append(layer)
-        shape = layer.out
+        layers += made if isinstance(made, list) else [made]
+        shape = layers[-1].out
     return layers or None
 
 
 def _leaves(module: nn.Module) -> list[nn.Module] | None:
-    if type(module) is CnnLstm:
-        blocks = _leaves(module.blocks)
-        start = [nn.Flatten(), nn.Unflatten(1, (module.in_channels, -1))]
-        return None if blocks is None else [*start, *blocks, _LastStep(module.lstm), module.output]
     if type(module) is not nn.Sequential:
-        return [module] if type(module) in (*_LAYERS, nn.Identity, nn.ReLU) else None
+        return [module] if type(module) in (*LAYERS, nn.Identity, nn.ReLU) else None
     out: list[nn.Module] = []
     for child in module:
         inner = _leaves(child)
@@ -161,17 +155,9 @@ def _leaves(module: nn.Module) -> list[nn.Module] | None:
     return out
 
 
-class _LastStep(nn.Module):
-    """An LSTM of which only the last output is used, on (N, channels, length)."""
-
-    def __init__(self, lstm: nn.LSTM) -> None:
-        super().__init__()
-        self.lstm = lstm
-
-
 def _fresh(layer: Layer) -> bool:
     """Whether a layer's output is used by the next layer only."""
-    return isinstance(layer, Linear | Conv1d) or (isinstance(layer, GroupNorm) and layer.affine)
+    return isinstance(layer, Linear) or (isinstance(layer, GroupNorm) and layer.affine)
 
 
 def _linear(m: nn.Module, shape: Shape) -> Layer | None:
@@ -208,56 +194,15 @@ def _heads(m: nn.Module, shape: Shape) -> Layer | None:
     return Heads(linear, m.simplex.T.contiguous(), ROW_NORM) if isinstance(linear, Linear) else None
 
 
-def _unflatten(m: nn.Module, shape: Shape) -> Layer | None:
-    assert isinstance(m, nn.Unflatten)
-    size = tuple(m.unflattened_size)
-    if (
-        m.dim != 1
-        or len(shape) != 1
-        or len(size) != 2
-        or shape[0] % size[0]
-        or size[1] not in (-1, shape[0] // size[0])
-    ):
-        return None
-    return Fold(shape, size[0])
-
-
-def _convolution(m: nn.Module, shape: Shape) -> Layer | None:
-    assert isinstance(m, nn.Conv1d)
-    (width,) = m.kernel_size
-    plain = (m.stride, m.dilation, m.groups, m.padding_mode) == ((1,), (1,), 1, "zeros")
-    if not plain or width % 2 == 0 or m.padding != (width // 2,) or len(shape) != 2 or shape[0] != m.in_channels:
-        return None
-    return Conv1d(inputs=m.in_channels, outputs=m.out_channels, width=width, length=shape[1], bias=m.bias is not None)
-
-
-def _pooling(m: nn.Module, shape: Shape) -> Layer | None:
-    assert isinstance(m, nn.MaxPool1d)
-    pairs = (m.kernel_size, m.stride, m.padding, m.dilation) == (2, 2, 0, 1) and not (m.ceil_mode or m.return_indices)
-    return MaxPool1d(shape) if pairs and len(shape) == 2 and shape[1] > 1 else None
-
-
-def _recurrent(m: nn.Module, shape: Shape) -> Layer | None:
-    assert isinstance(m, _LastStep)
-    lstm = m.lstm
-    plain = lstm.num_layers == 1 and lstm.batch_first and lstm.bias and not lstm.bidirectional and not lstm.proj_size
-    if not plain or len(shape) != 2 or shape[0] != lstm.input_size:
-        return None
-    return Lstm(inputs=lstm.input_size, hidden=lstm.hidden_size, steps=shape[1])
-
-
-_LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | None]] = {
+LAYERS: dict[type[nn.Module], Callable[[nn.Module, Shape], Layer | list[Layer] | None]] = {
     nn.Linear: _linear,
     nn.GroupNorm: _norm,
     nn.Flatten: _flatten,
-    nn.Unflatten: _unflatten,
-    nn.Conv1d: _convolution,
-    nn.MaxPool1d: _pooling,
-    _LastStep: _recurrent,
     Residual: _residual,
     SimplexETF: _simplex,
     TwoHeads: _heads,
 }
+"""Module -> what it is made of, for samples of a shape; None where it is not known. A module\'s own file may add it."""
 
 
 EPS = 1e-12

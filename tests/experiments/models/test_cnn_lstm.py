@@ -57,23 +57,3 @@ def test_rounds_of_a_cnn_lstm_equal_the_reference(name: str) -> None:
     for _ in range(2):
         assert_same_round(reference, fast, task)
     assert not fast.info().get("fallbacks")
-
-
-def test_other_layers_along_sequences_are_not_taken_for_known_ones() -> None:
-    def network(*layers: nn.Module) -> nn.Module:
-        return nn.Sequential(nn.Unflatten(1, (2, -1)), *layers, nn.Flatten(), nn.LazyLinear(3))
-
-    for layer in (
-        nn.Conv1d(2, 4, 3),
-        nn.Conv1d(2, 4, 4, padding=2),
-        nn.Conv1d(2, 4, 3, padding=1, stride=2),
-        nn.Conv1d(2, 4, 3, padding=1, groups=2),
-        nn.MaxPool1d(3),
-        nn.MaxPool1d(2, ceil_mode=True),
-    ):
-        module = network(layer)
-        module(torch.zeros(1, 16))
-        assert recognise(module, (16,)) is None
-    plain = network(nn.Conv1d(2, 4, 5, padding=2, bias=False), nn.ReLU(), nn.MaxPool1d(2))
-    plain(torch.zeros(1, 16))
-    assert recognise(plain, (16,)) is not None

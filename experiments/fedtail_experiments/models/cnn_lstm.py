@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedtail.errors import FedtailError
-from fedtail.models.registry import MODELS
+from fedtail.simulate.batched.layers import Layer, Linear, ReLU, Shape
+from fedtail.simulate.batched.network import LAYERS
+from fedtail_experiments.models.sequences import Conv1d, Fold, Lstm, MaxPool1d
 
 
 class CnnLstm(nn.Module):
@@ -34,7 +36,6 @@ class CnnLstm(nn.Module):
         return self.output(steps[:, -1])
 
 
-@MODELS.add("cnn_lstm")
 def cnn_lstm(
     input_shape: tuple[int, ...], n_classes: int, channels: Sequence[int] = (128, 256, 512), hidden: int = 128
 ) -> nn.Module:
@@ -51,3 +52,21 @@ def cnn_lstm(
             f"not {length}; use the model 'mlp'"
         )
     return CnnLstm(input_shape[0] if len(input_shape) == 2 else 1, n_classes, channels, hidden)
+
+
+def layers(module: nn.Module, shape: Shape) -> list[Layer]:
+    """The network of many clients at once, for samples of a shape."""
+    assert isinstance(module, CnnLstm)
+    out: list[Layer] = [Fold(shape, module.in_channels)]
+    for block in module.blocks:
+        width, length = out[-1].out
+        if isinstance(block, nn.Conv1d):
+            out.append(Conv1d(width, block.out_channels, 3, length, bias=True))
+        else:
+            out.append(ReLU(out[-1].out, inplace=True) if isinstance(block, nn.ReLU) else MaxPool1d(out[-1].out))
+    lstm, output = module.lstm, module.output
+    out.append(Lstm(lstm.input_size, lstm.hidden_size, out[-1].out[1]))
+    return [*out, Linear(output.in_features, output.out_features, True)]
+
+
+LAYERS[CnnLstm] = layers

@@ -22,6 +22,8 @@ from fedtail.simulate.batched.layers import Gradients, Shape
 class Fold:
     """``nn.Unflatten``: features as channels of a sequence."""
 
+    takes_flat = True
+
     given: Shape
     channels: int
     shapes: tuple[Shape, ...] = ()
@@ -40,6 +42,8 @@ class Fold:
 @dataclass(frozen=True)
 class Conv1d:
     """Stride 1, an odd filter, and padding that keeps the length."""
+
+    along_sequence = True
 
     inputs: int
     outputs: int
@@ -128,6 +132,8 @@ class MaxPool1d:
 @dataclass(frozen=True)
 class Lstm:
     """One layer from a zero state, of which the last output is used."""
+
+    along_sequence = True
 
     inputs: int
     hidden: int
