@@ -21,10 +21,10 @@ import fedtail as ft
 from fedtail import fit, partition
 from fedtail.data import DATASETS
 from fedtail.errors import FedtailError
-from fedtail.models.classifiers import SimplexETF
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.runs.folder import choose_folder, claimed
+from fedtail_experiments.models.classifiers import SimplexETF
 from tests.waiting import HANGS
 
 SMALL = ["data.name=blobs", "data.n_max=60", "data.clients=3", "run.rounds=6", "local.batch_size=16"]

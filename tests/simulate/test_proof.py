@@ -16,7 +16,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg
 from fedtail.methods.base import Batch
 from fedtail.models import build_model
-from fedtail.models.classifiers import with_classifier
+from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import ReferenceSimulator, simulator
 from tests.simulate.batched.test_simulator import make_federation, make_module, make_task

@@ -134,7 +134,7 @@ class Traits:
     """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0, and the method defines
     ``auxiliary_gradients``."""
     classifier: str = "linear"
-    """What the model's output layer must be; one of ``models.classifiers.CLASSIFIERS``."""
+    """What the model's output layer must be; one of ``models.registry.CLASSIFIERS``."""
     plain_steps: str = ""
     """Why its steps must be taken as they are, where ``local.optimizer`` may not change them; empty if it may."""
     optimizer: str = "sgd"

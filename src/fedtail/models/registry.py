@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import numpy as np
@@ -10,12 +11,15 @@ from torch import nn
 
 from fedtail.core.random import torch_seed
 from fedtail.errors import FedtailError, check_range
-from fedtail.models.classifiers import with_classifier
 from fedtail.models.custom import custom_model
 from fedtail.models.norm import batchnorm_note, treat_batchnorm
 from fedtail.registry import Registry, is_own
 
 MODELS: Registry[nn.Module] = Registry("model", given=("input_shape", "n_classes"), group="models")
+CLASSIFIERS: Registry[nn.Module] = Registry("classifier", given=("module",), section="model", group="classifiers")
+"""Output layers that some methods need in place of a model's own linear one: a module -> the module with it."""
+OUTPUTS: set[type[nn.Module]] = set()
+"""The layers that they put there, which are small: where a pass is taken apart by groups of rows, they are not."""
 
 WIDTHS = {"hidden", "channels", "width"}
 """Options that hold layer widths, one or several."""
@@ -35,7 +39,7 @@ def build_model(
 
     ``name`` is a registered model, ``auto``, or the user's own ``module:callable``. A model with BatchNorm draws a
     warning that explains what it means here; ``batchnorm="groupnorm"`` converts those layers. ``classifier`` is what
-    the output layer shall be; see ``models.classifiers``."""
+    the output layer shall be, of ``CLASSIFIERS``; ``linear`` is the model's own."""
     if n_classes < 2:
         raise FedtailError(f"a classifier needs two classes or more, not {n_classes}")
     with torch.random.fork_rng(devices=[]):
@@ -54,3 +58,8 @@ def build_model(
     if note:
         warnings.warn(note, stacklevel=2)
     return module
+
+
+def with_classifier(module: nn.Module, kind: str) -> nn.Module:
+    """A module with an output layer of this kind."""
+    return module if kind == "linear" else CLASSIFIERS.build(kind, copy.deepcopy(module))

@@ -20,9 +20,9 @@ from fedtail.methods import METHODS, Method
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.methods.trees import Trees
 from fedtail.models import build_model, choose_model
-from fedtail.models.classifiers import with_classifier
 from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
+from fedtail.models.registry import with_classifier
 from fedtail.rates import RATES, RateStrategy
 from fedtail.rounds.batches import batch_notes, batch_of, settled
 from fedtail.rounds.engine import Engine

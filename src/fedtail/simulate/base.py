@@ -160,6 +160,7 @@ class Simulator(Scoring):
         out = {}
         for client in map(self.federation.client, range(self.n_clients)):
             split = Split.of(client, client.train)
+            seen: tuple[Tensor, ...]
             if what.of_features:
                 seen = self.model.features(x, split.batches(device=self.model.vector.device))
             else:

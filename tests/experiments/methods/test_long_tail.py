@@ -15,7 +15,6 @@ from fedtail.data.images.augment import PAD, apply_augment, apply_strong, draw_s
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, Server
 from fedtail.models import FlatModel, build_model
-from fedtail.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from fedtail.rates import RATES
 from fedtail.rounds.loop import train_rounds
 from fedtail.rounds.validation import kept_model
@@ -34,6 +33,7 @@ from fedtail_experiments.methods.measurements import (
     merged_moments,
 )
 from fedtail_experiments.methods.retraining import fit_linear
+from fedtail_experiments.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from tests.methods.federations import problem, train
 
 COUNTS = np.array([625, 16, 1, 0])

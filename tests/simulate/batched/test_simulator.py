@@ -19,7 +19,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import METHODS, FedAvg
 from fedtail.methods.base import LocalRun, Method, Server
 from fedtail.models import build_model
-from fedtail.models.classifiers import with_classifier
+from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate import simulator
 from fedtail.simulate.batched import programs, shards

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtail.models import build_model
-from fedtail.models.classifiers import with_classifier
+from fedtail.models.registry import with_classifier
 from fedtail.simulate.graph.fused import Unsupported, fused_network
 from fedtail.simulate.graph.recorder import SideStreams
 

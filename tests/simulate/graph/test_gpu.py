@@ -11,7 +11,7 @@ import torch
 from fedtail.core.records import Task
 from fedtail.methods import METHODS
 from fedtail.models import build_model
-from fedtail.models.classifiers import with_classifier
+from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator

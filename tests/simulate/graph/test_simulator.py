@@ -17,7 +17,7 @@ from fedtail.data.federation import Federation, Transform
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method, Server
 from fedtail.models import build_model
-from fedtail.models.classifiers import with_classifier
+from fedtail.models.registry import with_classifier
 from fedtail.settings import Settings
 from fedtail.simulate.graph.simulator import GraphSimulator
 from fedtail.simulate.reference import ReferenceSimulator

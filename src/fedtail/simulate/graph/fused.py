@@ -6,7 +6,7 @@ for activations over the whole batch, and per layer one weight gradient for each
 H separate passes, at the cost of a plain step, with larger and fewer kernels.
 
 Works for networks that ``torch.fx`` can trace and whose parameters sit in convolutions (Conv1d, Conv2d), Linear
-and GroupNorm layers. The classifiers of ``models.classifiers``, which are small, are run group by group.
+and GroupNorm layers. Output layers of methods' own, which are small, are run group by group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedtail.models.classifiers import KINDS
+from fedtail.models.registry import OUTPUTS
 from fedtail.simulate.graph.grouped import HALF, SAME, Conv, GroupedConv, GroupedLinear, GroupedNorm
 from fedtail.simulate.graph.recorder import SideStreams
 
@@ -40,13 +40,11 @@ class Unsupported(Exception):
 
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.GroupNorm)
-APART = tuple(KINDS.values())
-"""Layers that are run as they are, group by group."""
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, APART) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, tuple(OUTPUTS)) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _run_apart(layer: nn.Module, name: str, x: Tensor, weights: Weights, sizes: tuple[int, ...]) -> Tensor:
@@ -123,7 +121,7 @@ def fused_network(module: nn.Module, side: SideStreams | None = None) -> Network
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         name = str(node.target)
         layer = layers[name]
-        if isinstance(layer, APART):
+        if type(layer) in OUTPUTS:
             x = args[0]
             assert isinstance(x, Tensor)
             return _run_apart(layer, name, x, weights, sizes)
@@ -147,7 +145,7 @@ def _check(module: nn.Module, layers: Layers, graph: fx.Graph) -> None:
     """``Unsupported`` unless every parameter belongs to one layer of a known kind."""
     for name, layer in layers.items():
         own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        known = type(layer) in (*LAYERS, *APART) and (not isinstance(layer, nn.GroupNorm) or layer.affine)
+        known = type(layer) in (*LAYERS, *OUTPUTS) and (not isinstance(layer, nn.GroupNorm) or layer.affine)
         if own and not known:
             raise Unsupported(f"layer {name!r} is a {type(layer).__name__}")
         if isinstance(layer, Conv) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):

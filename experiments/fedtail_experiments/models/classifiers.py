@@ -1,19 +1,21 @@
-"""Output layers that some methods need in place of a model's own linear one."""
+"""Output layers of FedETF and FedLoGe in place of a model's own linear one, and how many models run them at once."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
+from fedtail.models.registry import OUTPUTS
+from fedtail.simulate.batched.layers import Gradients, Layer, Linear, Shape
+from fedtail.simulate.batched.network import LAYERS, linear
 
-CLASSIFIERS = ("linear", "etf", "sparse_etf")
 SCALE = 10.0
 """Where the trained temperature of an ETF classifier starts, as in FedETF's convolutional models."""
 SPARSITY, ANGLE_STEPS = 0.6, 400
@@ -21,18 +23,20 @@ ROW_NORM = 1.7
 """Norm of every class's weight after realignment, as in FedLoGe's code; only its size against the biases matters."""
 
 
-def with_classifier(module: nn.Module, kind: str) -> nn.Module:
-    """The module with a classifier of this kind; its own linear output layer is used or replaced."""
-    if kind not in CLASSIFIERS:
-        raise one_of("model.classifier", kind, CLASSIFIERS)
-    if kind == "linear" or any(isinstance(m, KINDS[kind]) for m in module.modules()):
+def etf(module: nn.Module) -> nn.Module:
+    """The module with a fixed simplex behind it; its own linear output layer becomes the projection."""
+    if any(isinstance(m, SimplexETF) for m in module.modules()):
         return module
-    module = copy.deepcopy(module)
+    if linears := [m for m in module.modules() if type(m) is nn.Linear]:
+        _break_ties(linears[-1])
+    return nn.Sequential(module, SimplexETF())
+
+
+def sparse_etf(module: nn.Module) -> nn.Module:
+    """The module with two heads in place of its linear output layer."""
+    if any(isinstance(m, TwoHeads) for m in module.modules()):
+        return module
     linears = [(name, m) for name, m in module.named_modules() if type(m) is nn.Linear]
-    if kind == "etf":
-        if linears:
-            _break_ties(linears[-1][1])
-        return nn.Sequential(module, SimplexETF())
     if not linears:
         raise FedtailError("model.classifier = 'sparse_etf' replaces a linear output layer, and the model has none")
     name, last = linears[-1]
@@ -97,9 +101,6 @@ class TwoHeads(nn.Module):
         return F.linear(f, ROW_NORM * F.normalize(weight, dim=1), self.linear.bias)
 
 
-KINDS: dict[str, type[nn.Module]] = {"etf": SimplexETF, "sparse_etf": TwoHeads}
-
-
 def sparse_simplex(width: int, n_classes: int, sparsity: float = SPARSITY) -> Tensor:
     """(d, C) unit columns, a share ``sparsity`` of zeros at random places, turned as far apart as they go; always the
     same for a width and a number of classes."""
@@ -118,3 +119,82 @@ def sparse_simplex(width: int, n_classes: int, sparsity: float = SPARSITY) -> Te
             worst.backward()
             optimizer.step()
         return F.normalize(free.detach() * mask, dim=0).float()
+
+
+EPS = 1e-12
+"""What ``torch.nn.functional.normalize`` divides by at least."""
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """``SimplexETF``: inputs brought to length 1, centred, times a trained scale."""
+
+    out: Shape
+    shapes: tuple[Shape, ...] = ((),)
+
+    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
+        inverse = a.square().sum(1, keepdim=True).sqrt_().clamp_(min=EPS).reciprocal_()
+        unit = a * inverse
+        plain = (unit - unit.mean(1, keepdim=True)).mul_(self._stretch)
+        return plain * p[0].view(-1, 1, 1), (unit, plain, inverse)
+
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        unit, plain, inverse = saved
+        inner = (d - d.mean(1, keepdim=True)) * (p[0].view(-1, 1, 1) * self._stretch)
+        out.sums(at, (d * plain).sum(1, keepdim=True))
+        inner = inner - unit * (unit * inner).sum(1, keepdim=True)
+        return inner.mul_(inverse)
+
+    @property
+    def _stretch(self) -> float:
+        (c,) = self.out
+        return math.sqrt(c / max(c - 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """``TwoHeads``: in training the logits of a fixed simplex, then those of a linear layer that features do not learn
+    from; ``answers`` are those of the linear layer with rows of one length."""
+
+    linear: Linear
+    simplex: Tensor
+    """(C, d)."""
+    row_norm: float
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.linear.shapes
+
+    @property
+    def out(self) -> Shape:
+        return (2 * self.linear.outputs,)
+
+    def forward(self, p: Sequence[Tensor], a: Tensor) -> tuple[Tensor, Any]:
+        fixed = torch.bmm(self._fixed(a), a)
+        return torch.cat([fixed, self.linear.forward(p, a)[0]], 1), a
+
+    def backward(self, p: Sequence[Tensor], saved: Any, d: Tensor, out: Gradients, at: int, first: bool) -> Tensor:
+        c = self.linear.outputs
+        self.linear.backward(p, saved, d[:, c:].contiguous(), out, at, True)
+        return torch.bmm(self._fixed(d).transpose(1, 2), d[:, :c])
+
+    def answers(self, p: Sequence[Tensor], a: Tensor) -> Tensor:
+        lengths = p[0].square().sum(2, keepdim=True).sqrt_().clamp_(min=EPS)
+        return self.linear.forward([p[0] * (self.row_norm / lengths), *p[1:]], a)[0]
+
+    def _fixed(self, like: Tensor) -> Tensor:
+        return self.simplex.to(like.device).expand(len(like), -1, -1)
+
+
+def _simplex(m: nn.Module, shape: Shape) -> Layer | None:
+    return Simplex(shape) if len(shape) == 1 else None
+
+
+def _heads(m: nn.Module, shape: Shape) -> Layer | None:
+    assert isinstance(m, TwoHeads)
+    answering = linear(m.linear, shape)
+    return Heads(answering, m.simplex.T.contiguous(), ROW_NORM) if isinstance(answering, Linear) else None
+
+
+LAYERS |= {SimplexETF: _simplex, TwoHeads: _heads}
+OUTPUTS |= {SimplexETF, TwoHeads}
