@@ -221,7 +221,6 @@ def test_a_run_loads_no_compiler(tmp_path: Path) -> None:
 import sys
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
-from fedtail_experiments.methods.measurements import TRAIN_LOSS
 run(load_config(None, ["data.name=blobs", "data.n_max=60", "run.rounds=2", "run.folder=FOLDER"]))
 assert "torch._dynamo" not in sys.modules
 """
