@@ -33,7 +33,6 @@ CODES: dict[str, str] = {
     "data": "it cannot read its data, or the data do not fit the run; its own log says why",
     "diverged": "a loss in local training was not finite",
     "memory": "its worker ran out of memory; raise worker.memory_mb there",
-    "version": "the server uses a setting that its version of fedtail does not know; update it there",
     "encoder": "the encoder is missing or different there; install the same one everywhere",
     # What its policy forbids: which of its rules, and none of its values.
     "policy-trust": "site policy: it trusts no server with this; raise deploy.trust, or policy.trust there",
