@@ -184,8 +184,7 @@ compare --methods fedavg+nope :: rate strategy 'nope'; fedhoo
 compare --seeds 0 :: '--seeds'; x>=1
 compare --lrs 0.1,x :: --lrs '0.1,x'; positive numbers; 0.4,0.2,0.1
 compare --lrs 0 :: --lrs '0'; positive numbers
-compare --until never :: 'never'; decided
-compare --budget 5x :: --budget '5x'; 90s, 5m or 1h
+compare --seeds many :: '--seeds'; 'many'
 compare --methods fedavg fedprox.mu=0.1 :: 'fedprox.mu=0.1'; add it to --methods
 compare --methods fedprox fedprox.muu=0.1 :: 'muu'; did you mean 'mu'
 compare --workers 0 :: '--workers'; x>=1

@@ -40,7 +40,7 @@ def demo(
     began = time.perf_counter()
     table = handwriting()
     file = out / "digits.csv"
-    with writing(file):
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         table.to_csv(file, index=False)
     typer.echo(f"{len(table):,} handwritten digits on {table['form'].nunique()} forms; each form is a site: {file}")
