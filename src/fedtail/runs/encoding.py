@@ -20,6 +20,7 @@ from fedtail.models import build_model
 from fedtail.models.encoders import Encoding, default_encoder, named, open_encoder, use_encoder
 from fedtail.models.encoders.base import probe
 from fedtail.settings import ModelSettings
+from fedtail.words import plural
 
 HEAD = "linear"
 """What is trained and sent on top of an encoder, where no model is named."""
@@ -57,7 +58,7 @@ def encoder_notes(encoding: Encoding | None, model: ModelSettings, *, images: bo
     if encoding is None:
         return (INSTALL,) if images and model.encoder == "auto" and default_encoder() is None else ()
     head = HEAD if model.name == "auto" else model.name
-    trained = f"its last {encoding.unfreeze} block(s) and a" if encoding.unfreeze else "only a"
+    trained = f"its last {plural(encoding.unfreeze, 'block')} and a" if encoding.unfreeze else "only a"
     views = f" {encoding.views} views of" if encoding.views > 1 else ""
     asked = "" if model.encoder != "auto" else "; --encoder none trains from scratch"
     return (
