@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.nn import functional as F
 
-from fedtail import Federation, fit, load_model
+from fedtail import Federation, fit, load_model, write_run_report
 from fedtail.errors import FedtailError
 from fedtail.methods.logistic import Logistic, dot, lbfgs_step
 from fedtail.runs.config import changed, load_config
@@ -223,4 +223,6 @@ def test_it_is_compared_and_tuned_like_any_other(photos: Path, tmp_path: Path) -
 def test_the_history_is_plain(photos: Path, tmp_path: Path) -> None:
     found = run(settings_of(photos, tmp_path))
     json.dumps(found.history)
+    page = write_run_report(tmp_path / "a").read_text()
+    assert "Logistic regression" in page and "Resampling rates" not in page
     assert {r["lr"] for r in found.history} == {1.0}

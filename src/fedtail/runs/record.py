@@ -82,9 +82,9 @@ class RunRecord:
         return str(self.result.get("model") or name) if name == "auto" else name
 
     @property
-    def is_trees(self) -> bool:
-        """Whether the model is trees, which have neither a network nor resampling rates."""
-        return self.method == "trees"
+    def resamples(self) -> bool:
+        """Whether the method resamples at rates; trees and logistic regression weigh samples instead."""
+        return self.method not in ("trees", "logistic")
 
     @property
     def seed(self) -> int:

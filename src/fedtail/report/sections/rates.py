@@ -19,7 +19,7 @@ MOST_PANELS = 8
 def rates(comparison: Comparison, metric: str) -> list[Block]:
     """Rate trajectories, path variation V_T and what the search did."""
     runs = [one.runs[0] for one in comparison.contenders]
-    known = [c for c, run in zip(comparison.contenders, runs, strict=True) if run.rate_path().size and not run.is_trees]
+    known = [c for c, run in zip(comparison.contenders, runs, strict=True) if run.rate_path().size and run.resamples]
     if not known:
         return []
     searched = any(r.search_rounds() for r in comparison.runs)
