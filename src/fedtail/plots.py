@@ -39,7 +39,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "fedtail",
 }
-INK, MUTED, MARKED = "#1f2430", "#67707d", "#8a3400"
+INK, MUTED = "#1f2430", "#67707d"
 MOST_NAMES, MOST_NUMBERS = 40, 220
 """Rows or columns that have names in a figure, and cells that have numbers."""
 SHARES = {v: f"{v:g}" for v in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)}
@@ -170,9 +170,6 @@ class Heat(Chart):
     shade: np.ndarray | None = None
     unit: str = ""
     wide: bool = False
-    numbers: bool = True
-    marked: np.ndarray | None = None
-    """(R, C) cells that stand out."""
 
     def __bool__(self) -> bool:
         return self.values.size > 0
@@ -298,29 +295,21 @@ def _rows(chart: Rows, width: float | None) -> Any:
 
 
 def _heat(chart: Heat, width: float | None) -> Any:
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.colors import LinearSegmentedColormap
 
     k, c = chart.values.shape
     across, down = float(np.clip(0.42 * c, 2.0, 13)), float(np.clip(0.28 * k, 0.7, 11))
     figure = picture(width or across + 1.2, down + 1.1)
     main = figure.add_subplot()
-    counts = chart.shade is None
     colours = LinearSegmentedColormap.from_list("cells", ["#e8eefb", "#7f9be0", "#24408e", "#131c47"])
-    shown = np.ma.masked_where(~(np.nan_to_num(chart.values) > 0), chart.values if counts else chart.shades)
-    norm: dict[str, Any] = {"norm": LogNorm(1, max(float(chart.values.max()), 2))} if counts else {"vmin": 0, "vmax": 1}
-    image = main.imshow(shown, aspect="auto", cmap=colours, interpolation="nearest", **norm)
-    if chart.numbers and k * c <= MOST_NUMBERS:
+    shown = np.ma.masked_where(~(np.nan_to_num(chart.values) > 0), chart.shades)
+    image = main.imshow(shown, aspect="auto", cmap=colours, interpolation="nearest", vmin=0, vmax=1)
+    if k * c <= MOST_NUMBERS:
         dark = image.to_rgba(shown)[..., :3] @ (0.299, 0.587, 0.114) < 0.55
         for (i, j), value in np.ndenumerate(chart.values):
             if value > 0:
                 text = f"{value:,.0f}" if float(value).is_integer() else f"{value:.2f}".lstrip("0")
-                special = chart.marked is not None and bool(chart.marked[i, j])
-                ink = ("#ffc65c" if dark[i, j] else MARKED) if special else "white" if dark[i, j] else INK
-                weight = "bold" if special else "normal"
-                main.text(j, i, text, ha="center", va="center", fontsize=6.5, color=ink, fontweight=weight)
-    elif chart.marked is not None and max(k, c) <= 120:
-        rows, columns = np.nonzero(chart.marked)
-        main.scatter(columns, rows, s=min(9, 900 / max(k, c)), color="#f2b134", linewidths=0)
+                main.text(j, i, text, ha="center", va="center", fontsize=6.5, color="white" if dark[i, j] else INK)
     turn = max(map(len, chart.columns)) > 3
     if c <= MOST_NAMES:
         main.set_xticks(
@@ -336,11 +325,7 @@ def _heat(chart: Heat, width: float | None) -> Any:
     main.tick_params(which="both", length=0)
     for spine in main.spines.values():
         spine.set_visible(False)
-    if chart.title:
-        figure.suptitle(chart.title, color=INK, fontsize=9, fontweight="bold", x=0.01, ha="left")
-    if chart.caption:
-        main.set_title(chart.caption, color=MUTED, fontsize=7, loc="left")
-    if k * c > MOST_NUMBERS or not chart.numbers:
+    if k * c > MOST_NUMBERS:
         figure.colorbar(image, ax=main, shrink=0.5, pad=0.01, label=chart.unit)
     return figure
 

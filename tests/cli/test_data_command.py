@@ -63,8 +63,8 @@ def test_inspect_takes_an_image_folder_and_draws(tmp_path: Path, monkeypatch: py
                 path = tmp_path / "parts" / site / name / f"{i}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(np.full((8, 8), i, dtype=np.uint8)).save(path)
-    text = invoke("inspect", "--images", str(tmp_path / "parts"), "--plot", str(tmp_path / "skew.svg"))
-    assert "south lacks bad" in text and (tmp_path / "skew.svg").exists()
+    text = invoke("inspect", "--images", str(tmp_path / "parts"))
+    assert "south lacks bad" in text
 
 
 def test_inspect_shows_thousands_of_sites_in_one_screen() -> None:

@@ -250,11 +250,11 @@ monitor new.csv --run runs/net --reference :: no labels; --label
 monitor t.csv --run runs/net --state x.json :: 'x.json' cannot be read; --reference
 recalibrate short.csv --run runs/net :: lacks columns 'x', 'road'
 recalibrate t.csv --run gone :: 'gone' has no model.json
-export --run runs/net :: --onnx FILE.onnx, --torch FILE.pt2
-export --run empty --torch m.pt2 :: 'empty' has no model.json
-export --run runs/trees --torch m.pt2 :: trees are not a torch program; --onnx
+export --run runs/net :: '--onnx'; fedtail export --help
+export --run empty --onnx m.onnx :: 'empty' has no model.json
+export --run runs/net --onnx m.pt2 :: 'm.pt2' must end in '.onnx'
 export --run runs/net --onnx m.onnx --site north :: no per-site decisions
-export --run runs/net --torch ok.csv/m.pt2 :: cannot write 'ok.csv/m.pt2'
+export --run runs/net --onnx ok.csv/m.onnx :: cannot write 'ok.csv/m.onnx'
 
 # methods, data
 methods fedavg :: 'fedavg'; fedtail methods --help
@@ -267,8 +267,6 @@ data inspect ok.csv :: 'ok.csv'; --table ok.csv --label
 data inspect digits data.imbalance=0 :: imbalance = 0.0 must be at least 1
 data inspect $T --rate -1 :: rate = -1.0 must be at least 0
 data inspect $T --groups 0 :: groups = 0 must be at least 1
-data inspect $T --plot s.docx :: --plot 's.docx'; .png, .svg, .pdf
-data inspect $T --samples s.png :: --samples needs images; (19,)
 data schema t.csv :: '--label'; fedtail data schema --help
 data schema t.csv --label gone :: no label column 'gone'; columns: key
 data schema t.csv --label y --exclude gone :: no column 'gone' for 'exclude'

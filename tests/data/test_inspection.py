@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedtail.core.grouping import group_classes
 from fedtail.core.resampling import resampled_counts
 from fedtail.data import Federation
-from fedtail.data.images.contact_sheet import save_contact_sheet
-from fedtail.data.inspection import inspect, ratio, save_skew_plot, skew_figure
+from fedtail.data.inspection import inspect, ratio
 from fedtail.errors import FedtailError
 
 
@@ -61,43 +57,3 @@ def test_ratio_ignores_absent_classes() -> None:
 def test_a_rate_below_zero_is_refused() -> None:
     with pytest.raises(FedtailError, match=r"rate = -1 must be at least 0"):
         inspect(federation([[3, 3]]), rate=-1)
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_the_plot_is_written_in_the_format_its_name_asks_for(tmp_path: Path, suffix: str) -> None:
-    found = inspect(federation([[100, 10, 0], [5, 5, 20]]))
-    path = save_skew_plot(found, tmp_path / "new" / f"skew{suffix}")
-    head = path.read_bytes()[:400]
-    assert {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}[suffix] in head
-
-
-def test_the_plot_shows_every_count_and_marks_the_rarest_group() -> None:
-    found = inspect(federation([[100, 10, 0], [5, 5, 20]]), rate=0.0)
-    main = skew_figure(found).axes[0]
-    texts = {t.get_text(): t.get_fontweight() for t in main.texts}
-    assert set(texts) == {"100", "10", "5", "20"}, "a missing class has no number"
-    assert texts["10"] == "bold" and texts["100"] == "normal"
-
-
-def test_a_plot_of_ten_thousand_sites_takes_seconds(tmp_path: Path) -> None:
-    table = np.random.default_rng(0).integers(1, 4, (10_000, 5))
-    path = save_skew_plot(inspect(federation(table.tolist())), tmp_path / "x.png")
-    assert path.stat().st_size > 1000
-
-
-def test_an_unknown_plot_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedtailError, match=r"must end in \.png"):
-        save_skew_plot(inspect(federation([[3, 3]])), tmp_path / "x.gif")
-
-
-def test_a_contact_sheet_has_a_row_per_class_with_its_own_images(tmp_path: Path) -> None:
-    y = np.repeat([0, 1], [9, 2])
-    x = np.where(y == 0, 40, 200).astype(np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), dtype=np.uint8)
-    pooled = Federation.from_arrays([(x, y)], (x, y), classes=["dark", "light"], validation=0.0)
-    sheet = np.asarray(Image.open(save_contact_sheet(pooled, tmp_path / "s.png", columns=3)).convert("L"))
-    top, bottom = sheet[: len(sheet) // 2, 150:], sheet[len(sheet) // 2 :, 150:]
-    assert (top == 40).mean() > 0.85 and (bottom == 200).mean() > 0.5, "the second class has only two images"
-    with pytest.raises(FedtailError, match="--samples needs images"):
-        save_contact_sheet(federation([[3, 3]]), tmp_path / "t.png")
-    with pytest.raises(FedtailError, match="cannot write --samples"):
-        save_contact_sheet(pooled, tmp_path / "s.nothing")

@@ -17,7 +17,7 @@ from fedtail.errors import FedtailError
 from fedtail.methods import Trees
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
-from fedtail.runs.export import export_onnx, export_torch
+from fedtail.runs.export import export_onnx
 from fedtail.runs.judged import judge
 from fedtail.runs.record import load_run
 
@@ -154,8 +154,3 @@ def test_an_onnx_file_of_trees_answers_as_the_model_does(federation: Federation,
     assert [model.classes[i] for i in answers] == model.answers(expected).tolist()
     ours, theirs = (judge(one, crashes(200, seed=9)) for one in (model, tmp_path / "trees.onnx"))
     assert np.abs(ours.p - theirs.p).max() < 1e-6, "the site's number goes with the rows"
-
-
-def test_trees_are_no_torch_program(federation: Federation, tmp_path: Path) -> None:
-    with pytest.raises(FedtailError, match="export them as ONNX"):
-        export_torch(fit(federation, method="trees", rounds=1).model(), tmp_path / "a.pt2")

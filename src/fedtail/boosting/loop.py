@@ -57,7 +57,8 @@ def train_trees(
     assert isinstance(problem.method, Trees)
     plan, run = plan_of(problem.method, settings, model), settings.run
     in_force, began = RatesInForce(state.history), time.perf_counter()
-    pace = Pace(run.rounds, on_progress) if on_progress is not None else None
+    pace = Pace(run.rounds, on_progress)
+    pace.begin(state.round, 1)
 
     def after(forest: Forest) -> bool:
         nonlocal began
@@ -84,15 +85,12 @@ def train_trees(
         if counts.sum() and (run.select == "best" or run.patience):
             _keep_best(state, forest)
         state.history.append(record)
-        if pace is not None:
-            pace.advance(1.0)
-            pace.end()
-            pace.begin(state.round, 1)
+        pace.advance(1.0)
+        pace.end()
+        pace.begin(state.round, 1)
         took, began = time.perf_counter() - began, time.perf_counter()
         return on_round is not None and on_round(state, record, took) is True
 
-    if pace is not None:
-        pace.begin(state.round, 1)
     forest = model.shape.unpack(state.x)
     boost(plan, engine.asking(forest), forest, after)
     return state

@@ -13,8 +13,7 @@ from fedtail import datasets
 from fedtail.cli.options import SOURCE, DataDir, Json, config_flags, split_arguments
 from fedtail.cli.progress import print_notes, terminal
 from fedtail.cli.tables import bare_table, rich_table, table_width
-from fedtail.data.images.contact_sheet import save_contact_sheet
-from fedtail.data.inspection import Inspection, inspect, ratio, save_skew_plot
+from fedtail.data.inspection import Inspection, inspect, ratio
 from fedtail.data.registry import DATASETS
 from fedtail.data.tables.schema import schema_text
 from fedtail.data.tables.sites import propose_schema
@@ -71,13 +70,11 @@ def inspect_command(
     flags: dict[str, Any],
     rate: Annotated[float, typer.Option(help="Resampling rate for the grouping shown.")] = 0.6,
     groups: Annotated[int, typer.Option(help="Number of groups H.")] = 2,
-    plot: Annotated[str | None, typer.Option(help="Plot the table to a .png, .svg or .pdf file.")] = None,
-    samples: Annotated[str | None, typer.Option(help="Draw sample images of each class to a .png file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the site-by-class table, imbalance, missing classes, and each site's class groups.
 
-    `fedtail data inspect adult`, `fedtail data inspect cifar10 data.imbalance=100 --clients 20 --plot skew.png`,
+    `fedtail data inspect adult`, `fedtail data inspect cifar10 data.imbalance=100 --clients 20`,
     `fedtail data inspect --images parts/`, `fedtail data inspect --table t.csv --label severity --site state`.
     """
     name, overrides = split_arguments(arguments)
@@ -90,20 +87,11 @@ def inspect_command(
                 f"{name!r} is a file or folder, not a data set; use --table {name} --label COLUMN, --tables or --images"
             )
         flags["data.name"] = name
-    federation = build_federation(load_config(None, overrides, flags))
-    view = inspect(federation, rate, groups)
-    if plot is not None:
-        save_skew_plot(view, plot)
-    if samples is not None:
-        save_contact_sheet(federation, samples)
+    view = inspect(build_federation(load_config(None, overrides, flags)), rate, groups)
     if as_json:
         typer.echo(json.dumps(view.to_dict()))
-        return
-    show(view)
-    if plot is not None:
-        typer.echo(f"plot  {plot}")
-    if samples is not None:
-        typer.echo(f"samples  {samples}")
+    else:
+        show(view)
 
 
 def show(view: Inspection, width: int | None = None) -> None:

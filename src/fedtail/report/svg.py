@@ -238,7 +238,7 @@ def _heat(chart: Heat) -> dict[str, Any]:
         "x": x,
         "y": y,
         "cells": list(_cells(levels, x, y, cell, tall)),
-        "levels": levels if chart.numbers and cell >= 24 and tall >= 16 and values.size <= 600 else None,
+        "levels": levels if cell >= 24 and tall >= 16 and values.size <= 600 else None,
         "turned": turned,
         "size": (max(x.stop + 12, width), height),
         "summary": f"Heat map, {n_rows} by {n_columns} cells. Arrow keys move from cell to cell.",

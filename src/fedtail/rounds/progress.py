@@ -11,7 +11,7 @@ from fedtail.core.records import Task
 EVERY = 0.2
 """Seconds between two reports, at least."""
 SETTLED = 0.5
-"""Seconds of local training after which an estimate is worth something; before, it is mostly the first step."""
+"""Seconds after which an estimate is worth something; before, it is mostly the first step."""
 LITTLE, LONG = 0.05, 20.0
 """Share of the first round below which an estimate waits, but not longer than so many seconds."""
 
@@ -50,16 +50,14 @@ def duration(seconds: float) -> str:
 
 
 class Pace:
-    """The time that a run has left. A round's local training takes what its first part says, as do the rounds after it;
-    a round that tries several values per client (a race, a search) is counted as so many."""
+    """The time that a run has left, by its pace so far. A round that tries several values per client (a race, a search)
+    is counted as so many."""
 
     def __init__(self, rounds: int, hook: ProgressHook | None) -> None:
         self.rounds, self.hook = rounds, hook
-        self.took: dict[int, float] = {}
-        """Seconds of the last whole round, by the number of values that it tried."""
-        self._began = self._said = self._done = 0.0
-        self._first = (0.0, 0.0)
-        """When the first part of the round was done, and how large it was."""
+        self._began = self._reported = time.perf_counter()
+        self._before = self._done = 0.0
+        """Values trained in rounds that are over, and the share of this round."""
         self._round, self._probes = 0, 1
 
     def follow(self, task: Task, rivals: Sequence[int]) -> Task:
@@ -74,36 +72,21 @@ class Pace:
 
     def begin(self, round: int, probes: int) -> None:
         self._round, self._probes, self._done = round, probes, 0.0
-        self._began = self._said = time.perf_counter()
 
     def advance(self, part: float) -> None:
         """``Task.advance`` of the round: so much more of its local training is done."""
+        self._done = min(self._done + part, 1.0)
         now = time.perf_counter()
-        if not self._done:
-            self._first = (now, part)
-        self._done += part
-        if self.hook is not None and now - self._said >= EVERY:
-            self._said = now
-            self.hook(Progress(self._round, self.rounds, min(self._done, 1.0), self.left(now)))
+        if self.hook is not None and now - self._reported >= EVERY:
+            self._reported = now
+            self.hook(Progress(self._round, self.rounds, self._done, self.left(now)))
 
     def end(self) -> None:
-        self.took[self._probes] = time.perf_counter() - self._began
-
-    def _whole(self, now: float) -> float:
-        """Seconds of this round by its pace so far; of the run's first by the pace after its first part, which has all
-        that happens once inside it."""
-        then, part = self._first
-        if self.took or self._done <= part or now - then < SETTLED:
-            return (now - self._began) / self._done
-        return then - self._began + (now - then) / (self._done - part) * (1 - part)
+        self._before += self._probes
 
     def left(self, now: float) -> float | None:
-        spent = now - self._began
-        if spent < SETTLED or not self._done:
+        """Return the seconds that are left; None while the time that the first steps need is most of what is known."""
+        spent, trained = now - self._began, self._before + self._probes * self._done
+        if spent < SETTLED or (trained < LITTLE * self._probes and spent < LONG):
             return None
-        if not self.took and self._done < LITTLE and spent < LONG:
-            return None
-        whole = max(self.took.get(self._probes, 0.0), self._whole(now), spent)
-        per_value = {probes: seconds / probes for probes, seconds in self.took.items()}
-        later = per_value.get(1, per_value.get(self._probes, whole / self._probes))
-        return max(whole - spent, 0.0) + later * (self.rounds - self._round - 1)
+        return spent / trained * ((1 - self._done) * self._probes + self.rounds - self._round - 1)

@@ -1,4 +1,4 @@
-"""Take a trained model elsewhere: ONNX and torch.export.
+"""Take a trained model elsewhere: ONNX.
 
 The exported graph maps stored samples (encoded table rows; pixels 0 to 255) to class probabilities: the model's own
 scaling and the softmax are inside, so nothing can be forgotten on the other side.
@@ -22,16 +22,14 @@ from torch import Tensor, nn
 from fedtail.boosting.model import TreesModule
 from fedtail.boosting.onnx import forest_graph
 from fedtail.core.decisions import Decision
-from fedtail.errors import FedtailError, first_line, writing
-from fedtail.models.encoders import use_encoder
-from fedtail.models.encoders.base import Pixels, Pool
+from fedtail.errors import FedtailError, writing
 from fedtail.runs.saved import SavedModel
 
 OUTPUTS = ("probabilities", "answer")
 
 
 class Decided(nn.Module):
-    """Logits -> calibrated probabilities and, where ``answer``, the (N,) class by the model's decision."""
+    """Logits -> calibrated probabilities and the (N,) class by the model's decision."""
 
     bias: Tensor
     weights: Tensor
@@ -39,9 +37,9 @@ class Decided(nn.Module):
     limits: Tensor
     others: Tensor
 
-    def __init__(self, decision: Decision, n_classes: int, *, answer: bool) -> None:
+    def __init__(self, decision: Decision, n_classes: int) -> None:
         super().__init__()
-        self.temperature, self.answer = decision.temperature, answer
+        self.temperature = decision.temperature
         self.calibrated = decision.temperature != 1.0 or bool(decision.bias)
         self.has_costs, self.has_limits = bool(decision.costs), decision.limits is not None
         limits = np.full(n_classes, np.inf) if decision.limits is None else decision.limits
@@ -55,10 +53,8 @@ class Decided(nn.Module):
         }.items():
             self.register_buffer(name, torch.tensor(np.asarray(values, dtype=np.float32)))
 
-    def forward(self, logits: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        p = torch.softmax(logits / self.temperature + self.bias if self.calibrated else logits, dim=-1)
-        if not self.answer:
-            return p
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        p = torch.softmax(x / self.temperature + self.bias if self.calibrated else x, dim=-1)
         score = -(p @ self.costs) if self.has_costs else p * self.weights
         best = (score + self.others).argmax(-1)
         if self.has_limits:
@@ -68,15 +64,15 @@ class Decided(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Stored samples -> probabilities, and answers where asked. x: (N, *input_shape) float32."""
+    """Stored samples -> probabilities and answers. x: (N, *input_shape) float32."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: SavedModel, *, answer: bool = False) -> None:
+    def __init__(self, model: SavedModel) -> None:
         super().__init__()
         self.module = model.module
-        self.decided = Decided(model.decision, len(model.classes), answer=answer)
+        self.decided = Decided(model.decision, len(model.classes))
         self.front = model.front or nn.Identity()
         transform = model.transform
         shape = (len(transform.mean),) + (1,) * (len(model.input_shape) - 1)
@@ -84,32 +80,22 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(transform.mean).view(shape) if transform.mean else torch.zeros(1))
         self.register_buffer("std", torch.tensor(transform.std).view(shape) if transform.mean else torch.ones(1))
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         scaled = (self.front(x) * self.scale - self.mean) / self.std
-        out: Tensor | tuple[Tensor, Tensor] = self.decided(self.module(scaled))
+        out: tuple[Tensor, Tensor] = self.decided(self.module(scaled))
         return out
-
-
-def export_torch(model: SavedModel, path: str | Path) -> Path:
-    """Write a ``torch.export`` program with a free batch size; ``torch.export.load(path).module()`` runs it."""
-    path = _target(path, ".pt2")
-    if isinstance(model.module, TreesModule):
-        raise FedtailError("trees are not a torch program; export them as ONNX, with --onnx")
-    if model.encoding is not None and model.encoding.name.endswith(".onnx"):
-        raise FedtailError("a torch export cannot include an ONNX encoder; use --onnx")
-    content = io.BytesIO()
-    with _quiet():
-        torch.export.save(
-            _program(Classifier(model), model.input_shape), content, extra_files={"model.json": _description(model)}
-        )
-    _write(path, content.getvalue())
-    return path
 
 
 def export_onnx(model: SavedModel, path: str | Path) -> Path:
     """Write ONNX with a free batch size: ``probabilities``, calibrated, and ``answer``, the number of the class that
     the model's decision gives. Classes and preprocessing are in the file's metadata (``fedtail``)."""
-    path = _target(path, ".onnx")
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise FedtailError(f"{str(path)!r} must end in '.onnx'")
+    if model.encoding is not None and model.encoding.name.endswith(".onnx"):
+        raise FedtailError("a model behind an encoder that is an ONNX file itself cannot be exported; use `predict`")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import onnx
         import onnxscript  # noqa: F401  torch's exporter needs it
@@ -117,14 +103,13 @@ def export_onnx(model: SavedModel, path: str | Path) -> Path:
         raise FedtailError("ONNX export needs extra packages: pip install 'fedtail[onnx]'") from None
     if isinstance(model.module, TreesModule):
         proto = _trees(model, model.module)
-    elif model.encoding is not None and model.encoding.name.endswith(".onnx"):
-        proto = _around(model)
     else:
-        proto = _graph(_program(Classifier(model, answer=True), model.input_shape), "x", *OUTPUTS)
+        proto = _graph(_program(Classifier(model), model.input_shape), "x", *OUTPUTS)
     entry = proto.metadata_props.add()
     entry.key, entry.value = "fedtail", _description(model)
     onnx.checker.check_model(proto)
-    _write(path, proto.SerializeToString())
+    with writing(path):
+        path.write_bytes(proto.SerializeToString())
     return path
 
 
@@ -135,8 +120,7 @@ def _trees(model: SavedModel, module: TreesModule) -> Any:
     if model.encoding is not None:
         raise FedtailError("trees behind an encoder cannot be exported as one ONNX file yet")
     n = len(model.classes)
-    decided = Decided(model.decision, n, answer=True)
-    behind = _graph(_program(_Behind(decided), (n,)), "logits", *OUTPUTS)
+    behind = _graph(_program(Decided(model.decision, n), (n,)), "logits", *OUTPUTS)
     forest = forest_graph(module)
     opset = next(entry.version for entry in forest.opset_import if not entry.domain)
     behind = version_converter.convert_version(behind, opset)
@@ -158,46 +142,6 @@ def _graph(program: torch.export.ExportedProgram, takes: str, *gives: str) -> An
     return made.model_proto
 
 
-def _around(model: SavedModel) -> Any:
-    """An encoder that is an ONNX file itself, with graphs before and behind it. Its own batch size stays."""
-    import onnx
-    from onnx import compose, version_converter
-
-    assert model.encoding is not None
-    encoder = use_encoder(model.encoding)
-    before = _graph(_program(Pixels(encoder.size, encoder.mean, encoder.std), model.input_shape), "x", "pixels")
-    opset = next(entry.version for entry in before.opset_import if not entry.domain)
-    try:
-        given = onnx.load(model.encoding.name)
-        given = version_converter.convert_version(given, opset)
-        shape = tuple(d.dim_value for d in given.graph.output[0].type.tensor_type.shape.dim)[1:]
-        decided = Decided(model.decision, len(model.classes), answer=True)
-        layers = nn.Sequential(Pool(), model.module, decided)
-        behind = _graph(_program(_Behind(layers), shape), "features", *OUTPUTS)
-        parts = [before, given, behind]
-        for part, prefix in zip(parts, ("before/", "encoder/", "behind/"), strict=True):
-            part.ir_version = before.ir_version
-            compose.add_prefix(part, prefix, rename_inputs=False, rename_outputs=False, inplace=True)
-        whole = compose.merge_models(before, given, [("pixels", given.graph.input[0].name)])
-        return compose.merge_models(whole, behind, [(given.graph.output[0].name, "features")])
-    except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise FedtailError(
-            f"encoder {model.encoding.name!r} cannot be merged with the head: {first_line(error)}"
-        ) from None
-
-
-class _Behind(nn.Module):
-    """What comes last: features or logits -> probabilities and answers."""
-
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self.layers(x)
-        return out
-
-
 def _description(model: SavedModel) -> str:
     about = {
         "classes": list(model.classes),
@@ -209,20 +153,6 @@ def _description(model: SavedModel) -> str:
         **({} if model.encoding is None else {"encoder": model.encoding.to_dict()}),
     }
     return json.dumps(about)
-
-
-def _target(path: str | Path, suffix: str) -> Path:
-    path = Path(path)
-    if path.suffix != suffix:
-        raise FedtailError(f"{str(path)!r} must end in {suffix!r}")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _write(path: Path, content: bytes) -> None:
-    with writing(path):
-        path.write_bytes(content)
 
 
 @contextlib.contextmanager
