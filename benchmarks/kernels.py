@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtail.methods import METHODS
-from fedtail.simulate.graph import convolution, fused, grouped, groupnorm, momentum, pixels, step
+from fedtail.simulate.graph import convolution, fused, grouped, groupnorm, pixels, step
 from fedtail.simulate.graph.convolution import Plan, Shape
 from fedtail.simulate.graph.pixels import Tile
 from gpu import federation, simulated
@@ -182,8 +182,8 @@ def momentum_steps(blocks: list[tuple[int, int]]) -> dict[str, Make]:
             if block is None:
                 compiled(local, x, grads)
             else:
-                with mock.patch.multiple(momentum, BLOCK=block[0], AT_ONCE=block[1]):
-                    momentum.momentum_step(x, shadow, m, grads, values)
+                with mock.patch.multiple(step, BLOCK=block[0], AT_ONCE=block[1]):
+                    step.momentum_step(x, shadow, m, grads, values)
             return x[:1000]
 
         return call

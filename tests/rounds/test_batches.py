@@ -9,7 +9,7 @@ import torch
 
 import fedtail as ft
 from fedtail.errors import FedtailError
-from fedtail.rounds.batches import BATCHES, STEPS, batch_of, follow, settled
+from fedtail.rounds.plan import BATCHES, STEPS, batch_of, follow, settled
 from fedtail.runs.config import load_config
 from fedtail.runs.execution import run
 from fedtail.settings import LocalSettings, Settings

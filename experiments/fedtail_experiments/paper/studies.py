@@ -26,9 +26,8 @@ from fedtail.core.random import generator
 from fedtail.core.records import Task
 from fedtail.errors import FedtailError, one_of, writing
 from fedtail.rates import FedHOO, RateStrategy, Setting, Uniform
-from fedtail.rounds.engine import Engine
 from fedtail.rounds.loop import train_rounds
-from fedtail.rounds.state import Problem, State
+from fedtail.rounds.state import Engine, Problem, State
 from fedtail.runs.build import build as build_run
 from fedtail.runs.build import build_federation
 from fedtail.runs.config import changed

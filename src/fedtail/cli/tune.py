@@ -28,7 +28,7 @@ from fedtail.cli.tables import print_block
 from fedtail.core.metrics import METRICS
 from fedtail.errors import FedtailError, writing
 from fedtail.files import write_atomically
-from fedtail.rates.fixed import fixed_section
+from fedtail.rates.base import fixed_section
 from fedtail.report.blocks import Table
 from fedtail.runs.config import changed, load_config, parse_overrides, read_config
 from fedtail.runs.execution import run

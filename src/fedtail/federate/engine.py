@@ -29,8 +29,8 @@ from fedtail.federate.protocol.transport import Phase, Traffic, Transport, excha
 from fedtail.federate.protocol.wire import MOST, Parcel, pack_candidates, pack_task, unpack_update
 from fedtail.models.flat import FlatModel
 from fedtail.rounds.acceptance import least
-from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Split, confusion_on, model_logits, scores_on
+from fedtail.rounds.plan import batch_of
 
 SLACK_VALUES = 1 << 22
 """Numbers that a method may send or measure which have nothing to do with the model's size: sums per class, say."""
@@ -48,7 +48,7 @@ class Unmeasured(FedtailError):
 
 @dataclass
 class RemoteEngine:
-    """A ``rounds.engine.Engine`` whose clients are sites, reached by messages; it holds no client data."""
+    """A ``rounds.state.Engine`` whose clients are sites, reached by messages; it holds no client data."""
 
     transport: Transport
     job: Job

@@ -24,8 +24,8 @@ from fedtail.methods.trees import Trees
 from fedtail.models.encoders import Encoding
 from fedtail.models.flat import FlatModel
 from fedtail.rates import RATES
-from fedtail.rounds.batches import BATCHES, settle_batch, settled
 from fedtail.rounds.history import plain
+from fedtail.rounds.plan import BATCHES, settle_batch, settled
 from fedtail.rounds.race import racing
 from fedtail.rounds.state import Problem
 from fedtail.runs.build import Run, load_pooled

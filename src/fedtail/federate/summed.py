@@ -50,7 +50,7 @@ LOG_LOSS = 27.7
 
 @dataclass
 class SummedEngine:
-    """A ``rounds.engine.Engine`` over totals. ``owned``: what this process has of the sites, by client."""
+    """A ``rounds.state.Engine`` over totals. ``owned``: what this process has of the sites, by client."""
 
     totals: Totals
     owned: Mapping[int, Prepared]

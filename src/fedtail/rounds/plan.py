@@ -17,10 +17,10 @@ from fedtail.core.records import Task, Tensors
 from fedtail.core.sampling import epoch_counts, local_batches
 from fedtail.data.federation import Client, Federation
 from fedtail.data.images.augment import BASIC, STRONG, draw_augment, draw_views
+from fedtail.errors import FedtailError
 from fedtail.methods.base import LocalRun, Method
 from fedtail.models.flat import FlatModel
-from fedtail.rounds.batches import batch_of
-from fedtail.settings import Settings
+from fedtail.settings import LocalSettings, Settings
 
 
 @dataclass(frozen=True)
@@ -163,3 +163,47 @@ def prepare_runs(
         )
         runs.append(run)
     return runs
+
+
+BATCHES = (16, 32, 64)
+"""What ``local.batch_size = "auto"`` chooses from. A site of a hundred rows takes two steps in an epoch of batches of
+64, so that a whole run hardly moves the model; sites of thousands find their direction better in large batches."""
+STEPS = 8
+"""Steps that an epoch of the median site is to have."""
+
+
+def follow(sizes: Sequence[int] | np.ndarray) -> int:
+    """The largest batch in which the median site takes ``STEPS`` steps in an epoch, else the smallest. sizes: training
+    samples per site; 0 of one that is not there."""
+    return max((batch for batch in BATCHES if median(sizes) >= STEPS * batch), default=BATCHES[0])
+
+
+def median(sizes: Sequence[int] | np.ndarray) -> float:
+    """Return the median size of the sites that are there."""
+    there = np.asarray(sizes)[np.asarray(sizes) > 0]
+    return float(np.median(there)) if there.size else 0.0
+
+
+def settle_batch(settings: Settings, batch: int) -> Settings:
+    """The same settings with so many samples in a batch."""
+    return settings.model_copy(update={"local": settings.local.model_copy(update={"batch_size": batch})})
+
+
+def settled(settings: Settings, sizes: Sequence[int] | np.ndarray) -> Settings:
+    """Settings as engines take them: with a number for the batch size."""
+    return settle_batch(settings, follow(sizes)) if settings.local.batch_size == "auto" else settings
+
+
+def batch_of(local: LocalSettings) -> int:
+    """Samples of a local step."""
+    if local.batch_size == "auto":
+        raise FedtailError("local.batch_size = 'auto' depends on site sizes, which are not known here; set a number")
+    return local.batch_size
+
+
+def batch_notes(local: LocalSettings, batch: int, sizes: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+    """Return a note on the choice of ``auto``, for the run folder and the screen; none where the batch size was
+    given."""
+    if local.batch_size != "auto":
+        return ()
+    return (f"batches of {batch} (local.batch_size=auto): the median site has {median(sizes):,.0f} training samples",)

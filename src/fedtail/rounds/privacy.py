@@ -16,8 +16,7 @@ from fedtail.core.records import Refusal, Task, Update
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, run_bound
 from fedtail.models.flat import has_batchnorm
-from fedtail.rounds.engine import Engine
-from fedtail.rounds.state import Problem
+from fedtail.rounds.state import Engine, Problem
 from fedtail.settings import PrivacySettings
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedtail.core.records import Tensors
 from fedtail.errors import FedtailError
-from fedtail.rounds.batches import median
+from fedtail.rounds.plan import median
 from fedtail.settings import ServerSettings
 
 BETA1, BETA2, TAU = 0.9, 0.99, 1e-3

@@ -24,13 +24,12 @@ from fedtail.models.custom import check_output
 from fedtail.models.encoders import Encoding
 from fedtail.models.registry import with_classifier
 from fedtail.rates import RATES, RateStrategy
-from fedtail.rounds.batches import batch_notes, batch_of, settled
-from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
+from fedtail.rounds.plan import batch_notes, batch_of, settled
 from fedtail.rounds.privacy import LocalNoise
 from fedtail.rounds.race import racing
 from fedtail.rounds.server import FOUND, follow_sites, server_notes
-from fedtail.rounds.state import DIAGNOSTICS, Problem
+from fedtail.rounds.state import DIAGNOSTICS, Engine, Problem
 from fedtail.runs.encoding import HEAD, build_encoded, choose_encoding, encode_federation, encoder_notes, with_encoding
 from fedtail.runs.trees import assemble_trees
 from fedtail.settings import DIAGNOSTICS_OF_UPDATES, Settings

@@ -24,9 +24,9 @@ from fedtail.errors import FedtailError
 from fedtail.methods.base import Method, Server
 from fedtail.models.device import check_device
 from fedtail.models.flat import AverageDraws, FlatModel, copy_module
-from fedtail.rounds.batches import batch_of
-from fedtail.rounds.engine import Engine
 from fedtail.rounds.evaluation import Split
+from fedtail.rounds.plan import batch_of
+from fedtail.rounds.state import Engine
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_cpu_kernel, operations_that_pay
 from fedtail.simulate.batched.chunks import ChunkedKernel

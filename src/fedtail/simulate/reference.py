@@ -16,9 +16,9 @@ from fedtail.core.records import Refusal, Task, Update
 from fedtail.data.federation import Federation
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, copy_module
-from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Logits, Split, count_candidates, model_logits
 from fedtail.rounds.local import DivergedError, train_client
+from fedtail.rounds.plan import batch_of
 from fedtail.settings import Settings
 from fedtail.simulate.base import Outcome, Simulator
 from fedtail.simulate.workers import Workers, by_caller, forward_flops

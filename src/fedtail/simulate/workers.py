@@ -1,6 +1,6 @@
 """Every core: threads that share the pieces of a round.
 
-Threads and not processes: a captured step is one call that computes without the interpreter's lock (``script``), so
+Threads and not processes: a captured step is one call that computes without the interpreter's lock (``programs``), so
 threads lose nothing to processes, and data, methods and models of the user's own, client states and updates stay where
 they are. What a piece of work computes depends on the piece alone, never on the worker, and results come in the order
 of the pieces. That makes the bits of a run those of any number of workers.

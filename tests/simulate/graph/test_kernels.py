@@ -14,14 +14,13 @@ from fedtail.core.momentum import cgnm_direction
 from fedtail.methods import METHODS
 from fedtail.methods.optimizers import with_optimizer
 from fedtail.settings import Settings
-from fedtail.simulate.graph import convolution, fused, grouped, momentum, step
+from fedtail.simulate.graph import convolution, fused, grouped, step
 from fedtail.simulate.graph.convolution import NARROW, Plan, Shape, plan_of, weight_gradients
-from fedtail.simulate.graph.momentum import momentum_step
 from fedtail.simulate.graph.network import Layout, Numerics
 from fedtail.simulate.graph.pixels import Tile, halved_inputs, has_halved, same_size
 from fedtail.simulate.graph.recorder import SideStreams
 from fedtail.simulate.graph.simulator import GraphSimulator
-from fedtail.simulate.graph.step import agree
+from fedtail.simulate.graph.step import agree, momentum_step
 from tests.simulate.graph.test_simulator import images, small_cnn
 
 interpreted = pytest.mark.skipif(
@@ -82,8 +81,8 @@ def test_input_gradients_of_a_layer_with_stride_2() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("beta", "delta"), [(0.5, 0.1), (0.9, 0.0)])
 def test_a_momentum_step_in_kernels_is_the_step(groups: int, beta: float, delta: float, monkeypatch) -> None:
-    monkeypatch.setattr(momentum, "BLOCK", 64)
-    monkeypatch.setattr(momentum, "AT_ONCE", 32)
+    monkeypatch.setattr(step, "BLOCK", 64)
+    monkeypatch.setattr(step, "AT_ONCE", 32)
     torch.manual_seed(0)
     m, g, x = torch.randn(groups, 300), torch.randn(groups, 300), torch.randn(300)
     if groups > 1:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtail.rounds.plan import LocalPlan
-from fedtail.simulate.graph.passes import assign, build_schedule, default_grain, padded
+from fedtail.simulate.graph.lane import assign, build_schedule, default_grain, padded
 
 
 @given(st.integers(0, 10_000), st.integers(1, 2), st.integers(1, 5), st.booleans())

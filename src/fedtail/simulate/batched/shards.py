@@ -14,8 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from fedtail.data.federation import Federation
-from fedtail.rounds.batches import batch_of
-from fedtail.rounds.plan import PreparedRun
+from fedtail.rounds.plan import PreparedRun, batch_of
 from fedtail.settings import Settings
 from fedtail.simulate.batched.cohort import Cohort, aligned, pack_parts
 

@@ -35,8 +35,7 @@ from fedtail.simulate.batched.chunks import ChunkedKernel
 from fedtail.simulate.batched.cohort import Cohort
 from fedtail.simulate.batched.network import Network
 from fedtail.simulate.batched.pooled import Pooled
-from fedtail.simulate.batched.programs import CAPTURE_AFTER, Programs, Runner
-from fedtail.simulate.batched.script import Feed
+from fedtail.simulate.batched.programs import CAPTURE_AFTER, Feed, Programs, Runner
 from fedtail.simulate.batched.shards import (
     Shard,
     cut_round,

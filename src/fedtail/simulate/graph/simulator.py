@@ -23,16 +23,14 @@ from fedtail.data.federation import Federation
 from fedtail.methods import METHODS
 from fedtail.methods.base import Method
 from fedtail.models.flat import FlatModel, has_batchnorm
-from fedtail.rounds.batches import batch_of
 from fedtail.rounds.evaluation import Logits, Split, federation_split
 from fedtail.rounds.local import End, lone_samples_named
-from fedtail.rounds.plan import PreparedRun, draw_width
+from fedtail.rounds.plan import PreparedRun, batch_of, draw_width
 from fedtail.settings import Settings
 from fedtail.simulate.base import Simulator
-from fedtail.simulate.graph.evaluation import Evaluator
-from fedtail.simulate.graph.lane import Lane, Shared, Slot
+from fedtail.simulate.graph.lane import GROUPS_APART, Lane, Shared, Slot, assign, build_schedule, default_grain
 from fedtail.simulate.graph.network import DeviceModel, Numerics
-from fedtail.simulate.graph.passes import GROUPS_APART, assign, build_schedule, default_grain
+from fedtail.simulate.graph.recorder import Recorder
 from fedtail.simulate.graph.step import (
     Local,
     PassInput,
@@ -272,3 +270,94 @@ class GraphSimulator(Simulator):
         self.evaluator.recorded.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+LARGEST, GRAIN = 1024, 64
+"""A recorded evaluation takes at most LARGEST samples; sizes are multiples of GRAIN."""
+
+
+class Evaluator:
+    """Logits of any model vector on any rows of the resident pool, as recorded graphs on CUDA."""
+
+    def __init__(self, model: DeviceModel, resident: Resident, n_classes: int) -> None:
+        self.model, self.resident, self.n_classes = model, resident, n_classes
+        self.network = model.network(training=False)
+        self.layout, self.device = model.layout, model.numerics.device
+        self.params = resident.start[: self.layout.n_params].to(model.numerics.weights, copy=True)
+        self.rest = resident.start[self.layout.n_params :].clone()
+        self.rows = torch.zeros(LARGEST, dtype=torch.int64, device=self.device)
+        self.cuda = self.device.type == "cuda"
+        self.recorder = Recorder(self.device)
+        self.recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def load(self, x: Tensor) -> None:
+        """Evaluate model ``x`` (n,) from now on."""
+        d = self.layout.n_params
+        self.params.copy_(self.layout.inward(x[:d]))
+        self.rest.copy_(x[d:])
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, index: np.ndarray) -> Tensor:
+        """(len(index), C) float32 logits of model ``x``."""
+        self.load(x.to(self.device))
+        parts = [self._run(rows)[:real].clone() for rows, real in self._chunks(index)]
+        return torch.cat(parts) if parts else torch.empty(0, self.n_classes, device=self.device)
+
+    @torch.no_grad()
+    def confusion(self, x: Tensor, index: np.ndarray) -> np.ndarray:
+        """(C, C) confusion matrix of model ``x``; row = true class."""
+        self.load(x.to(self.device))
+        total = torch.zeros(self.n_classes**2, dtype=torch.int64, device=self.device)
+        self._count(total, self._chunks(index))
+        return total.view(self.n_classes, self.n_classes).cpu().numpy()
+
+    @torch.no_grad()
+    def counts(self, candidates: Candidates, index: np.ndarray) -> np.ndarray:
+        """(N, 3, C) correct, true and predicted samples per class of every candidate; one copy to the host."""
+        c = self.n_classes
+        chunks = self._chunks(index)
+        total = torch.zeros(len(candidates), c * c, dtype=torch.int64, device=self.device)
+        for s, vector in candidates.walk():
+            self.load(vector)
+            self._count(total[s], chunks)
+        m = total.view(-1, c, c)
+        return torch.stack([m.diagonal(dim1=1, dim2=2), m.sum(2), m.sum(1)], dim=1).cpu().numpy()
+
+    def _count(self, total: Tensor, chunks: list[tuple[Tensor, int]]) -> None:
+        for rows, real in chunks:
+            guess = self._run(rows)[:real].argmax(-1)
+            true = self.resident.y[rows[:real]]
+            total.index_add_(0, true * self.n_classes + guess, torch.ones_like(guess))
+
+    def _chunks(self, index: np.ndarray) -> list[tuple[Tensor, int]]:
+        """Rows on the device in even pieces, filled up to the recorded sizes."""
+        n = len(index)
+        if n == 0:
+            return []
+        pieces = np.array_split(np.asarray(index, dtype=np.int64), -(-n // LARGEST))
+        out = []
+        for piece in pieces:
+            size = -(-len(piece) // GRAIN) * GRAIN if self.cuda else len(piece)
+            filled = np.concatenate([piece, np.full(size - len(piece), piece[0])])
+            out.append((torch.as_tensor(filled).to(self.device), len(piece)))
+        return out
+
+    def _run(self, rows: Tensor) -> Tensor:
+        if not self.cuda:
+            return self._call(rows)
+        n = len(rows)
+        self.rows[:n].copy_(rows)
+        if n not in self.recorded:
+            self.recorded[n] = self._record(n)
+        graph, out = self.recorded[n]
+        graph.replay()
+        return out
+
+    def _call(self, rows: Tensor) -> Tensor:
+        x = self.model.inputs(self.resident.x, rows)
+        return self.network([self.layout.named(self.params)], self.rest, x, (len(rows),))
+
+    def _record(self, n: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self.model.numerics.apply()
+        out = torch.empty(n, self.n_classes, device=self.device)
+        return self.recorder.record(lambda: out.copy_(self._call(self.rows[:n].clone())), lambda: None), out
