@@ -98,7 +98,7 @@ def full_group_gradient(
     client = federation.client(k)
     whole = {"epochs": 1, "batch_size": EVAL_BATCH, "epoch_length": "inflated"}
     one_epoch = settings.model_copy(update={"local": settings.local.model_copy(update=whole)})
-    plan = plan_local_run(client, rate, task.round, one_epoch, method.sampler, method.traits.needs_views)
+    plan = plan_local_run(client, rate, task.round, one_epoch, method.sampler, method.traits.views)
     model.load(task.x)
     model.module.train()
     device = model.vector.device

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedtail.errors import FedtailError, not_of_kind, one_of, outside
 
@@ -39,14 +39,8 @@ class Named(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
-PARTITIONS = ("auto", "iid", "dirichlet", "per_client", "labels", "column", "carriers", "six-sites")
-
-
-def _partition(value: str) -> str:
-    """One of the names, or a table of sites by classes."""
-    if value not in PARTITIONS and not value.endswith(".csv"):
-        raise one_of("data.partition", value, [*PARTITIONS, "FILE.csv"])
-    return value
+Partition = Literal["auto", "iid", "dirichlet", "per_client", "labels", "column"]
+PARTITIONS: tuple[str, ...] = get_args(Partition)
 
 
 class DataSettings(Named):
@@ -56,10 +50,9 @@ class DataSettings(Named):
     """Data set; see `fedtail data list`."""
     clients: int = Field(5, ge=1, le=10_000_000)
     """Number of clients, for data without sites of its own."""
-    partition: Annotated[str, AfterValidator(_partition)] = "auto"
-    """How samples are split across clients: ``iid``, ``dirichlet``, ``per_client``, ``labels`` (two classes each),
-    ``column`` (the data's own sites), or as a table of sites by classes says: ``carriers``, ``six-sites`` or a CSV
-    file. ``auto`` is ``column`` if the data has sites, otherwise ``dirichlet``."""
+    partition: Partition = "auto"
+    """How samples are split across clients: ``iid``, ``dirichlet``, ``per_client``, ``labels`` (two classes each) or
+    ``column`` (the data's own sites). ``auto`` is ``column`` if the data has sites, otherwise ``dirichlet``."""
     alpha: float = Field(0.5, gt=0)
     """Concentration of the Dirichlet partitions; smaller is more uneven."""
     min_samples: int = Field(10, ge=1)
@@ -362,7 +355,7 @@ RETIRED: dict[str, Retired] = {
     "local.lr_min": Retired(1e-4, "a cosine schedule ends at 0.0001, or where it began if that is lower"),
     "local.replication": Retired("fractional", "classes are repeated by exactly the factor that the rate asks for"),
     "local.scale": Retired("batch", "a group's gradient is divided by the number of samples in the batch"),
-    "data.template": Retired(None, "name the table by data.partition = 'six-sites', 'carriers' or a CSV file"),
+    "data.template": Retired(None, "give data with sites of their own, or draw them by data.partition", True),
     "model.head": Retired("linear", "name the head by model.name = 'cosine' or 'mlp', beside model.encoder"),
     "model.encoder_weights": Retired(None, "write model.encoder = 'my_encoder.py:encoder@weights.safetensors'"),
     "server.reach": Retired(1.5, "'bounded' draws updates to within 1.5 median distances"),
@@ -409,8 +402,8 @@ def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     """
     out = {section: dict(part) if isinstance(part, Mapping) else part for section, part in raw.items()}
     data = out.get("data")
-    if isinstance(data, dict) and data.get("partition") == "template" and not strict:
-        data["partition"] = data.pop("template", "auto")
+    if isinstance(data, dict) and not strict and data.get("partition") == "template" and "template" in data:
+        data["partition"] = "auto"  # tables of sites by classes are gone
     for old, new in MOVED.items():
         (section, key), (there, name) = old.split("."), new.split(".")
         if isinstance(part := out.get(section), dict) and key in part:

@@ -87,8 +87,7 @@ run server.aggregate=krun :: 'krun'; did you mean 'krum'
 run method.name=ratio_loss local.optimizer=momentum :: 'momentum'; 'ratio_loss'; plain gradient
 run data.partition=dirichlett :: did you mean 'dirichlet'
 run data.partition=iid data.alpha=0.1 :: data.alpha has no effect
-run data.partition=gone.csv :: 'gone.csv'; carriers; a row per site
-run data.partition=ok.csv :: 'ok.csv' is not a table of numbers
+run data.partition=gone.csv :: 'gone.csv'; dirichlet
 run data.alpha=0 :: data.alpha = 0 must be above 0
 run data.imbalance=0.5 :: imbalance = 0.5; must be at least 1
 run data.augment=croop :: croop; crop-flip

@@ -1,7 +1,4 @@
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedtail.data import Federation, Samples, long_tail_counts, partition, split
 from fedtail.data.federation import stratified_holdout
-from fedtail.data.partitions import load_template, template_shares
+from fedtail.data.partitions import by_shares
 from fedtail.errors import FedtailError
 
 LABELS = np.repeat(np.arange(6), [300, 150, 80, 40, 20, 10])
@@ -135,55 +132,13 @@ def samples() -> Samples:
     return Samples(torch.zeros(len(y), 2), y)
 
 
-def test_template_deals_classes_by_name_in_its_proportions(tmp_path: Path) -> None:
-    rows = ["site,f,e,d,c,b,a", "north,1,1,1,1,1,300", "south,1,3,1,0,0,100"]
-    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
-    federation = partition(samples(), samples(), classes="abcdef", partition=str(tmp_path / "t.csv"), validation=0.0)
-    assert federation.sites == ("north", "south")
-    assert federation.label_map().tolist() == [[225, 150, 80, 20, 5, 5], [75, 0, 0, 20, 15, 5]]
+def test_an_unknown_partition_is_one_clear_line() -> None:
+    with pytest.raises(FedtailError, match=r"'sites\.csv'.*dirichlet"):
+        partition(samples(), samples(), partition="sites.csv")
 
 
-def test_template_of_other_classes_is_matched_by_rank() -> None:
-    template = pd.DataFrame([[1.0, 30.0], [3.0, 10.0]], index=["a", "b"], columns=["rare", "common"])
-    shares = template_shares(template, [f"c{i}" for i in range(4)], np.array([5, 50, 500, 1]))
-    np.testing.assert_allclose(shares, [[0.25, 0.75, 0.75, 0.25], [0.75, 0.25, 0.25, 0.75]])
-
-
-def test_named_templates_give_a_federation_of_real_skew() -> None:
-    federation = partition(samples(), samples(), partition="six-sites")
-    assert federation.n_clients == 6 and federation.label_map()[1, -1] == 0
-    assert load_template("carriers").to_numpy().sum() == 336_776
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("site,a,b\nx,1,two\n", "is not a table of numbers"),
-        ("site,a,b\nx,1,-2\n", "'x', 'b' is -2, which is not a number of samples"),
-        ("site,a,b\nx,1,0\n", "no site has samples of class 'b'"),
-        ("site,a,b\nx,1,1\nx,1,1\n", "two rows have the same site name"),
-        ("site\nx\n", "two class columns or more"),
-    ],
-)
-def test_a_bad_template_is_one_clear_line(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(FedtailError, match=words):
-        load_template(str(tmp_path / "t.csv"))
-
-
-def test_a_template_must_be_given_and_be_there() -> None:
-    with pytest.raises(FedtailError, match=r"partition 'templat' is unknown"):
-        partition(samples(), samples(), partition="templat")
-    with pytest.raises(FedtailError, match="neither a file nor one of carriers, six-sites"):
-        partition(samples(), samples(), partition="nowhere.csv")
-
-
-def test_the_last_samples_of_a_class_go_to_the_largest_remainders(tmp_path: Path) -> None:
+def test_the_last_samples_of_a_class_go_to_the_largest_remainders() -> None:
     """Of five samples at 58, 26 and 16 %, that is 2.9, 1.3 and .8, the two that are left go to the first and third."""
-    (tmp_path / "sites.csv").write_text("site,a,b\nx,58,1\ny,26,1\nz,16,1\n")
-    y = np.repeat([0, 1], [5, 30])
-    federation = partition(
-        Samples(torch.zeros(35, 2), torch.as_tensor(y)), Samples(torch.zeros(2, 2), torch.tensor([0, 1])),
-        classes=["a", "b"], partition=str(tmp_path / "sites.csv"), validation=0.0, min_samples=1,
-    )  # fmt: skip
-    assert federation.label_map()[:, 0].tolist() == [3, 1, 1]
+    shares = np.array([[0.58, 1 / 3], [0.26, 1 / 3], [0.16, 1 / 3]])
+    dealt = by_shares(np.repeat([0, 1], [5, 30]), shares, np.random.default_rng(0))
+    assert [int((rows < 5).sum()) for rows in dealt] == [3, 1, 1]

@@ -115,7 +115,7 @@ def test_padding_changes_nothing(name: str, options: dict[str, Any]) -> None:
     method = METHODS.build(name, **options)
     rng = torch.Generator().manual_seed(3)
     logits, teacher = torch.randn(B, outputs(method), generator=rng), torch.randn(B, C, generator=rng)
-    y, n = labels()[0], B - 2 if method.traits.needs_views else B - 3
+    y, n = labels()[0], B - 2 if method.traits.views else B - 3
     weight = torch.ones(B)
     weight[n:] = 0.0
     const, state = start(method, 0)

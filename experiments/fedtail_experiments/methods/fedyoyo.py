@@ -26,6 +26,7 @@ from fedtail.errors import check_range
 from fedtail.methods.base import Batch, LocalRun, Method, Server, cross_entropy
 from fedtail.methods.logit_adjustment import proportions
 from fedtail_experiments.methods.measurements import EFFECTIVE_NUMBERS
+from fedtail_experiments.methods.views import WEAK_AND_STRONG
 
 KEEP = 0.9
 """Of the old effective numbers in each round's."""
@@ -45,7 +46,7 @@ class FedYoYo(Method):
         "every round, from every client: an effective number of samples for each class (which shows which classes it "
         "has); a C-vector prior down"
     )
-    needs_views = True
+    views = WEAK_AND_STRONG
     stateful_loss = True
     whole_batch = True
 

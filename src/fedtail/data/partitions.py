@@ -1,10 +1,9 @@
-"""Split pooled samples over clients: IID, Dirichlet per class or client, few labels each, by template, by column."""
+"""Split pooled samples over clients: IID, Dirichlet per class or client, few labels each, by column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ def split(
     column: Sequence[Any] | np.ndarray | None = None,
     min_samples: int = 10,
     labels: int = 2,
-    shares: np.ndarray | None = None,
     seed: int = 0,
 ) -> tuple[list[np.ndarray], list[str] | None]:
     """Indices of each client, ascending and disjoint, covering ``y``; and site names for ``column``.
@@ -37,7 +35,6 @@ def split(
       Redrawn until every client has ``min_samples``.
     - ``per_client``: per *client*, class mix ~ Dir(alpha p); equal sizes, exhausted classes are masked.
     - ``labels``: every client has ``labels`` classes only, each class is shared evenly by those that have it.
-    - ``template``: ``shares`` (clients, classes) of each class's samples go to each client, rounded to whole samples.
     - ``column``: one client per value of ``column``.
     """
     y = np.asarray(y)
@@ -45,10 +42,6 @@ def split(
         if column is None:
             raise FedtailError("partition 'column' needs the column that names each sample's site")
         return _by_column(column)
-    if partition == "template":
-        if shares is None:
-            raise FedtailError("partition 'template' needs shares, one row per client and one column per class")
-        return _by_shares(y, np.asarray(shares, dtype=np.float64), generator(seed, "partition/template")), None
     if n_clients < 1:
         raise FedtailError(f"clients = {n_clients} is not allowed; use 1 or more")
     if n_clients > len(y):
@@ -124,9 +117,6 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
     if how == "column" and pooled.sites is None:
         raise FedtailError(f"data.partition = 'column' needs data that has its own sites; {pooled.name!r} has none")
     seed = data.seed or 0
-    template = None if how in PARTITIONS and how not in TEMPLATES else load_template(how)
-    how = how if template is None else "template"
-    totals = pooled.train.counts(len(pooled.classes))
     parts, sites = split(
         pooled.train.y.numpy(),
         how,
@@ -134,11 +124,8 @@ def federate(pooled: Pooled, data: DataSettings) -> Federation:
         alpha=data.alpha,
         column=pooled.sites,
         min_samples=data.min_samples,
-        shares=None if template is None else template_shares(template, pooled.classes, totals),
         seed=seed,
     )
-    if template is not None:
-        sites = [str(name) for name in template.index]
     federation = assemble(
         pooled.train,
         parts,
@@ -173,7 +160,7 @@ def _test_clients(pooled: Pooled, parts: Sequence[np.ndarray], sites: Sequence[s
         counts = np.stack([np.bincount(y[part], minlength=n) for part in parts]).astype(np.float64)
         shares = counts / np.maximum(counts.sum(0), 1)
         shares[:, counts.sum(0) == 0] = 1 / len(parts)
-        dealt = _by_shares(pooled.test.y.numpy(), shares, generator(seed, "partition/test"))
+        dealt = by_shares(pooled.test.y.numpy(), shares, generator(seed, "partition/test"))
         owner = np.empty(len(pooled.test), dtype=np.int64)
         for k, rows in enumerate(dealt):
             owner[rows] = k
@@ -266,7 +253,7 @@ def _few_labels(y: np.ndarray, k: int, labels: int, rng: np.random.Generator) ->
     return _of_owners(owner, np.bincount(owner, minlength=k))
 
 
-def _by_shares(y: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def by_shares(y: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """shares: (K, C), columns sum to 1. Fractions of a sample go to the largest remainders."""
     k, owner = len(shares), np.empty(len(y), dtype=np.int64)
     for c in np.unique(y):
@@ -298,56 +285,3 @@ def with_clusters(federation: Federation, labels: np.ndarray) -> Federation:
         values, counts = np.unique(np.asarray(labels)[index].astype(str), return_counts=True)
         names.append(str(values[counts.argmax()]))
     return replace(federation, clusters=tuple(names))
-
-
-FOLDER = Path(__file__).parent / "templates"
-TEMPLATES = ("carriers", "six-sites")
-
-
-def template_shares(template: pd.DataFrame, classes: Sequence[str], totals: np.ndarray) -> np.ndarray:
-    """(K, len(classes)) share of each class's samples that goes to each site; columns sum to 1.
-
-    Classes are matched by name where the template has all of them, else by rank: the most frequent class takes the
-    most frequent column, and where the numbers of classes differ, the ranks are stretched. totals: (len(classes),).
-    """
-    counts = template.to_numpy(dtype=np.float64)
-    if set(classes) <= set(template.columns):
-        columns = template.columns.get_indexer(pd.Index(classes))
-    else:
-        order = np.argsort(-counts.sum(0), kind="stable")
-        rank = np.argsort(np.argsort(-np.asarray(totals), kind="stable"))
-        columns = order[rank * len(order) // len(classes)]
-    chosen = counts[:, columns]
-    return np.asarray(chosen / chosen.sum(0))
-
-
-def load_template(template: str) -> pd.DataFrame:
-    """Samples of each class (columns) at each site (rows), of which only the proportions within a class count: a named
-    template, or a CSV file with a header of class names after the first column, then a row per site."""
-    where = f"data.partition {template!r}"
-    path = FOLDER / f"{template}.csv" if template in TEMPLATES else Path(template)
-    if not path.is_file():
-        raise FedtailError(
-            f"{where} is neither a file nor one of {', '.join(TEMPLATES)}; give a CSV file with a row per site and a "
-            "column per class"
-        )
-    try:
-        frame = pd.read_csv(path, index_col=0, skipinitialspace=True)
-        counts = frame.to_numpy(dtype=np.float64)
-    except (ValueError, TypeError, UnicodeDecodeError) as error:
-        raise FedtailError(f"{where} is not a table of numbers: {' '.join(str(error).split())[:200]}") from None
-    if counts.size == 0 or counts.shape[1] < 2:
-        raise FedtailError(f"{where} needs a row per site and two class columns or more after the site's name")
-    if len(wrong := np.argwhere(~((counts >= 0) & np.isfinite(counts)))):
-        row, column = wrong[0]
-        raise FedtailError(
-            f"{where}: {frame.index[row]!r}, {frame.columns[column]!r} is {counts[row, column]:g}, which is not a "
-            "number of samples (0 or more)"
-        )
-    if (counts.sum(0) == 0).any():
-        empty = frame.columns[int(np.flatnonzero(counts.sum(0) == 0)[0])]
-        raise FedtailError(f"{where}: no site has samples of class {str(empty)!r}; drop the column or fix it")
-    frame = frame.set_axis(frame.index.astype(str).str.strip()).rename(columns=lambda name: str(name).strip())
-    if frame.index.has_duplicates:
-        raise FedtailError(f"{where}: two rows have the same site name")
-    return frame

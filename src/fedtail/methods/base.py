@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fedtail.core.momentum import Scalar
 from fedtail.core.records import Measurement, Task, Tensors, Update
+from fedtail.data.images.augment import Views
 from fedtail.errors import check_range
 
 
@@ -128,8 +129,8 @@ class Traits:
 
     needs_teacher: bool = False
     """``Batch.teacher`` must hold the logits of the round's global model."""
-    needs_views: bool = False
-    """A batch holds every sample twice, one after the other: weakly and strongly augmented."""
+    views: Views | None = None
+    """A batch holds every sample twice, one after the other: weakly and strongly augmented in this way."""
     needs_auxiliary: bool = False
     """A server hook uses ``Server.auxiliary_gradients``, so ``data.auxiliary`` must be above 0, and the method defines
     ``auxiliary_gradients``."""

@@ -16,7 +16,7 @@ from fedtail.core.random import generator
 from fedtail.core.records import Task, Tensors
 from fedtail.core.sampling import epoch_counts, local_batches
 from fedtail.data.federation import Client, Federation
-from fedtail.data.images.augment import BASIC, STRONG, draw_augment, draw_views
+from fedtail.data.images.augment import BASIC, Views, draw_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import LocalRun, Method
 from fedtail.models.flat import FlatModel
@@ -32,7 +32,7 @@ class LocalPlan:
     sizes: np.ndarray
     """Size of each step's batch."""
     all_draws: np.ndarray | None
-    """Augmentation draws of all steps' batches, (len(index), 3) or, with two views, (len(index), 12)."""
+    """Augmentation draws of all steps' batches, (len(index), 3) or, with two views, as many as they are drawn as."""
     counts: np.ndarray
     """(C,) the client's training samples per class."""
     resampled: np.ndarray
@@ -61,7 +61,7 @@ class LocalPlan:
 
 
 def plan_local_run(
-    client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled", views: bool = False
+    client: Client, rate: float, round: int, settings: Settings, sampler: str = "shuffled", views: Views | None = None
 ) -> LocalPlan:
     """The batches of client and round at ``rate``; ``sampler`` and ``views`` are the method's.
 
@@ -77,16 +77,13 @@ def plan_local_run(
         n_classes=client.n_classes,
         epoch_length=settings.local.epoch_length,
     )
-    draws = None
-    if client.augment or (views and client.pool.x.ndim == 4):
-        rng = generator(settings.run.seed, "augment", client.index, round)
-        if views and client.pool.x.ndim == 4:
-            strong = generator(settings.run.seed, "strong", client.index, round)
-            draws = np.concatenate([draw_views(client.augment, int(n), rng, strong) for n in sizes])
-        else:
-            assert client.augment
-            draws = np.concatenate([draw_augment(client.augment, int(n), rng) for n in sizes])
-            draws = draws.repeat(2, 0) if views else draws
+    draws, rng = None, generator(settings.run.seed, "augment", client.index, round)
+    if views and client.pool.x.ndim == 4:
+        strong = generator(settings.run.seed, "strong", client.index, round)
+        draws = np.concatenate([views.draw(client.augment, int(n), rng, strong) for n in sizes])
+    elif client.augment:
+        draws = np.concatenate([draw_augment(client.augment, int(n), rng) for n in sizes])
+        draws = draws.repeat(2, 0) if views else draws
     if views:
         positions, sizes = positions.repeat(2), sizes * 2
     return LocalPlan(
@@ -100,8 +97,8 @@ def plan_local_run(
 
 def draw_width(federation: Federation, method: Method) -> int:
     """Numbers that a sample's augmentation is drawn as in this federation; 0 for none."""
-    if method.traits.needs_views and federation.pool.x.ndim == 4:
-        return BASIC + STRONG
+    if method.traits.views and federation.pool.x.ndim == 4:
+        return method.traits.views.width
     return BASIC if federation.augment else 0
 
 
@@ -141,7 +138,7 @@ def prepare_runs(
         tried = {name: float(values[row, probe]) for name, values in task.probes.items()}
         rate = tried.pop("rate")
         if rate not in drawn:
-            plan = plan_local_run(client, rate, task.round, settings, method.sampler, method.traits.needs_views)
+            plan = plan_local_run(client, rate, task.round, settings, method.sampler, method.traits.views)
             drawn[rate] = plan, method.groups(plan.resampled)
         plan, groups = drawn[rate]
         hyper = {**method.hyper(), "lr": task.lr, **tried}

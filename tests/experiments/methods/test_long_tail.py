@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedtail as ft
-from fedtail.data.images.augment import PAD, apply_augment, apply_strong, draw_strong, draw_views
+from fedtail.data.images.augment import PAD, apply_augment
 from fedtail.errors import FedtailError
 from fedtail.methods.base import Batch, LocalRun, Server
 from fedtail.models import FlatModel, build_model
@@ -33,6 +33,7 @@ from fedtail_experiments.methods.measurements import (
     merged_moments,
 )
 from fedtail_experiments.methods.retraining import fit_linear
+from fedtail_experiments.methods.views import apply_strong, draw_strong, draw_views
 from fedtail_experiments.models.classifiers import SimplexETF, TwoHeads, sparse_simplex
 from tests.methods.federations import problem, train
 

@@ -201,7 +201,7 @@ def _by_chunks(
         method.traits.stateful_loss
         or method.traits.whole_batch
         or method.traits.needs_teacher
-        or method.traits.needs_views
+        or method.traits.views is not None
     )
     if whole:
         teacher = (

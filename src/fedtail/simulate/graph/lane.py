@@ -213,7 +213,7 @@ class Schedule:
     rows: np.ndarray
     """(M,) int64 pool index; filling has ~index of a real sample of the same pass."""
     draws: np.ndarray | None
-    """(M, 3 or 12) augmentation draws."""
+    """(M, 3 or more) augmentation draws."""
     scales: np.ndarray
     """(M,) float32 factor of each sample's loss, 1/B; 0 for filling."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtail.data.federation import Transform
-from fedtail.data.images.augment import BASIC, PAD, apply_strong
+from fedtail.data.images.augment import BASIC, PAD, VIEWS
 from fedtail.errors import FedtailError, one_of
 from fedtail.simulate.graph.fused import Unsupported, fused_network
 from fedtail.simulate.graph.recorder import SideStreams
@@ -60,7 +60,7 @@ class DeviceModel:
         out = stored[index[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         if draws is None or draws.shape[1] == BASIC:
             return out
-        return apply_strong(out.float(), draws[:, BASIC:]).to(out.dtype)
+        return VIEWS[draws.shape[1]].change(out.float(), draws[:, BASIC:]).to(out.dtype)
 
     def network(self, *, training: bool) -> Network:
         """The module in training or evaluation mode."""
