@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from fedtail.cli.options import ONE_RUN, Arguments, Json, Quiet, Resume, config_flags, ignored_clients, run_config
-from fedtail.cli.progress import RoundProgress, print_notes, terminal
+from fedtail.cli.progress import RoundProgress, console, print_notes, terminal
 from fedtail.cli.tables import print_block
 from fedtail.core.metrics import shown
 from fedtail.report import load_run, write_run_report
@@ -18,6 +19,7 @@ from fedtail.report.comparison import comparisons
 from fedtail.report.facts import found_and_missed, number_in
 from fedtail.report.sections.classes import class_table
 from fedtail.report.sections.sites import site_table, worst_in_words
+from fedtail.report.watch import Watch
 from fedtail.rounds.history import plain
 from fedtail.runs.execution import run
 from fedtail.runs.record import RunRecord, promises
@@ -33,6 +35,9 @@ def run_command(
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the report on this machine while the run goes on; it updates itself.")
+    ] = False,
 ) -> None:
     """Train one federation and write a run folder.
 
@@ -40,11 +45,19 @@ def run_command(
     and changes one value; `fedtail run --method fedavg --rates 0.4` uses flags.
     """
     config = run_config(arguments, flags, resume=resume)
-    shown = RoundProgress(config.method.name, config.run.rounds, "fedtail run", resume=resume, quiet=quiet)
-    with shown as progress:
+    with ExitStack() as stack:
+        live = stack.enter_context(Watch()) if watch else None
+        if live is not None:
+            console.print(f"watch the run at {live.url}", soft_wrap=True)
+        title = config.method.name
+        progress = stack.enter_context(
+            RoundProgress(title, config.run.rounds, "fedtail run", resume=resume, quiet=quiet)
+        )
 
         def begin(folder: Path, done: int) -> None:
             progress.start(folder, done)
+            if live is not None:
+                live.folder = folder
             about = json.loads((folder / "clients.json").read_text())
             print_notes([*about["notes"], *ignored_clients(flags, len(about["sites"]))])
 
@@ -56,6 +69,8 @@ def run_command(
             on_encode=progress.encoded,
             on_progress=progress.inside,
         )
+        if live is not None:
+            live.finish()
     folder = result.folder or Path()
     page = write_run_report(folder)
     if as_json:

@@ -39,6 +39,7 @@ def write_life_report(watch: Watch, path: Path) -> Path:
         facts=[plural(len(watch.looks), "look"), f"{watch.reference.n:,} reference rows", ", ".join(watch.classes[:8])],
         parts=[{"prefix": "", "comparison": None, "sections": sections}],
         many=0,
+        live=None,
         made=f"Made by fedtail {VERSION} from counts. This page is self-contained.",
     )
     return write_text(path, page)

@@ -78,8 +78,8 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1") -> str:
-    """Return the page as text."""
+def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1", *, live: str | None = None) -> str:
+    """Return the page as text; ``live``: what a page that is served while its run goes on knows its state by."""
     parts, links = [], []
     for i, comparison in enumerate(compared):
         prefix = f"p{i}-" if len(compared) > 1 else ""
@@ -91,7 +91,7 @@ def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1")
     return template(
         "page.html",
         title=title,
-        policy=Markup(POLICY),
+        policy=Markup(POLICY if live is None else f"{POLICY}; connect-src 'self'"),
         version=VERSION,
         style=source("page.css"),
         script=source("page.js"),
@@ -99,6 +99,7 @@ def render(compared: Sequence[Comparison], title: str, metric: str = "macro_f1")
         facts=_facts(compared),
         parts=parts,
         many=MANY,
+        live=live,
         made=f"Made by fedtail {VERSION} from run folders{when}. This page is self-contained.",
     )
 

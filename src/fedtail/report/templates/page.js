@@ -239,6 +239,25 @@
   }), { rootMargin: "-20% 0px -70% 0px" });
   document.querySelectorAll("section, h1.problem").forEach((s) => seen.observe(s));
 
+  // A page that is served while its run goes on looks for a new state, and loads anew with its folds as they were.
+  const live = document.body.dataset.live, folds = () => [...document.querySelectorAll("details.fold")];
+  if (live !== undefined) {
+    const key = "fedtail-folds";
+    try { JSON.parse(sessionStorage.getItem(key) ?? "[]").forEach((i) => { const d = folds()[i]; if (d) d.open = true; }); } catch { /* as new */ }
+    const look = async () => {
+      try {
+        const state = await (await fetch("/state", { cache: "no-store" })).text();
+        if (state !== live) {
+          sessionStorage.setItem(key, JSON.stringify(folds().flatMap((d, i) => d.open ? [i] : [])));
+          location.reload();
+          return;
+        }
+      } catch { return; }  // the run is over, and with it who served the page
+      setTimeout(look, 1500);
+    };
+    if (live !== "done") setTimeout(look, 1500);
+  }
+
   // A printed page has everything: folds open, and close again.
   const folded = new Set();
   addEventListener("beforeprint", () => document.querySelectorAll("details.fold:not([open])").forEach((d) => { folded.add(d); d.open = true; }));
