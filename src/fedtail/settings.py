@@ -88,8 +88,6 @@ class ModelSettings(Named):
     classifier: Literal["auto", "linear", "etf"] = "auto"
     """Output layer: the model's own ``linear`` layer, or one followed by a fixed simplex (``etf``). ``auto`` is
     whatever the method needs."""
-    views: int = Field(1, ge=1)
-    """With an encoder: how many times each training image is encoded, once unchanged and then in random crops."""
     unfreeze: int = Field(0, ge=0)
     """With an encoder: how many of its last blocks are also trained and sent."""
 
@@ -351,11 +349,13 @@ class Retired(NamedTuple):
 
 
 RETIRED: dict[str, Retired] = {
+    "data.bad_rows": Retired("error", "a row with too many or too few fields is an error; mend or drop it"),
     "data.labels_per_client": Retired(2, "'labels' deals two classes to every client"),
     "local.lr_min": Retired(1e-4, "a cosine schedule ends at 0.0001, or where it began if that is lower"),
     "local.replication": Retired("fractional", "classes are repeated by exactly the factor that the rate asks for"),
     "local.scale": Retired("batch", "a group's gradient is divided by the number of samples in the batch"),
-    "data.template": Retired(None, "give data with sites of their own, or draw them by data.partition", True),
+    "data.template": Retired(None, "give data with sites of their own, or draw them by data.partition"),
+    "model.views": Retired(1, "an image is encoded once, as it is; model.unfreeze trains the encoder's last blocks"),
     "model.head": Retired("linear", "name the head by model.name = 'cosine' or 'mlp', beside model.encoder"),
     "model.encoder_weights": Retired(None, "write model.encoder = 'my_encoder.py:encoder@weights.safetensors'"),
     "server.reach": Retired(1.5, "'bounded' draws updates to within 1.5 median distances"),
@@ -401,9 +401,6 @@ def current(raw: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
     person has written, they are refused.
     """
     out = {section: dict(part) if isinstance(part, Mapping) else part for section, part in raw.items()}
-    data = out.get("data")
-    if isinstance(data, dict) and not strict and data.get("partition") == "template" and "template" in data:
-        data["partition"] = "auto"  # tables of sites by classes are gone
     for old, new in MOVED.items():
         (section, key), (there, name) = old.split("."), new.split(".")
         if isinstance(part := out.get(section), dict) and key in part:

@@ -143,7 +143,7 @@ run --table gone.csv --label y :: table 'gone.csv' does not exist
 run --table empty.csv --label y :: 'empty.csv' is empty; header
 run --table header.csv --label y :: 'header.csv'; no rows
 run --table one.csv --label y :: only one class, 'no'
-run --table ragged.csv --label y :: 'ragged.csv', line 62; 4 fields; data.bad_rows=skip
+run --table ragged.csv --label y :: 'ragged.csv', line 62; 4 fields; mend or drop
 run --table binary.csv --label y :: 'binary.csv' is not a text table; Parquet
 run --table broken.parquet --label y :: 'broken.parquet' is not a readable Parquet file
 run --table empty --label y :: 'empty' is a folder; --tables
@@ -164,7 +164,6 @@ run $T data.pieces=-1 :: data.pieces = -1; [0, 256]
 run $T data.max_levels=0 :: data.max_levels = 0 must be at least 2
 run $T data.delimiter=ab :: 'ab' must be one plain character; ';'
 run $T data.encoding=utf-99 :: 't.csv'; utf-99
-run $T data.bad_rows=ignore :: 'ignore'; skip
 run --tables gone --label y :: no tables at 'gone'; sites/*.csv
 run --tables sites --label y :: site 'b' lacks column 'a'
 

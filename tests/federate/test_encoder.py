@@ -93,7 +93,7 @@ def own_images(photos: Path) -> dict[str, str]:
     return {n: f'kind = "images"\npath = "{photos}/{n}"\nclasses = {classes}\nsize = 20\nchannels = 1' for n in NAMES}
 
 
-@pytest.mark.parametrize("model", [{}, {"views": 2}, {"unfreeze": 1}, {"name": "cosine"}], ids=str)
+@pytest.mark.parametrize("model", [{}, {"unfreeze": 1}, {"name": "cosine"}], ids=str)
 def test_a_federation_trains_the_simulators_head_bit_by_bit(
     tmp_path: Path, photos: Path, model: dict[str, Any]
 ) -> None:

@@ -66,8 +66,9 @@ def test_the_hash_is_of_the_weights(tmp_path: Path) -> None:
 
 
 def test_a_description_survives_json() -> None:
-    used = open_encoder(TINY).use(views=3, unfreeze=1)
+    used = open_encoder(TINY).use(unfreeze=1)
     assert Encoding.from_dict(json.loads(json.dumps(used.to_dict()))) == used
+    assert Encoding.from_dict({**used.to_dict(), "views": 3}) == used, "as versions before 0.3 wrote it"
 
 
 def test_an_onnx_file_gives_the_same_features(tmp_path: Path) -> None:

@@ -118,19 +118,6 @@ def test_unfrozen_blocks_train_and_are_sent(photos: Path, tmp_path: Path) -> Non
     assert np.array_equal(model.predict_proba(files), result.model().predict_proba(files))
 
 
-def test_views_add_samples_to_training_only(photos: Path, tmp_path: Path) -> None:
-    plain = prepare(build_federation(config(photos, tmp_path)), config(photos, tmp_path)).federation
-    ready = prepare(build_federation(config(photos, tmp_path)), config(photos, tmp_path, views=3))
-    seen, about = ready.federation, ready.about
-    assert (seen.sizes == 3 * plain.sizes).all() and (about.sizes == plain.sizes).all()
-    assert torch.equal(seen.test.x, plain.test.x)
-    for k in range(2):
-        assert torch.equal(seen.pool.x[seen.validation[k]], plain.pool.x[plain.validation[k]])
-        n = len(plain.train[k])
-        assert torch.equal(seen.pool.x[seen.train[k][:n]], plain.pool.x[plain.train[k]])
-        assert (seen.client(k).labels == np.tile(plain.client(k).labels, 3)).all()
-
-
 def test_images_choose_the_encoder_that_is_installed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,9 +164,8 @@ def test_a_run_goes_on_with_the_same_encoder_only(
     ("sections", "said"),
     [
         ({"model": {"encoder": TINY}}, r"takes images, not samples of shape \(2,\); use none"),
-        ({"model": {"views": 2}}, "model.views = 2 needs an encoder"),
         ({"model": {"unfreeze": 1}}, "model.unfreeze = 1 needs an encoder"),
-        ({"model": {"views": 0}}, r"model.views = 0 must be at least 1"),
+        ({"model": {"unfreeze": -1}}, r"model.unfreeze = -1 must be at least 0"),
     ],
 )
 def test_what_makes_no_sense_is_one_clear_line(sections: dict[str, dict[str, object]], said: str) -> None:

@@ -85,9 +85,6 @@ def test_a_config_of_version_02_is_read_without_the_settings_that_are_gone(tmp_p
             raw[section][name] = gone.value
     (tmp_path / "config.toml").write_text(tomli_w.dumps(raw))
     assert load_config(tmp_path) == now
-    dealt = {**raw["data"], "partition": "template", "template": "six-sites"}
-    (tmp_path / "config.toml").write_text(tomli_w.dumps({**raw, "data": dealt}))
-    assert load_config(tmp_path).data.partition == "auto"
     raw["server"]["reach"] = 2.0
     (tmp_path / "config.toml").write_text(tomli_w.dumps(raw))
     with pytest.raises(FedtailError, match=r"^server\.reach = 2\.0: this is no longer a setting, leave it out; "):

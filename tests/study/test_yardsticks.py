@@ -200,7 +200,7 @@ def test_sites_alone_and_pooled_train_the_same_head_on_the_same_features(
 ) -> None:
     monkeypatch.setenv("FEDTAIL_CACHE", str(tmp_path / "cache"))
     photos = draw_folder(tmp_path / "photos", {"north": (40, 12, 6), "south": (20, 24, 8)})
-    settings = [f"model.encoder={TINY}", "model.views=2", "run.rounds=8", "local.batch_size=16", "run.name=a"]
+    settings = [f"model.encoder={TINY}", "run.rounds=8", "local.batch_size=16", "run.name=a"]
     flags = {"data.name": "images", "data.path": str(photos), "run.folder": str(tmp_path / "runs")}
     config = load_config(None, settings, flags, suggest=True)
     result = run(config)

@@ -74,7 +74,6 @@ class RemoteEngine:
     def __post_init__(self) -> None:
         self.n_clients, self.round, self._all = len(self.sizes), 0, range(len(self.sizes))
         self.model, self._method = FlatModel(self.job.build_model()), self.job.build_method()
-        self._views = self.job.encoding.views if self.job.encoding else 1
         self._confusion: tuple[Tensor, dict[str, dict[int, np.ndarray]]] | None = None
         self._commits: dict[int, tuple[int, int]] = {}
 
@@ -126,7 +125,7 @@ class RemoteEngine:
             parcels[client] = pack_task(task, row, meta)
 
         def read(client: int, parcel: Parcel) -> Update:
-            size = int(self.sizes[client]) * self._views
+            size = int(self.sizes[client])
             update = read_update(client, parcel, task, self._most_steps(client, task), size)
             task.advance(1.0 / len(parcels))
             return update
@@ -153,7 +152,7 @@ class RemoteEngine:
         class, whatever the rate.
         """
         local, row = self.job.local, task.clients.index(client)
-        size = float(self.sizes[client]) * self._views
+        size = float(self.sizes[client])
         if self._method.sampler == "balanced":
             return local.epochs * np.ceil(size / max(batch_of(local) // self.job.n_classes, 1))
         rate = float(task.probes["rate"][row].max())

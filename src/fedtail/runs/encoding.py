@@ -38,14 +38,13 @@ def choose_encoding(model: ModelSettings, input_shape: tuple[int, ...], *, image
     name: str | None = model.encoder
     if name == "auto":
         name = default_encoder() if images and _open_to_choice(model) else None
-        if name is None and (model.unfreeze or model.views > 1):
-            key = "unfreeze" if model.unfreeze else "views"
-            raise FedtailError(f"model.{key} = {getattr(model, key)} needs an encoder; add one with --encoder NAME")
+        if name is None and model.unfreeze:
+            raise FedtailError(f"model.unfreeze = {model.unfreeze} needs an encoder; add one with --encoder NAME")
     if name is None or name == "none":
         return None
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise FedtailError(f"model.encoder = {name!r} takes images, not samples of shape {input_shape}; use none")
-    return open_encoder(*named(name)).use(model.views, model.unfreeze)
+    return open_encoder(*named(name)).use(model.unfreeze)
 
 
 def _open_to_choice(model: ModelSettings) -> bool:
@@ -59,10 +58,9 @@ def encoder_notes(encoding: Encoding | None, model: ModelSettings, *, images: bo
         return (INSTALL,) if images and model.encoder == "auto" and default_encoder() is None else ()
     head = HEAD if model.name == "auto" else model.name
     trained = f"its last {plural(encoding.unfreeze, 'block')} and a" if encoding.unfreeze else "only a"
-    views = f" {encoding.views} views of" if encoding.views > 1 else ""
     asked = "" if model.encoder != "auto" else "; --encoder none trains from scratch"
     return (
-        f"the pretrained encoder {encoding.name} encodes{views} every image once; {trained} {head} head is trained "
+        f"the pretrained encoder {encoding.name} encodes every image once; {trained} {head} head is trained "
         f"and sent{asked}",
     )
 
@@ -79,12 +77,12 @@ def build_encoded(encoding: Encoding, name: str, n_classes: int, *, seed: int = 
 def encode_federation(
     federation: Federation, encoding: Encoding, *, cache: bool = True, progress: Progress | None = None
 ) -> Federation:
-    """The same federation with features in place of images; every view of a training image is a sample of its own."""
+    """The same federation with features in place of images."""
     encode = _Encode(encoding, feature_store() if cache else None, progress)
     encode.total = len(federation.test)
     rest = [*federation.validation, federation.auxiliary, federation.holdout]
     pool, train, others = encode.pool(federation.pool, federation.train, rest)
-    test = Samples(encode(federation.test.x, 0), federation.test.y)
+    test = Samples(encode(federation.test.x), federation.test.y)
     return replace(
         federation,
         pool=pool,
@@ -110,7 +108,7 @@ def encode_client(
 
 def encode_samples(samples: Samples, encoding: Encoding) -> Samples:
     """A test set."""
-    return Samples(_Encode(encoding, feature_store())(samples.x, 0), samples.y)
+    return Samples(_Encode(encoding, feature_store())(samples.x), samples.y)
 
 
 def with_encoding(about: About, encoding: Encoding | None, notes: Sequence[str]) -> About:
@@ -129,7 +127,7 @@ class _Encode:
         self.key = hashlib.sha256(f"{encoding.digest} {encoding.unfreeze}".encode() + first).hexdigest()[:32]
         self.done = self.total = 0
 
-    def __call__(self, x: torch.Tensor, view: int) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         shape, before = self.encoding.shape, self.done
 
         def report(done: int, n: int) -> None:
@@ -137,7 +135,7 @@ class _Encode:
                 self.progress(before + done, self.total)
 
         out = encode_images(
-            x, self.front, shape, self.key, view=view, store=self.store, progress=report if self.progress else None
+            x, self.front, shape, self.key, store=self.store, progress=report if self.progress else None
         )
         self.done += len(x)
         return out
@@ -146,15 +144,8 @@ class _Encode:
         self, pool: Samples, train: Sequence[np.ndarray], rest: Sequence[np.ndarray]
     ) -> tuple[Samples, list[np.ndarray], list[np.ndarray]]:
         """The samples that ``train`` and ``rest`` point at as features, and both of them anew."""
-        rows, trained = np.unique(np.concatenate([*train, *rest])), np.unique(np.concatenate(list(train)))
-        views = self.encoding.views
-        self.total += len(rows) + (views - 1) * len(trained)
-        parts = [rows, *([trained] * (views - 1))]
-        x = torch.cat([self(pool.x[torch.as_tensor(part)], view) for view, part in enumerate(parts)])
-        y = pool.y[torch.as_tensor(np.concatenate(parts))]
-        starts = [len(rows) + v * len(trained) for v in range(views - 1)]
-        moved = [
-            np.concatenate([np.searchsorted(rows, t), *(start + np.searchsorted(trained, t) for start in starts)])
-            for t in train
-        ]
-        return Samples(x, y), moved, [np.searchsorted(rows, r) for r in rest]
+        rows = np.unique(np.concatenate([*train, *rest]))
+        self.total += len(rows)
+        found = torch.as_tensor(rows)
+        moved, others = ([np.searchsorted(rows, part) for part in parts] for parts in (train, rest))
+        return Samples(self(pool.x[found]), pool.y[found]), moved, others

@@ -57,10 +57,3 @@ def test_a_damaged_cache_is_encoded_again(cache: Path) -> None:
     (file,) = (cache / "features" / "k").glob("*.safetensors")
     file.write_bytes(b"not tensors")
     assert torch.equal(encode_images(x, count, (32,), "k", store=feature_store()), first) and count.calls == 6
-
-
-def test_views_differ_from_the_image_and_from_each_other_but_not_from_run_to_run() -> None:
-    x, front = images(2), open_encoder(TINY).front()
-    views = [encode_images(x, front, (32,), "k", view=v) for v in (0, 1, 2, 1)]
-    assert torch.equal(views[1], views[3])
-    assert all((a - b).abs().max() > 1e-4 for a, b in ((views[0], views[1]), (views[1], views[2])))

@@ -78,6 +78,6 @@ def test_bytes_behind_a_good_header_load_or_are_refused_in_one_line(tmp_path: Pa
     path = tmp_path / "t.csv"
     path.write_bytes(out.getvalue())
     try:
-        DATASETS.build("table", path=str(path), label=label, bad_rows="skip")
+        DATASETS.build("table", path=str(path), label=label)
     except FedtailError as error:
         assert "\n" not in str(error)

@@ -127,23 +127,12 @@ def test_missing_files_folders_and_bad_options_are_named(tmp_path: Path) -> None
     with pytest.raises(FedtailError, match="is a folder"):
         read_table(tmp_path)
     good = written(tmp_path, PLAIN)
-    with pytest.raises(FedtailError, match="allowed: error, skip"):
-        read_table(good, bad_rows="mend")
     with pytest.raises(FedtailError, match="one plain character"):
         read_table(good, delimiter="::")
     with pytest.raises(FedtailError, match="klingon"):
         read_table(good, encoding="klingon")
     with pytest.raises(FedtailError, match="not readable as ascii"):
         read_table(written(tmp_path, "a,b\nö,1\n"), encoding="ascii")
-
-
-def test_ragged_rows_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
-    path = written(tmp_path, 'a,b\n1,"x\ny"\n1,2,3\n4\n5,z\n')
-    table = read_table(path, bad_rows="skip")
-    assert table.frame["a"].tolist() == [1, 5] and table.frame["b"].tolist() == ["x\ny", "z"]
-    assert table.notes == ["2 of 4 rows left out: their number of fields is not 2"]
-    with pytest.raises(FedtailError, match="no row has the 2 fields"):
-        read_table(written(tmp_path, "a,b\n1\n2,3,4\n"), bad_rows="skip")
 
 
 def test_repeated_and_empty_names_are_repaired_and_said(tmp_path: Path) -> None:
@@ -195,15 +184,14 @@ def test_any_well_formed_table_comes_back_as_it_was_written(
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_a_table_or_one_clear_line(tmp_path: Path, data: bytes) -> None:
     path = written(tmp_path, data)
-    for bad_rows in ("error", "skip"):
-        try:
-            table = read_table(path, bad_rows=bad_rows)
-        except FedtailError as error:
-            assert "\n" not in str(error)
-        else:
-            assert isinstance(table, Table) and len(table.frame) > 0
-            names = list(table.frame.columns)
-            assert len(set(names)) == len(names) and all(names)
+    try:
+        table = read_table(path)
+    except FedtailError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(table, Table) and len(table.frame) > 0
+        names = list(table.frame.columns)
+        assert len(set(names)) == len(names) and all(names)
 
 
 @given(st.lists(st.lists(st.text('ab", ;', max_size=5), min_size=1, max_size=4), min_size=2, max_size=8))

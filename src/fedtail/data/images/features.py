@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedtail.core.random import generator
 from fedtail.cores import usable_cores
 from fedtail.data.images.decode import write_cache
 from fedtail.data.sources import cache_root
@@ -27,8 +25,6 @@ Progress = Callable[[int, int], None]
 """Called with the images done and all of them."""
 CHUNK = 1024
 """Images between two writes to the cache: what an interruption costs at most."""
-LEAST = 0.7
-"""A view shows at least this share of an image's sides."""
 
 
 def encode_images(
@@ -37,7 +33,6 @@ def encode_images(
     shape: tuple[int, ...],
     key: str,
     *,
-    view: int = 0,
     store: Path | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
@@ -47,20 +42,18 @@ def encode_images(
         x: (N, C, height, width) pixels.
         encode: (1, C, height, width) -> (1, *shape); called from several threads.
         key: what else the features depend on: the encoder's hash.
-        view: 0 is the image itself; every further number a crop of it, perhaps mirrored, always the same one.
         store: folder that features are kept in, see ``feature_store``; None keeps none.
     """
     out = torch.empty(len(x), *shape)
-    ids = [_identity(image, view) for image in x]
+    ids = [_identity(image) for image in x]
     folder = None if store is None else store / key
     known = np.zeros(len(ids), dtype=bool) if folder is None else _read(folder, ids, out)
     todo = np.flatnonzero(~known)
     done = len(x) - len(todo)
 
     def work(i: int) -> None:
-        image = x[i] if view == 0 else crop(x[i], view, ids[i])
         with torch.no_grad():
-            out[i] = encode(image[None])[0]
+            out[i] = encode(x[i][None])[0]
 
     with _one_thread_each(), ThreadPoolExecutor(usable_cores()) as pool:
         for start in range(0, len(todo), CHUNK):
@@ -79,20 +72,8 @@ def feature_store() -> Path:
     return cache_root() / "features"
 
 
-def crop(image: Tensor, view: int, identity: bytes) -> Tensor:
-    """A random part of an image (C, height, width) at its full size, mirrored half the time; drawn by its content."""
-    rng = generator(int.from_bytes(identity[:4], "big"), "view", view)
-    height, width = image.shape[1:]
-    share = rng.uniform(LEAST, 1.0)
-    h, w = max(1, round(height * share)), max(1, round(width * share))
-    top, left = int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1))
-    part = image[None, :, top : top + h, left : left + w].to(torch.float32)
-    part = F.interpolate(part, (height, width), mode="bilinear")[0]
-    return part.flip(2) if rng.random() < 0.5 else part
-
-
-def _identity(image: Tensor, view: int) -> bytes:
-    about = f"{tuple(image.shape)} {image.dtype} {view}".encode()
+def _identity(image: Tensor) -> bytes:
+    about = f"{tuple(image.shape)} {image.dtype} 0".encode()
     return hashlib.sha256(about + image.contiguous().numpy().tobytes()).digest()[:16]
 
 

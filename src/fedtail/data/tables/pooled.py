@@ -41,7 +41,6 @@ def table(
     max_levels: int = 64,
     hash_buckets: int = 64,
     pieces: int | None = None,
-    bad_rows: str = "error",
     delimiter: str | None = None,
     encoding: str | None = None,
     seed: int = 0,
@@ -83,7 +82,6 @@ def table(
         "exclude": set(exclude) - {label, site},
         "delimiter": delimiter,
         "encoding": encoding,
-        "bad_rows": bad_rows,
     }
     tested = read_table(test, **reading) if test else None
     return table_from_frame(read_table(path, **reading), label, site, test=tested, **shared)

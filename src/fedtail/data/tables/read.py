@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,14 +11,13 @@ from typing import Any
 import pandas as pd
 
 from fedtail.data.tables.source import COMPRESSED, Source, broken, has_padded_fields, inspect_source, open_bytes
-from fedtail.errors import FedtailError, one_of
+from fedtail.errors import FedtailError
 from fedtail.words import listing
 
 _WORDS = "? NA N/A n/a <NA> #N/A #NA NaN nan -nan -NaN 1.#QNAN -1.#IND NULL null None NONE none"
 MISSING = ("", *_WORDS.split())
 """Fields that mean "no value", except in label and site columns, where only the empty field does."""
 TABLES = (".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq")
-BAD_ROWS = ("error", "skip")
 OTHER = {
     "a spreadsheet": ".xlsx .xls .ods",
     "a JSON file": ".json .jsonl",
@@ -61,16 +58,13 @@ def read_table(
     exclude: Collection[str] = (),
     delimiter: str | None = None,
     encoding: str | None = None,
-    bad_rows: str = "error",
 ) -> Table:
     """Read a file into a DataFrame with unique, non-empty column names.
 
     ``text`` columns are read as they are written (``01`` stays ``01``); ``plain`` ones too, and in them only the
     empty field is missing (labels and sites may be called "NA" or "None"). ``exclude`` is not read at all.
-    ``bad_rows``: rows with too many or too few fields are an ``error`` or ``skip``ped and counted.
+    Rows with too many or too few fields are an error.
     """
-    if bad_rows not in BAD_ROWS:
-        raise one_of("data.bad_rows", bad_rows, BAD_ROWS)
     path = Path(path)
     if other := next((what for what, ends in OTHER.items() if path.suffix.lower() in ends.split()), None):
         raise FedtailError(f"{str(path)!r} is {other}; save it as CSV and use that file")
@@ -90,13 +84,9 @@ def read_table(
     try:
         frame = _parsed(source, options)
         if frame is None:
-            ragged = source.ragged()
-            if bad_rows == "error":
-                raise _ragged_error(source, ragged)
-            frame = _read_good_rows(source, options, notes)
-        else:
-            padded = _padded_codes(source, frame, options)
-            frame[padded.columns] = padded
+            raise _ragged_error(source)
+        padded = _padded_codes(source, frame, options)
+        frame[padded.columns] = padded
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
         raise FedtailError(f"{str(path)!r} cannot be parsed: {_one_line(error)}") from error
     except (OSError, EOFError) as error:
@@ -127,12 +117,13 @@ def _parsed(source: Source, options: dict[str, Any]) -> pd.DataFrame | None:
     return frame
 
 
-def _ragged_error(source: Source, ragged: Sequence[tuple[int, int]]) -> FedtailError:
+def _ragged_error(source: Source) -> FedtailError:
+    ragged = source.ragged()
     line, fields = ragged[0]
     count = f"{len(ragged)} rows" if len(ragged) < 1000 else "1,000 rows or more"
     return FedtailError(
         f"{str(source.path)!r}, line {line}: {fields} fields where the header has {source.n_fields} ({count} like "
-        f"this); quote fields that contain {source.delimiter!r}, or skip such rows with data.bad_rows=skip"
+        f"this); quote fields that contain {source.delimiter!r}, or mend or drop such rows"
     )
 
 
@@ -192,25 +183,6 @@ def unique_names(header: Sequence[str]) -> tuple[list[str], list[tuple[str, str]
     return out, changed
 
 
-def _read_good_rows(source: Source, options: dict[str, Any], notes: list[str]) -> pd.DataFrame:
-    """Parse only the rows of the right length: copied row by row, since line numbers mean different things to
-    different parsers once fields span lines."""
-    kept = io.StringIO()
-    writer = csv.writer(kept)
-    good = bad = 0
-    for _, row in source.records():
-        if len(row) == source.n_fields:
-            writer.writerow(row)
-            good += 1
-        else:
-            bad += 1
-    if not good:
-        raise FedtailError(f"{str(source.path)!r}: no row has the {source.n_fields} fields of the header")
-    notes.append(f"{bad} of {good + bad} rows left out: their number of fields is not {source.n_fields}")
-    kept.seek(0)
-    return pd.read_csv(kept, header=None, **options)
-
-
 def _read_parquet(path: Path, exclude: Collection[str]) -> Table:
     if not path.is_file():
         raise FedtailError(f"table {str(path)!r} does not exist")
@@ -242,7 +214,7 @@ def from_frame(frame: pd.DataFrame, name: str = "table") -> Table:
 
 def _padded_codes(source: Source, frame: pd.DataFrame, options: dict[str, Any]) -> pd.DataFrame:
     """The columns that were read as numbers though fields are padded with zeros (``0042``), read as text."""
-    whole = [n for n in frame.columns if pd.api.types.is_integer_dtype(frame[n]) or _whole_floats(frame[n])]
+    whole = [n for n in frame.select_dtypes("number") if (frame[n].dropna() % 1 == 0).all()]
     if not whole or not has_padded_fields(source):
         return frame[[]]
     text = {**options, "usecols": whole, "dtype": str}
@@ -251,13 +223,6 @@ def _padded_codes(source: Source, frame: pd.DataFrame, options: dict[str, Any]) 
         fields = pd.read_csv(raw, header=0, sep=source.delimiter, encoding=source.encoding, **text)
     padded = [n for n in whole if fields[n].str.fullmatch(r"\s*0\d+\s*").any()]
     return fields[padded]
-
-
-def _whole_floats(column: pd.Series[Any]) -> bool:
-    """Floats because of gaps alone."""
-    if not pd.api.types.is_float_dtype(column) or not column.hasnans:
-        return False
-    return bool((column.dropna() % 1 == 0).all())
 
 
 def _one_line(error: Exception) -> str:

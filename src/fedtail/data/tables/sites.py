@@ -118,7 +118,6 @@ def site_tables(
     hash_buckets: int = 64,
     pieces: int | None = None,
     min_count: int = MIN_COUNT,
-    bad_rows: str = "error",
     delimiter: str | None = None,
     encoding: str | None = None,
     seed: int = 0,
@@ -131,7 +130,7 @@ def site_tables(
     """
     check_range("data.test_fraction", test_fraction, 0.0, 1.0, open_high=True)
     files = site_files(path)
-    reading: dict[str, Any] = {"bad_rows": bad_rows, "delimiter": delimiter, "encoding": encoding}
+    reading: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding}
     notes: list[str] = []
     if schema:
         agreed = load_schema(schema)

@@ -123,17 +123,14 @@ def detect_encoding(path: Path) -> tuple[str, str | None]:
         return "utf-16", "read as UTF-16"
     if start[:3] == b"\xef\xbb\xbf":
         return "utf-8-sig", None
-    undefined = False
-    for name in ("utf-8", "cp1252"):
+    for name, note in (("utf-8", None), ("cp1252", "not UTF-8: read as Windows-1252 (set data.encoding to change it)")):
         try:
             with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=name, newline="") as text:
                 while text.read(BLOCK):
                     pass
         except UnicodeDecodeError:
-            undefined = name == "cp1252"
             continue
-        return name, None if name == "utf-8" else "not UTF-8: read as Windows-1252 (set data.encoding to change it)"
-    assert undefined
+        return name, note
     return "latin-1", "not UTF-8: read as Latin-1 (set data.encoding to change it)"
 
 
@@ -152,14 +149,9 @@ def _guess_delimiter(line: str) -> str:
 
 def has_padded_fields(source: Source) -> bool:
     """Whether some field seems to begin with a zero and another digit: a quick look, wrong now and then."""
-    padded = re.compile(rf'[{re.escape(source.delimiter)}\s"]0\d')
+    padded = re.compile(rf'[{re.escape(source.delimiter)}\s"]0\d|^0\d')
     with open_bytes(source.path) as raw, io.TextIOWrapper(raw, encoding=source.encoding) as text:
-        last = ""
-        for part in iter(lambda: text.read(BLOCK), ""):
-            if padded.search(last + part):
-                return True
-            last = part[-2:]
-    return False
+        return any(padded.search(line) for line in text)
 
 
 def _records(path: Path, encoding: str, delimiter: str) -> Generator[tuple[int, list[str]], None, None]:

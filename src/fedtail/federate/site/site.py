@@ -217,7 +217,7 @@ def encoding_here(told: Encoding, policy: Policy) -> Encoding:
     """An encoder that others name, as it is at this site."""
     policy.check_encoder(told.name)
     try:
-        return open_encoder(told.name, told.weights).use(told.views, told.unfreeze)
+        return open_encoder(told.name, told.weights).use(told.unfreeze)
     except FedtailError as error:
         raise CodedError("encoder", str(error)) from None
 

@@ -63,7 +63,6 @@ class Encoding:
     shape: tuple[int, ...]
     """Of what is stored of an image: features, or the maps that the first unfrozen block takes."""
     weights: str | None = None
-    views: int = 1
     unfreeze: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +71,8 @@ class Encoding:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Encoding:
         try:
-            return cls(**{**fields, "shape": tuple(int(n) for n in fields["shape"])})
+            own = {key: value for key, value in fields.items() if key != "views"}  # of versions before 0.3
+            return cls(**{**own, "shape": tuple(int(n) for n in own["shape"])})
         except (KeyError, TypeError, ValueError) as error:
             raise FedtailError(f"malformed encoder description: {type(error).__name__} {error}") from None
 
@@ -132,10 +132,10 @@ class Encoder:
         """Width of what a head sees."""
         return int(probe(self.front(), self.name).shape[1])
 
-    def use(self, views: int = 1, unfreeze: int = 0) -> Encoding:
+    def use(self, unfreeze: int = 0) -> Encoding:
         """This encoder as a run uses it."""
         shape = tuple(probe(self.front(unfreeze), self.name).shape[1:])
-        return Encoding(self.name, self.digest, shape, self.weights, views, unfreeze)
+        return Encoding(self.name, self.digest, shape, self.weights, unfreeze)
 
 
 def probe(front: nn.Module, name: str) -> Tensor:
