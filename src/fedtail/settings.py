@@ -313,7 +313,7 @@ class Settings(Section):
 
     def to_toml(self) -> str:
         """The whole of it as a file."""
-        return tomli_w.dumps(_without_none(self.model_dump()))
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     @classmethod
     def of(cls, **keywords: Any) -> Settings:
@@ -522,19 +522,6 @@ def interval(schema: type[BaseModel], key: str) -> str:
     return f"{left}, {right}"
 
 
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    if isinstance(value, (list, tuple)):
-        return [_without_none(v) for v in value]
-    return value
-
-
-def allowed_values(schema: type[BaseModel], key: str) -> tuple[str, ...]:
-    """The closed list of values of a key."""
-    return tuple(get_args(schema.model_fields[key].annotation))
-
-
 FREE_KEYS = frozenset(
     f"{section}.{key}"
     for section, part in Settings.model_fields.items()
@@ -542,11 +529,6 @@ FREE_KEYS = frozenset(
     if field.json_schema_extra == FREE
 )
 """The dotted keys of settings that leave a run's result alone."""
-
-
-def is_free(section: str, key: str) -> bool:
-    """Return whether a setting leaves a run's result alone."""
-    return f"{section}.{key}" in FREE_KEYS
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,12 +15,12 @@ from fedtail.errors import FedtailError
 from fedtail.methods import FedAvg
 from fedtail.rounds import server as module
 from fedtail.rounds.server import MANY, SMALL, follow_sites, in_force, server_step
-from fedtail.settings import ServerSettings, Settings, allowed_values
+from fedtail.settings import SERVER_LR, ServerSettings, Settings
 from tests.conftest import blob_federation
 from tests.methods.federations import problem, train
 
 STEPS = 5
-OPTIMIZERS = [name for name in allowed_values(ServerSettings, "optimizer") if name not in ("none", "auto")]
+OPTIMIZERS = [name for name in SERVER_LR if name != "none"]
 
 
 def gradients() -> Tensor:

@@ -86,7 +86,6 @@ def train_trees(
             _keep_best(state, forest)
         state.history.append(record)
         pace.advance(1.0)
-        pace.end()
         pace.begin(state.round, 1)
         took, began = time.perf_counter() - began, time.perf_counter()
         return on_round is not None and on_round(state, record, took) is True

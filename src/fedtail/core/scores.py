@@ -146,14 +146,6 @@ def precision_at_recall(bins: np.ndarray, wanted: float) -> tuple[float, float]:
     return (float(precision[reached[0]]), float(thresholds[reached[0]])) if reached.size else (float("nan"),) * 2
 
 
-def recall_at_precision(bins: np.ndarray, wanted: float) -> tuple[float, float]:
-    """(recall, threshold): the most of the class that can be found while a ``wanted`` share of the alarms is right;
-    recall 0 at threshold 1 where no threshold is that precise."""
-    thresholds, precision, recall = curve(bins)
-    good = np.flatnonzero(precision >= wanted - 1e-12)
-    return (float(recall[good[-1]]), float(thresholds[good[-1]])) if good.size else (0.0, 1.0)
-
-
 def calibration_error(cells: np.ndarray) -> float:
     """Expected calibration error of the top class over equal-width bins; NaN without samples."""
     n, correct, units = (row.astype(np.float64) for row in cells)

@@ -14,7 +14,7 @@ import numpy as np
 from fedtail.core.metrics import signed
 from fedtail.errors import FedtailError, one_of
 from fedtail.runs.record import RunRecord, Yardstick, beside
-from fedtail.settings import flatten, is_free
+from fedtail.settings import FREE_KEYS, flatten
 from fedtail.words import plural, setting
 
 
@@ -182,7 +182,7 @@ def _flat(run: RunRecord, section: str = "") -> dict[str, Any]:
 def makes_a_difference(key: str) -> bool:
     """Whether runs that differ in a setting are different contenders; seeds and the engine do not matter."""
     section, _, name = key.partition(".")
-    return section != "engine" and name != "seed" and not is_free(section, name)
+    return section != "engine" and name != "seed" and key not in FREE_KEYS
 
 
 def _keys(flats: Iterable[dict[str, Any]]) -> list[str]:

@@ -62,7 +62,6 @@ def train_rounds(
         record = describe(problem, state, played, rates_in_force.record(problem.rates, shares, t))
         state.round = t + 1
         evaluate(problem, settings, state, record, played)
-        pace.end()
         if on_round is not None and on_round(state, record, time.perf_counter() - began) is True:
             break
     return state

@@ -10,10 +10,8 @@ from fedtail.core.records import Task
 
 EVERY = 0.2
 """Seconds between two reports, at least."""
-SETTLED = 0.5
-"""Seconds after which an estimate is worth something; before, it is mostly the first step."""
-LITTLE, LONG = 0.05, 20.0
-"""Share of the first round below which an estimate waits, but not longer than so many seconds."""
+SETTLED = 5.0
+"""Seconds after which an estimate is worth something; before, it is mostly of what happens once."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,14 @@ def duration(seconds: float) -> str:
 
 
 class Pace:
-    """The time that a run has left, by its pace so far. A round that tries several values per client (a race, a search)
-    is counted as so many."""
+    """The time that a run has left, by what training took since its first part, which has all that happens once inside
+    it. A round that tries several values per client (a race, a search) is counted as so many."""
 
     def __init__(self, rounds: int, hook: ProgressHook | None) -> None:
         self.rounds, self.hook = rounds, hook
-        self._began = self._reported = time.perf_counter()
-        self._before = self._done = 0.0
-        """Values trained in rounds that are over, and the share of this round."""
-        self._round, self._probes = 0, 1
+        self._began: float | None = None
+        self._shown = time.perf_counter()
+        self._trained, self._round, self._values, self._share = 0.0, 0, 1, 0.0
 
     def follow(self, task: Task, rivals: Sequence[int]) -> Task:
         """Return the task with its progress reported. ``rivals``: numbers of the models of which each is a part of the
@@ -70,23 +67,22 @@ class Pace:
             self.begin(task.round, task.n_probes * len(rivals))
         return replace(task, advance=lambda part: self.advance(part / len(rivals)))
 
-    def begin(self, round: int, probes: int) -> None:
-        self._round, self._probes, self._done = round, probes, 0.0
+    def begin(self, round: int, values: int) -> None:
+        """The last round is over, and one begins in which each client tries so many values."""
+        self._trained += self._values * self._share
+        self._round, self._values, self._share = round, values, 0.0
 
     def advance(self, part: float) -> None:
         """``Task.advance`` of the round: so much more of its local training is done."""
-        self._done = min(self._done + part, 1.0)
         now = time.perf_counter()
-        if self.hook is not None and now - self._reported >= EVERY:
-            self._reported = now
-            self.hook(Progress(self._round, self.rounds, self._done, self.left(now)))
+        self._share = min(self._share + part, 1.0)
+        if self._began is None:
+            self._began, self._trained = now, -self._values * part
+        if self.hook is not None and now - self._shown >= EVERY:
+            self._shown = now
+            self.hook(Progress(self._round, self.rounds, self._share, self._left(now - self._began)))
 
-    def end(self) -> None:
-        self._before += self._probes
-
-    def left(self, now: float) -> float | None:
-        """Return the seconds that are left; None while the time that the first steps need is most of what is known."""
-        spent, trained = now - self._began, self._before + self._probes * self._done
-        if spent < SETTLED or (trained < LITTLE * self._probes and spent < LONG):
-            return None
-        return spent / trained * ((1 - self._done) * self._probes + self.rounds - self._round - 1)
+    def _left(self, spent: float) -> float | None:
+        trained = self._trained + self._values * self._share
+        ahead = self._values * (1 - self._share) + self.rounds - self._round - 1
+        return spent / trained * ahead if spent >= SETTLED and trained > 0 else None

@@ -21,12 +21,13 @@ from torch.nn.utils import parametrize
 from fedtail.core.records import Task, Update
 from fedtail.data.federation import Federation
 from fedtail.errors import FedtailError
-from fedtail.methods.base import Method, Server
+from fedtail.methods.base import Method
 from fedtail.models.device import check_device
 from fedtail.models.flat import AverageDraws, FlatModel, copy_module
+from fedtail.rates.base import RateStrategy
 from fedtail.rounds.evaluation import Split
 from fedtail.rounds.plan import batch_of
-from fedtail.rounds.state import Engine
+from fedtail.rounds.state import Engine, Problem
 from fedtail.settings import Settings
 from fedtail.simulate.batched.choice import choose_cpu_kernel, operations_that_pay
 from fedtail.simulate.batched.chunks import ChunkedKernel
@@ -195,27 +196,11 @@ def _task(engine: ReferenceSimulator, method: Method, settings: Settings) -> Tas
     x, draws = _jittered(model), torch.Generator().manual_seed(1)
     weights = engine.sizes / engine.sizes.sum()
 
-    def output_weight(vector: Tensor) -> Tensor:
-        offset, (rows, columns) = model.output_layer()
-        return vector[offset : offset + rows * columns].view(rows, columns)
-
-    def auxiliary() -> Tensor:
+    def auxiliary(x: Tensor) -> Tensor:
         return torch.randn(f.n_classes, *model.output_layer()[1], generator=draws)
 
-    server = Server(
-        round=0,
-        rounds=settings.run.rounds,
-        x=x,
-        n_clients=f.n_clients,
-        n_classes=f.n_classes,
-        weights=weights,
-        measure=lambda what, other=None: engine.measure(x if other is None else other, what),
-        auxiliary_gradients=auxiliary,
-        output_weight=output_weight,
-        classifier=model.classifier,
-        lr=LR,
-        seed=settings.run.seed,
-    )
+    problem = Problem(engine, method, RateStrategy(), f.n_classes, auxiliary=auxiliary, background=f.background)
+    server = problem.view(settings, x, 0, weights, LR)
     state = method.before_round(server, method.init_server(f.n_clients, f.n_classes, model.n_params))
     clients = tuple(range(f.n_clients))
     return Task(

@@ -159,6 +159,14 @@ def _scaled(weights: Tensor, factor: float | Tensor) -> Tensor:
     return weights * factor if isinstance(factor, Tensor) or factor != 1.0 else weights
 
 
+def _batch(kernel: AnyKernel, method: Method, given: Tensors) -> Batch:
+    """The batch, with what the round's global model says of it where the method needs that."""
+    teacher = None
+    if method.traits.needs_teacher:
+        teacher = kernel.answers(given["x0"].expand_as(given["x"]), given["inputs"]).transpose(1, 2)
+    return Batch(given["y"], given["weight"], teacher)
+
+
 def _at_once(
     kernel: Kernel,
     method: Method,
@@ -171,17 +179,13 @@ def _at_once(
     keep: float | Tensor,
 ) -> tuple[Tensor, Tensors]:
     """``into`` becomes keep * into + group gradients; (n, B) losses and new state. weights: (n, H, B)."""
-    x, inputs = given["x"], given["inputs"]
-    logits, saved = kernel.forward(x, inputs)
-    teacher = kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.traits.needs_teacher else None
-    batch = Batch(given["y"], given["weight"], teacher)
-    if len(spans) == 1:
-        losses, d, new = logit_gradient(method, logits, batch, const, state, weights.squeeze(1))
-        kernel.backward(saved, d, [Window(0, d.shape[-1], None)], None, into, keep)
-    else:
-        losses, d, new = logit_gradient(method, logits, batch, const, state, None)
-        windows = [Window(a, b, weights[:, h : h + 1, a:b]) for h, (a, b) in enumerate(spans)]
-        kernel.backward(saved, d, windows, weights, into, keep)
+    logits, saved = kernel.forward(given["x"], given["inputs"])
+    one = len(spans) == 1
+    share = weights.squeeze(1) if one else None
+    losses, d, new = logit_gradient(method, logits, _batch(kernel, method, given), const, state, share)
+    windows = [Window(a, b, weights[:, h : h + 1, a:b]) for h, (a, b) in enumerate(spans)]
+    all_samples = [Window(0, d.shape[-1], None)]
+    kernel.backward(saved, d, all_samples if one else windows, None if one else weights, into, keep)
     return losses, new
 
 
@@ -196,21 +200,11 @@ def _by_chunks(
     keep: float | Tensor,
 ) -> tuple[Tensor, Tensors]:
     """``_at_once``, some samples at a time. A loss that needs the whole batch gets all logits first."""
-    x, inputs, y, new = given["x"], given["inputs"], given["y"], state
-    whole = (
-        method.traits.stateful_loss
-        or method.traits.whole_batch
-        or method.traits.needs_teacher
-        or method.traits.views is not None
-    )
+    x, inputs, y, new, traits = given["x"], given["inputs"], given["y"], state, method.traits
+    whole = traits.stateful_loss or traits.whole_batch or traits.needs_teacher or traits.views is not None
     if whole:
-        teacher = (
-            kernel.answers(given["x0"].expand_as(x), inputs).transpose(1, 2) if method.traits.needs_teacher else None
-        )
-        batch = Batch(y, given["weight"], teacher)
-        all_losses, all_d, new = logit_gradient(
-            method, kernel.answers(x, inputs, training=True), batch, const, state, None
-        )
+        logits = kernel.answers(x, inputs, training=True)
+        all_losses, all_d, new = logit_gradient(method, logits, _batch(kernel, method, given), const, state, None)
 
     def pull(i: int, columns: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
         row = slice(i, i + 1)
