@@ -8,7 +8,7 @@ import pytest
 
 from fedtail import fit
 from fedtail.rounds import progress
-from fedtail.rounds.progress import Pace, Progress, duration
+from fedtail.rounds.progress import Pace, Progress
 from tests.conftest import blob_federation
 
 
@@ -62,8 +62,3 @@ def test_what_happens_once_at_the_start_is_not_taken_for_the_pace(clock: list[fl
     clock[0] += progress.SETTLED
     pace.advance(0.10)
     assert said[-1].left == pytest.approx(progress.SETTLED * (0.89 + 10) / 0.10)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (40, "40 s"), (700, "12 min"), (12000, "3 h 20 min")])
-def test_times_are_rounded_as_far_as_an_estimate_is(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fedtail.core.records import Task
+from fedtail.words import duration
 
 EVERY = 0.2
 """Seconds between two reports, at least."""
@@ -37,14 +38,6 @@ class Progress:
 
 
 ProgressHook = Callable[[Progress], None]
-
-
-def duration(seconds: float) -> str:
-    """Rounded as far as an estimate is: 40 s, 12 min, 3 h 20 min."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class Pace:

@@ -240,7 +240,7 @@ def conclude(problem: Problem, state: State, about: About, settings: Settings, s
         validation={} if validated is None else problem.metrics(validated.confusion, validated),
         sites=site_rows(about, splits, before, decisions),
         worst=worst_of(about.sites, splits, before),
-        curves=curves_of(splits, before, about.classes, about.sites),
+        curves=curves_of(splits, before, about.classes),
         tradeoff=_tradeoff(validated, decisions.common, about.classes),
         confusion=confusion,
         floor=floor,

@@ -18,10 +18,8 @@ from fedtail.runs.decide import describe_decision
 
 POINTS = 60
 """Points that are kept of a curve: enough to draw it."""
-MOST_CLASSES, MOST_SITES = 50, 20
-"""Classes, the rarest, and sites, the first, whose curves are kept."""
-
-
+MOST_CLASSES = 50
+"""Classes, the rarest, whose curves are kept."""
 SPLITS = ("validation", "test")
 
 
@@ -32,8 +30,6 @@ class SplitScores:
     pooled: Scores | None
     sites: dict[int, dict[str, Any]]
     """client -> its metrics; -1 is nobody's own samples."""
-    drawn: dict[int, Scores]
-    """The counts of the first few sites, for their curves."""
 
     @property
     def own(self) -> dict[int, dict[str, Any]]:
@@ -63,14 +59,11 @@ def score_split(problem: Problem, x: Tensor, split: str, decisions: Decisions | 
     """A model on ``test`` or ``validation``; the counts of one site after the other are in memory."""
     pooled: Scores | None = None
     sites: dict[int, dict[str, Any]] = {}
-    drawn: dict[int, Scores] = {}
     for k, scores in problem.engine.scores(x, split, decisions):
         pooled = scores if pooled is None else pooled + scores
         if scores.n:
             sites[k] = problem.metrics(scores.confusion, scores)
-            if k >= 0 and len(drawn) < MOST_SITES:
-                drawn[k] = scores
-    return SplitScores(pooled, sites, drawn)
+    return SplitScores(pooled, sites)
 
 
 def score_splits(problem: Problem, x: Tensor, decisions: Decisions | None = None) -> Splits:
@@ -86,38 +79,23 @@ def metrics_of_test(problem: Problem, splits: Splits, confusion: np.ndarray | No
     return test.metrics(problem, counts, test if test.own else splits["validation"])
 
 
-def curves_of(
-    splits: Splits, before: Splits | None, classes: Sequence[str], names: Sequence[str]
-) -> dict[str, dict[str, Any]]:
+def curves_of(splits: Splits, before: Splits | None, classes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Precision-recall curves of classes and the reliability of the top class on each split, for ``result.json``."""
-    curves = {s: _curves(one, None if before is None else before[s], classes, names) for s, one in splits.items()}
+    curves = {s: _curves(one, None if before is None else before[s], classes) for s, one in splits.items()}
     return {split: drawn for split, drawn in curves.items() if drawn}
 
 
-def _curves(
-    split: SplitScores, before: SplitScores | None, classes: Sequence[str], names: Sequence[str]
-) -> dict[str, Any]:
+def _curves(split: SplitScores, before: SplitScores | None, classes: Sequence[str]) -> dict[str, Any]:
     if split.pooled is None or not split.pooled.n:
         return {}
     support = split.pooled.bins[:, 1].sum(-1)
     order = [int(c) for c in np.argsort(support, kind="stable") if support[c]][:MOST_CLASSES]
-    rare = order[0]
     out: dict[str, Any] = {
         "pr": {str(classes[c]): thinned(split.pooled.bins[c]) for c in sorted(order)},
         "reliability": reliable(split.pooled),
     }
     if before is not None and before.pooled is not None:
         out["reliability_before"] = reliable(before.pooled)
-    if split.drawn:
-        out["sites"] = [
-            {
-                "site": names[k],
-                "reliability": reliable(scores),
-                "class": str(classes[rare]),
-                "pr": thinned(scores.bins[rare]) if scores.bins[rare, 1].any() else None,
-            }
-            for k, scores in split.drawn.items()
-        ]
     return out
 
 
